@@ -1,0 +1,1 @@
+"""Train neural networks to an exact sparsity under one global budget."""
