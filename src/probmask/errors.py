@@ -1,0 +1,21 @@
+"""Errors that a caller can act on: what was called, with which value, which rule it breaks."""
+
+
+class InputError(ValueError):
+    """Something handed to probmask is wrong; the command line turns it into exit code 2."""
+
+
+class ArtifactError(InputError):
+    """A file is not an intact probmask artifact."""
+
+
+class CheckpointError(InputError):
+    """A file is not an intact checkpoint of the run at hand."""
+
+
+class NonFiniteError(InputError):
+    """A NaN or an infinity turned up where only finite numbers have a meaning."""
+
+
+class LayerCollapseWarning(UserWarning):
+    """A layer has lost, or is about to lose, all of its weights."""
