@@ -1,1 +1,62 @@
-"""Train neural networks to an exact sparsity under one global budget."""
+"""Train neural networks to an exact sparsity under one global budget.
+
+Names are imported when they are first used, so that commands which need no PyTorch start at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from probmask.version import __version__
+
+if TYPE_CHECKING:
+    from probmask.artifact import load_into, read, save
+    from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
+    from probmask.masking.protocol import Masker, Method
+    from probmask.masking.sparsifier import Sparsifier, Summary, attach
+    from probmask.methods.dense import Dense
+    from probmask.methods.probmask import ProbMask
+
+_HOMES = {
+    "ArtifactError": "probmask.errors",
+    "CheckpointError": "probmask.errors",
+    "Dense": "probmask.methods.dense",
+    "InputError": "probmask.errors",
+    "LayerCollapseWarning": "probmask.errors",
+    "Masker": "probmask.masking.protocol",
+    "Method": "probmask.masking.protocol",
+    "ProbMask": "probmask.methods.probmask",
+    "Sparsifier": "probmask.masking.sparsifier",
+    "Summary": "probmask.masking.sparsifier",
+    "attach": "probmask.masking.sparsifier",
+    "load_into": "probmask.artifact",
+    "read": "probmask.artifact",
+    "save": "probmask.artifact",
+}
+
+__all__ = [
+    "ArtifactError",
+    "CheckpointError",
+    "Dense",
+    "InputError",
+    "LayerCollapseWarning",
+    "Masker",
+    "Method",
+    "ProbMask",
+    "Sparsifier",
+    "Summary",
+    "__version__",
+    "attach",
+    "load_into",
+    "read",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'probmask' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
