@@ -1,0 +1,1 @@
+"""Which tensors are masked, how, and when: sites, parametrizations, the sparsifier."""

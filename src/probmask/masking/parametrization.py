@@ -1,0 +1,115 @@
+"""How a site's weight becomes the weight that the network computes with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from probmask.masking.sites import Site
+
+
+class HardMaskSource(Protocol):
+    """Whatever decides the hard masks of all sites together."""
+
+    def refresh_hard_masks(self) -> None:
+        """Give every site the hard mask that its tensors now stand for."""
+
+
+class MaskedWeight(nn.Module, ABC):
+    """The parametrization of one site: the method's rule in training, a hard mask in evaluation.
+
+    The hard mask is neither a parameter nor a buffer: DDP would broadcast a buffer from rank 0, and
+    a ``state_dict`` would carry what can be computed. It follows the module from device to device
+    and into copies all the same. It is brought up to date when ``eval()`` is called, and at the
+    next use if the tensors it was made from have changed since (a checkpoint loaded, an averaged
+    copy updated). A frozen mask is final: it serves training too, and nothing changes it.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.hard = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.frozen = False
+        self._source: HardMaskSource | None = None
+        self._made_from: tuple[int, ...] = ()
+
+    @abstractmethod
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """The weight that the network computes with while it is being trained."""
+
+    def follow(self, source: HardMaskSource) -> None:
+        """Take hard masks from ``source`` from now on."""
+        self._source = source
+
+    def harden(self, hard: Tensor, weight: Tensor) -> None:
+        """Take ``hard`` as the mask that the site's tensors, as they are now, stand for."""
+        self.hard.copy_(hard)
+        self._made_from = self._versions(weight)
+
+    def is_current(self, weight: Tensor) -> bool:
+        """Whether the hard mask needs no refreshing."""
+        return self.frozen or self._made_from == self._versions(weight)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the effective weight."""
+        if self.training and not self.frozen:
+            return self.training_weight(weight)
+        # A compiled graph cannot look at version counters; eval() has looked for it.
+        if not torch.compiler.is_compiling() and not self.is_current(weight):
+            self._refresh()
+        masked: Tensor = _HardMasked.apply(weight, self.hard, *self.parameters())  # type: ignore[no-untyped-call]
+        return masked
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; the hard mask is brought up to date when evaluation begins."""
+        super().train(mode)
+        if not mode:
+            self._refresh()
+        return self
+
+    def _refresh(self) -> None:
+        if self._source is not None:
+            self._source.refresh_hard_masks()
+
+    def _versions(self, weight: Tensor) -> tuple[int, ...]:
+        return (weight._version, *(tensor._version for tensor in self.parameters()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.hard = fn(self.hard)
+        return self
+
+
+class _HardMasked(torch.autograd.Function):
+    """w where the mask is set, 0 elsewhere.
+
+    Not a product: 0 * w is -0.0 for a negative w, and NaN where w is not finite. The site's other
+    parameters take part without effect: DDP waits for every parameter it knows, and one that
+    dropped out of the graph when the mask was frozen would make it fail.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, hard: Tensor, *others: Tensor) -> Tensor:
+        ctx.save_for_backward(hard)
+        ctx.others = len(others)
+        return torch.where(hard, weight, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (hard,) = ctx.saved_tensors
+        return (torch.where(hard, grad, 0.0), None, *([None] * ctx.others))
+
+
+def register(site: Site, mask: MaskedWeight) -> None:
+    """Put ``mask`` between the site's weight and every module that holds it."""
+    for module, name in site.holders:
+        parametrize.register_parametrization(module, name, mask)
+        mask.train(module.training)
+
+
+def unregister(site: Site) -> None:
+    """Give the site's weight back to the modules that hold it, as the parameter it always was."""
+    for module, name in site.holders:
+        parametrize.remove_parametrizations(module, name, leave_parametrized=False)

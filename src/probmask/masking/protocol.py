@@ -1,0 +1,175 @@
+"""The protocol between a training loop and a method: three moments of a step, and the end.
+
+A `Method` is a configuration: a frozen dataclass whose keyword arguments are the method's settings,
+with the defaults of its paper. Put to work on the sites of one model it becomes a `Masker`, which
+holds all state. Training then passes through three moments, over and over:
+
+    before_forward   masks for the coming forward pass: temperature, noise
+    after_backward   gradients are there, nothing is updated yet: clip them, look at them, grow
+    after_update     weights and extra trainables are updated: project, prune, schedule
+
+The sparsifier (`probmask.attach`) calls them; a method never hooks anything itself.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from probmask.checks import check_sparsity
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.sites import Site
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the training is: updates done, updates planned, updates per epoch."""
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+
+    @property
+    def fraction(self) -> float:
+        """The part of the training that is done, in [0, 1]."""
+        return min(1.0, self.step / self.total_steps)
+
+    @property
+    def epoch(self) -> int:
+        """The number of epochs that are done."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs planned."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def epoch_fraction(self) -> float:
+        """The part of the training that was done when this epoch began."""
+        return min(1.0, self.epoch / self.epochs)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may know of the training it is put into.
+
+    ``macs_per_weight`` counts, per site, the multiplications each of its weights takes part in for
+    one example; it runs the model once and needs the example inputs given to ``attach``.
+    """
+
+    total_steps: int
+    steps_per_epoch: int
+    seed: int
+    macs_per_weight: Callable[[], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Trainables:
+    """Tensors that a method trains beside the weights, and how.
+
+    ``learning_rate`` gives the rate at each moment; the optimizer's other settings stay as made.
+    """
+
+    optimizer: Optimizer
+    learning_rate: Callable[[Progress], float]
+
+
+class Masker(ABC):
+    """A method at work on one model: one `MaskedWeight` per site, and all state there is.
+
+    It must survive ``copy.deepcopy`` together with the model, so it holds tensors and numbers, no
+    optimizers and no hooks.
+    """
+
+    draws: int = 1
+
+    def __init__(self, sites: Sequence[Site], masks: Sequence[MaskedWeight]) -> None:
+        self.names = tuple(site.name for site in sites)
+        self.weights = tuple(site.weight for site in sites)
+        self.masks = tuple(masks)
+        for mask in self.masks:
+            mask.follow(self)
+
+    @abstractmethod
+    def choose(self) -> list[Tensor]:
+        """Decide the hard masks: which weights would stay if training ended now."""
+
+    def trainables(self) -> list[Trainables]:
+        """Make the optimizers for what the method trains beside the weights."""
+        return []
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Prepare the masks for the next forward passes, up to the next update or draw."""
+
+    def penalty(self) -> Tensor | float:
+        """A term that the training loop adds to the loss."""
+        return 0.0
+
+    def after_backward(self, now: Progress, parameters: Sequence[Tensor]) -> None:
+        """Act on gradients; ``parameters`` are what the user's optimizers train."""
+
+    def after_update(self, now: Progress) -> None:
+        """Act on updated weights and trainables."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers worth a line in a log."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a bit-exact resume needs beyond the model's own ``state_dict``."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+    def refresh_hard_masks(self) -> None:
+        """Bring the hard masks up to date, if any tensor they are made from has changed."""
+        pairs = list(zip(self.masks, self.weights, strict=True))
+        if all(mask.is_current(weight) for mask, weight in pairs):
+            return
+        with torch.no_grad():
+            for (mask, weight), hard in zip(pairs, self.choose(), strict=True):
+                mask.harden(hard, weight)
+
+    def freeze(self) -> None:
+        """Fix the hard masks as they are now, for training and evaluation alike."""
+        self.refresh_hard_masks()
+        for mask in self.masks:
+            mask.frozen = True
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the masks are final."""
+        return all(mask.frozen for mask in self.masks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A rule that decides which weights stay: its settings, checked when it is made."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    sparsity: float
+
+    def __post_init__(self) -> None:
+        check_sparsity(type(self).__name__, self.sparsity)
+
+    @abstractmethod
+    def begin(self, sites: Sequence[Site], context: Context) -> Masker:
+        """Put the method to work on the sites of one model."""
+
+    def settings(self) -> dict[str, Any]:
+        """The method's settings by name, as its constructor takes them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def keep_of(sparsity: float, size: int) -> int:
+    """n - round(sparsity n): how many of ``size`` weights are kept."""
+    return size - round(sparsity * size)

@@ -1,0 +1,353 @@
+"""The sparsifier: ties a method to a model and to the optimizer that trains it."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from probmask.checks import check_count
+from probmask.errors import InputError
+from probmask.masking.batchnorm import reestimate_batchnorm
+from probmask.masking.macs import macs_per_weight
+from probmask.masking.parametrization import register, unregister
+from probmask.masking.protocol import Context, Method, Progress, Trainables
+from probmask.masking.sites import Site, find_sites
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What was kept of one site."""
+
+    name: str
+    shape: tuple[int, ...]
+    kept: int
+    size: int
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction removed."""
+        return 1 - self.kept / self.size
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was kept of the whole network, and of each of its layers."""
+
+    layers: tuple[LayerSummary, ...]
+
+    @property
+    def kept(self) -> int:
+        """The number of weights kept."""
+        return sum(layer.kept for layer in self.layers)
+
+    @property
+    def size(self) -> int:
+        """The number of maskable weights."""
+        return sum(layer.size for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction removed."""
+        return 1 - self.kept / self.size
+
+
+class Sparsifier:
+    """A method at work on a model. Made by `attach`; ended by `finalize`."""
+
+    def __init__(
+        self, model: nn.Module, method: Method, sites: Sequence[Site], context: Context
+    ) -> None:
+        self.method = method
+        self.sites = tuple(sites)
+        self._model = model
+        self._context = context
+        self._step = 0
+        self._draw = 0
+        self._finalized = False
+        self._masker = method.begin(self.sites, context)
+        for site, mask in zip(self.sites, self._masker.masks, strict=True):
+            register(site, mask)
+        self._trainables: list[Trainables] = self._masker.trainables()
+        self._optimizers: tuple[Optimizer, ...] = ()
+        self._unfollow: list[Callable[[], None]] = []
+        self._watch = _watch_all_optimizers(self)
+        self._prepare(0)
+
+    @property
+    def now(self) -> Progress:
+        """How far the training is."""
+        return Progress(self._step, self._context.total_steps, self._context.steps_per_epoch)
+
+    @property
+    def draw_count(self) -> int:
+        """The number of masks to draw per update."""
+        return self._masker.draws
+
+    def use(self, *optimizers: Optimizer) -> None:
+        """Follow these optimizers, which together train the model's weights.
+
+        Extra trainables of the method (the probabilities) are taken out of them if they are in.
+        With several, masks are updated when the last of them has stepped.
+        """
+        self._release_optimizers()
+        self._optimizers = optimizers
+        extra = {id(tensor) for tensor in self._extra_parameters()}
+        for optimizer in optimizers:
+            _remove_parameters(optimizer, extra)
+            self._unfollow.append(_clear_with_zero_grad(optimizer, self._clear_gradients))
+        first, last = optimizers[0], optimizers[-1]
+        self._unfollow.append(first.register_step_pre_hook(self._before_step).remove)
+        self._unfollow.append(last.register_step_post_hook(self._after_step).remove)
+
+    def draws(self) -> Iterator[float]:
+        """Yield once per mask to draw for this update the share of the loss that falls to it.
+
+        for share in sparsifier.draws():
+            (share * criterion(model(images), labels)).backward()
+        """
+        for draw in range(self._masker.draws):
+            if draw > 0:
+                self._prepare(draw)
+            yield 1 / self._masker.draws
+
+    def penalty(self) -> Tensor | float:
+        """The method's own term of the loss (zero for methods that have none)."""
+        return self._masker.penalty()
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """What matters of the masks at this moment."""
+        return self._masker.metrics()
+
+    def summary(self) -> Summary:
+        """What would be kept of each layer if training ended now."""
+        self._masker.refresh_hard_masks()
+        return Summary(
+            tuple(
+                LayerSummary(site.name, site.shape, int(mask.hard.sum()), site.size)
+                for site, mask in zip(self.sites, self._masker.masks, strict=True)
+            )
+        )
+
+    def finalize(self, data: Iterable[Any] | None = None) -> Summary:
+        """Leave a plain ``nn.Module`` with exactly the budget, and say what was kept.
+
+        Weights that are masked out become exactly zero. With ``data``, an iterable of batches,
+        BatchNorm statistics are estimated anew for the network as it now is.
+        """
+        if self._finalized:
+            raise InputError("finalize(): this sparsifier is finished; attach a new one.")
+        self._masker.freeze()
+        summary = self.summary()
+        for site, mask in zip(self.sites, self._masker.masks, strict=True):
+            unregister(site)
+            with torch.no_grad():
+                site.weight.masked_fill_(~mask.hard, 0.0)
+        self._release_optimizers()
+        self._watch.remove()
+        self._finalized = True
+        if data is not None:
+            reestimate_batchnorm(self._model, data)
+        return summary
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a bit-exact resume needs beside the state of model and optimizers."""
+        return {
+            "step": self._step,
+            "seed": self._context.seed,
+            "method": self._masker.state_dict(),
+            "trainables": [group.optimizer.state_dict() for group in self._trainables],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; the model's own state is loaded beforehand."""
+        if state["seed"] != self._context.seed:
+            raise InputError(
+                f"load_state_dict: the state was made with seed={state['seed']}, this sparsifier "
+                f"with seed={self._context.seed}; attach with the same seed."
+            )
+        self._step = state["step"]
+        for group, saved in zip(self._trainables, state["trainables"], strict=True):
+            group.optimizer.load_state_dict(saved)
+        self._masker.load_state_dict(state["method"])
+        self._prepare(0)
+
+    def _before_step(
+        self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        itself, *rest = args
+        closure = rest[0] if rest else kwargs.get("closure")
+        if closure is None:
+            self._on_gradients()
+            return None
+
+        def with_gradients() -> Any:
+            loss = closure()
+            self._on_gradients()
+            return loss
+
+        others = {name: value for name, value in kwargs.items() if name != "closure"}
+        return (itself, with_gradients, *rest[1:]), others
+
+    def _on_gradients(self) -> None:
+        if self._draw + 1 != self._masker.draws:
+            raise InputError(
+                f"{type(self.method).__name__}(draws={self._masker.draws}): this update saw "
+                f"{self._draw + 1} of them; wrap forward and backward in "
+                "'for share in sparsifier.draws():'."
+            )
+        parameters = [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        with torch.no_grad():
+            self._masker.after_backward(self.now, parameters)
+
+    @torch.no_grad()
+    def _after_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
+        now = self.now
+        if not self._masker.frozen:
+            self._train_extra(now)
+        self._clear_gradients()
+        self._masker.after_update(now)
+        self._step += 1
+        self._prepare(0)
+
+    @torch.no_grad()
+    def _prepare(self, draw: int) -> None:
+        self._draw = draw
+        self._masker.before_forward(self.now, draw)
+
+    def _train_extra(self, now: Progress) -> None:
+        for group in self._trainables:
+            for settings in group.optimizer.param_groups:
+                settings["lr"] = group.learning_rate(now)
+            group.optimizer.step()
+
+    def _extra_parameters(self) -> list[Tensor]:
+        return [parameter for mask in self._masker.masks for parameter in mask.parameters()]
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._extra_parameters():
+            parameter.grad = None
+
+    def _release_optimizers(self) -> None:
+        for undo in self._unfollow:
+            undo()
+        self._unfollow.clear()
+        self._optimizers = ()
+
+    def _on_any_optimizer(self, optimizer: Optimizer) -> None:
+        """Adopt the optimizer that trains our weights, or refuse one that goes past us."""
+        if any(optimizer is known for known in self._optimizers):
+            return
+        if any(optimizer is group.optimizer for group in self._trainables):
+            return
+        trained = {
+            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+        }
+        extra = {id(parameter) for parameter in self._extra_parameters()}
+        if not trained & ({id(site.weight) for site in self.sites} | extra):
+            return
+        if self._optimizers:
+            raise InputError(
+                f"{type(optimizer).__name__}.step(): this optimizer trains weights that a "
+                "sparsifier masks, but the sparsifier follows another one; "
+                "call sparsifier.use(optimizer) with all optimizers of the model."
+            )
+        self.use(optimizer)
+
+
+def attach(
+    model: nn.Module,
+    method: Method,
+    *,
+    total_steps: int,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    steps_per_epoch: int | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    example_inputs: Any = None,
+    seed: int | None = None,
+) -> Sparsifier:
+    """Put a method to work on a model that is about to be trained for ``total_steps`` updates.
+
+    From here on every ``optimizer.step()`` also updates the masks. The optimizer may be made before
+    or after; without ``optimizer`` the first one that steps the model's weights is taken. One set
+    of masks is drawn per update, not per forward pass: modules called twice, accumulated gradients
+    and recomputed activations all see the same network.
+
+    ``include`` and ``exclude`` are name patterns (see `find_sites`). ``steps_per_epoch`` is needed
+    by methods that count in epochs. ``example_inputs`` is a batch for the model, needed to budget
+    in FLOPs. ``seed`` decides all noise; without it one is drawn from PyTorch's generator.
+    """
+    check_count("attach", "total_steps", total_steps, least=1, meaning="updates planned")
+    if steps_per_epoch is None:
+        steps_per_epoch = max(1, total_steps // 100)
+    check_count("attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="updates per epoch")
+    sites = find_sites(model, include=include, exclude=exclude)
+
+    def count_macs() -> tuple[int, ...]:
+        if example_inputs is None:
+            raise InputError(
+                "attach(example_inputs=None): a budget in FLOPs needs a batch that the model "
+                "takes; pass example_inputs=."
+            )
+        return macs_per_weight(model, sites, example_inputs)
+
+    if seed is None:
+        seed = int(torch.randint(2**62, ()).item())
+    context = Context(total_steps, steps_per_epoch, seed, count_macs)
+    sparsifier = Sparsifier(model, method, sites, context)
+    if optimizer is not None:
+        sparsifier.use(*([optimizer] if isinstance(optimizer, Optimizer) else optimizer))
+    return sparsifier
+
+
+def _remove_parameters(optimizer: Optimizer, unwanted: set[int]) -> None:
+    """Take parameters out of an optimizer; groups stay, as learning-rate schedules count them."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in unwanted:
+                optimizer.state.pop(parameter, None)
+        group["params"] = [p for p in group["params"] if id(p) not in unwanted]
+
+
+def _clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:
+    """Make ``optimizer.zero_grad()`` clear the extra trainables too; return what undoes it.
+
+    A loop that skips an update (AMP's GradScaler does, on overflow) discards gradients by
+    ``zero_grad`` alone; those of the probabilities must not survive into the next update.
+    """
+    plain = optimizer.zero_grad
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        plain(set_to_none)
+        clear()
+
+    optimizer.__dict__["zero_grad"] = zero_grad
+
+    def undo() -> None:
+        optimizer.__dict__.pop("zero_grad", None)
+
+    return undo
+
+
+def _watch_all_optimizers(sparsifier: Sparsifier) -> RemovableHandle:
+    """Look at every optimizer that steps anywhere, without keeping the sparsifier alive."""
+    reference = weakref.ref(sparsifier)
+
+    def hook(optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        watching = reference()
+        if watching is not None:
+            watching._on_any_optimizer(optimizer)
+
+    return register_optimizer_step_pre_hook(hook)

@@ -1,0 +1,357 @@
+"""ProbMask: a probability per weight, one budget over all layers, projected at every update.
+
+Zhou et al., "Effective Sparsification of Neural Networks with Global Sparsity Constraint",
+CVPR 2021. Minimise the expected loss of the network w ∘ m, m ~ Bernoulli(s), over weights w and
+probabilities s subject to Σ s ≤ K, s in [0, 1]: train both through a relaxed mask, project s onto
+the budget after each update, and let budget and temperature fall.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from probmask.checks import check_choice, check_count, check_within
+from probmask.core import schedules
+from probmask.core.allocation import largest_remainder
+from probmask.core.noise import logistic_, uniform_
+from probmask.core.official import official_mask, official_noise, official_project_
+from probmask.core.projection import project_
+from probmask.core.relaxation import bernoulli_mask, relaxed_mask
+from probmask.core.selection import select_top, select_within
+from probmask.errors import InputError, LayerCollapseWarning
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
+from probmask.masking.sites import Site
+
+# Adam's rate for the probabilities, and the number of updates it was found for (CIFAR, 300 epochs).
+_PAPER_RATE = 6e-3
+_PAPER_UPDATES = 58_800
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbMask(Method):
+    """Learn which weights to keep as probabilities under one budget.
+
+    ``scope="global"`` is the paper's method (GSB); ``"layer"`` gives each layer its own budget of
+    the same fraction (LSB). ``cost="flops"`` budgets multiplications instead of weights: sparsity
+    is then the fraction of multiplications removed, and ``attach`` needs ``example_inputs``.
+    ``draws`` masks are sampled per update. ``train_weights=False`` looks for a supermask: weights
+    stay as they are, by default drawn anew from Kaiming's normal distribution (``reinitialize``).
+
+    Schedules are those of the paper, per update (``every="step"``) or per epoch: the budget falls
+    from ``ramp_begin`` to ``ramp_end`` of the training, the temperature over all of it. From
+    ``freeze_at`` on (None: never, as in the paper) the exact top-K mask is fixed and only its
+    weights train on. ``prob_lr`` is Adam's rate for the probabilities; None takes the paper's 6e-3
+    and raises it for trainings shorter than the paper's.
+    The mask at the end is the exact top-K by probability, ties by weight magnitude
+    (``select="top"``), or one Bernoulli draw, as in the paper, of about K (``"sample"``).
+
+    ``compat="official"`` steps exactly as the released code does, accidents included: its epsilon
+    and two uniforms in the relaxed mask, 21 bisections in fp32, the joint gradient of weights and
+    probabilities clipped to norm 3, everything scheduled per epoch.
+    """
+
+    name: ClassVar[str] = "probmask"
+    summary: ClassVar[str] = "a probability per weight under one global budget (CVPR 2021)"
+
+    scope: Literal["global", "layer"] = "global"
+    cost: Literal["params", "flops"] = "params"
+    draws: int = 1
+    train_weights: bool = True
+    reinitialize: bool | None = None
+    prob_lr: float | None = None
+    temperature_start: float = 1.0
+    temperature_end: float = 0.03
+    ramp_begin: float = 0.16
+    ramp_end: float = 0.6
+    every: Literal["step", "epoch"] = "step"
+    freeze_at: float | None = 0.7
+    select: Literal["top", "sample"] = "top"
+    min_keep_per_layer: int = 0
+    clip_norm: float | None = None
+    compat: Literal["official"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("ProbMask", "scope", self.scope, ("global", "layer"))
+        check_choice("ProbMask", "cost", self.cost, ("params", "flops"))
+        check_choice("ProbMask", "every", self.every, ("step", "epoch"))
+        check_choice("ProbMask", "select", self.select, ("top", "sample"))
+        check_choice("ProbMask", "compat", self.compat, (None, "official"))
+        check_count("ProbMask", "draws", self.draws, least=1, meaning="masks sampled per update")
+        check_count(
+            "ProbMask", "min_keep_per_layer", self.min_keep_per_layer, least=0, meaning="weights"
+        )
+        for name in ("prob_lr", "temperature_start", "temperature_end", "clip_norm"):
+            _check_optional(name, getattr(self, name), 1e-9, math.inf, "a positive number")
+        for name in ("ramp_begin", "ramp_end", "freeze_at"):
+            _check_optional(name, getattr(self, name), 0, 1, "a part of the training")
+        if self.ramp_begin > self.ramp_end:
+            raise InputError(
+                f"ProbMask(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): the budget "
+                "falls from begin to end; begin must not come after end."
+            )
+        if self.compat == "official" and self.cost != "params":
+            raise InputError(
+                f"ProbMask(compat='official', cost={self.cost!r}): the released code budgets "
+                "parameters only; drop one of the two."
+            )
+
+    def begin(self, sites: Sequence[Site], context: Context) -> "ProbMasker":
+        """Give every weight the probability 1; freeze weights if they are not to be trained."""
+        if not self.train_weights:
+            for site in sites:
+                _freeze_weight(site, reinitialize=self.reinitialize is not False)
+        elif self.reinitialize:
+            for site in sites:
+                _kaiming_normal_(site)
+        return ProbMasker(self, sites, context)
+
+
+class ProbMaskedWeight(MaskedWeight):
+    """One site: its probabilities, and the noise and temperature of the current draw.
+
+    Noise and temperature are tensors, so that a compiled graph depends on neither's value, but not
+    buffers, so that every rank keeps its own. All are fp32 whatever the weight is: in bf16 a
+    probability of 0.98 could not move by less than 0.004.
+    """
+
+    def __init__(self, site: Site, mask: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(site)
+        self.prob = nn.Parameter(torch.ones_like(site.weight, dtype=torch.float32))
+        self.noise = torch.zeros_like(site.weight, dtype=torch.float32, requires_grad=False)
+        self.temperature = torch.ones((), device=site.weight.device)
+        self._mask = mask
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """The relaxed network: w m."""
+        return weight * self._mask(self.prob, self.noise, self.temperature).to(weight.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.prob.data = self.prob.data.float()
+        self.noise = fn(self.noise).float()
+        self.temperature = fn(self.temperature).float()
+        return self
+
+
+class ProbMasker(Masker):
+    """ProbMask at work on one model."""
+
+    masks: tuple[ProbMaskedWeight, ...]
+
+    def __init__(self, method: ProbMask, sites: Sequence[Site], context: Context) -> None:
+        mask = official_mask if method.compat == "official" else relaxed_mask
+        super().__init__(sites, [ProbMaskedWeight(site, mask) for site in sites])
+        self.method = method
+        self.draws = method.draws
+        self.seed = context.seed
+        self.prob_lr = _learning_rate(method, context.total_steps)
+        self._temperature = self._kept_fraction = 1.0
+        self._warned: set[str] = set()
+        self._check_every = max(1, context.total_steps // 100)
+        sizes = [site.size for site in sites]
+        self.costs = (
+            tuple(float(c) for c in context.macs_per_weight()) if method.cost == "flops" else None
+        )
+        self.keep = keep_of(method.sparsity, sum(sizes))
+        self.least = [min(method.min_keep_per_layer, size) for size in sizes]
+        if sum(self.least) > self.keep:
+            raise InputError(
+                f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): {len(sizes)} layers "
+                f"would keep {sum(self.least)} weights, the budget is {self.keep}; lower it."
+            )
+        if method.sparsity == 0:
+            self.freeze()  # everything is kept: there is nothing to learn and nothing to draw
+
+    @property
+    def probs(self) -> list[Tensor]:
+        """The probabilities of all sites."""
+        return [mask.prob for mask in self.masks]
+
+    def trainables(self) -> list[Trainables]:
+        """Adam on the probabilities, its rate on a cosine."""
+        optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr)
+
+        def learning_rate(now: Progress) -> float:
+            return self.prob_lr * schedules.cosine(self._progress(now))
+
+        return [Trainables(optimizer, learning_rate)]
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Set the temperature and draw noise that is this rank's own."""
+        if self.frozen:
+            return
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        self._temperature = schedules.temperature(
+            self._progress(now),
+            start=self.method.temperature_start,
+            end=self.method.temperature_end,
+        )
+        for index, mask in enumerate(self.masks):
+            mask.temperature.fill_(self._temperature)
+            counters = (rank, now.step, draw, index)
+            if self.method.compat == "official":
+                first = uniform_(torch.empty_like(mask.noise), self.seed, *counters, 0)
+                second = uniform_(torch.empty_like(mask.noise), self.seed, *counters, 1)
+                mask.noise.copy_(official_noise(first, second))
+            else:
+                logistic_(mask.noise, self.seed, *counters)
+
+    def after_backward(self, now: Progress, parameters: Sequence[Tensor]) -> None:
+        """Clip the joint gradient of weights and probabilities."""
+        limit = 3.0 if self.method.compat == "official" else self.method.clip_norm
+        if limit is not None:
+            nn.utils.clip_grad_norm_([*parameters, *self.probs], limit)
+
+    def after_update(self, now: Progress) -> None:
+        """Project the probabilities onto the budget of this moment; freeze when it is time."""
+        if self.frozen:
+            return
+        self._kept_fraction = self._schedule_budget(now)
+        self._project(self._kept_fraction)
+        if now.step % self._check_every == 0:
+            self._warn_of_collapse([float(prob.detach().sum()) for prob in self.probs])
+        freeze_at = None if self.method.compat == "official" else self.method.freeze_at
+        if freeze_at is not None and now.fraction >= freeze_at:
+            self.freeze()
+
+    def choose(self) -> list[Tensor]:
+        """Select exactly the budget by probability, ties by magnitude; or draw a sample."""
+        if self.method.select == "sample":
+            noise = [torch.empty_like(prob) for prob in self.probs]
+            return [
+                bernoulli_mask(prob, logistic_(out, self.seed, -1, index))
+                for index, (prob, out) in enumerate(zip(self.probs, noise, strict=True))
+            ]
+        chosen = self._select()
+        self._warn_of_collapse([float(mask.sum()) for mask in chosen])
+        return chosen
+
+    def metrics(self) -> dict[str, float]:
+        """Budget, temperature, and how far the probabilities are from a decision."""
+        size = sum(prob.numel() for prob in self.probs)
+        expected = sum(float(prob.sum(dtype=torch.float64)) for prob in self.probs)
+        undecided = sum(int(((prob > 0.05) & (prob < 0.95)).count_nonzero()) for prob in self.probs)
+        return {
+            "temperature": self._temperature,
+            "kept_fraction": self._kept_fraction,
+            "expected_sparsity": 1 - expected / size,
+            "undecided_per_kept": undecided / max(1, self.keep),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The frozen masks, once there are any, and the budget last used."""
+        state: dict[str, Any] = {"kept_fraction": self._kept_fraction, "frozen": self.frozen}
+        if self.frozen:
+            state["hard"] = [mask.hard for mask in self.masks]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._kept_fraction = state["kept_fraction"]
+        for index, mask in enumerate(self.masks):
+            mask.frozen = state["frozen"]
+            if mask.frozen:
+                mask.hard.copy_(state["hard"][index])
+
+    def _progress(self, now: Progress) -> float:
+        per_epoch = self.method.every == "epoch" or self.method.compat == "official"
+        return now.epoch_fraction if per_epoch else now.fraction
+
+    def _schedule_budget(self, now: Progress) -> float:
+        begin, end = self.method.ramp_begin, self.method.ramp_end
+        if self.method.compat == "official":
+            begin, end = (math.floor(part * now.epochs) / now.epochs for part in (begin, end))
+        in_weights = self.costs is None and self.method.compat is None
+        size = sum(prob.numel() for prob in self.probs)
+        final = self.keep / size if in_weights else 1 - self.method.sparsity
+        return schedules.kept_fraction(self._progress(now), final, begin=begin, end=end)
+
+    def _project(self, fraction: float) -> None:
+        project = (
+            self._project_official if self.method.compat == "official" else self._project_exact
+        )
+        if self.method.scope == "global":
+            project(slice(None), fraction)
+        else:
+            for index in range(len(self.masks)):
+                project(slice(index, index + 1), fraction)
+
+    def _project_exact(self, which: slice, fraction: float) -> None:
+        probs = self.probs[which]
+        costs = self.costs[which] if self.costs else tuple(1.0 for _ in probs)
+        budget = fraction * sum(c * prob.numel() for c, prob in zip(costs, probs, strict=True))
+        project_(probs, budget, costs=costs if self.costs else None, names=self.names[which])
+
+    def _project_official(self, which: slice, fraction: float) -> None:
+        probs = self.probs[which]
+        official_project_(probs, fraction * sum(prob.numel() for prob in probs))
+
+    def _select(self) -> list[Tensor]:
+        probs = self.probs
+        ties = [weight.detach().abs() for weight in self.weights]
+        if self.method.scope == "layer":
+            budget = self._layer_budgets()
+            return [
+                select_top([prob], keep, ties=[tie], names=[name])[0]
+                for prob, keep, tie, name in zip(probs, budget, ties, self.names, strict=True)
+            ]
+        if self.costs is not None:
+            total = sum(c * prob.numel() for c, prob in zip(self.costs, probs, strict=True))
+            allowed = (1 - self.method.sparsity) * total
+            return select_within(probs, self.costs, allowed, ties=ties, minimum=self.least)
+        return select_top(probs, self.keep, ties=ties, minimum=self.least, names=self.names)
+
+    def _layer_budgets(self) -> list[int]:
+        """The same kept fraction in each layer, but the least that each must keep."""
+        sizes = [prob.numel() for prob in self.probs]
+        share = self.keep / sum(sizes)
+        above = [max(0.0, share * size - low) for size, low in zip(sizes, self.least, strict=True)]
+        caps = [size - low for size, low in zip(sizes, self.least, strict=True)]
+        extra = largest_remainder(above, self.keep - sum(self.least), caps)
+        return [low + more for low, more in zip(self.least, extra, strict=True)]
+
+    def _warn_of_collapse(self, kept: Sequence[float]) -> None:
+        for name, count in zip(self.names, kept, strict=True):
+            if count < 1 and name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(
+                    f"{name} is losing all of its weights; min_keep_per_layer=1 forbids it.",
+                    LayerCollapseWarning,
+                    stacklevel=2,
+                )
+
+
+def _learning_rate(method: ProbMask, total_steps: int) -> float:
+    """The rate asked for, or the paper's, raised for trainings shorter than the paper's.
+
+    A probability has to travel from 1 to 0 or back however few updates there are. A rate in inverse
+    proportion to them would follow the noise of single gradients; the cube root lies between.
+    """
+    if method.prob_lr is not None:
+        return method.prob_lr
+    if method.compat == "official":
+        return _PAPER_RATE
+    return _PAPER_RATE * math.cbrt(max(1.0, _PAPER_UPDATES / total_steps))
+
+
+def _check_optional(name: str, value: float | None, low: float, high: float, meaning: str) -> None:
+    if value is not None:
+        check_within("ProbMask", name, value, low, high, meaning=meaning)
+
+
+def _freeze_weight(site: Site, *, reinitialize: bool) -> None:
+    if reinitialize:
+        _kaiming_normal_(site)
+    site.weight.requires_grad_(False)
+    site.weight.grad = None
+
+
+def _kaiming_normal_(site: Site) -> None:
+    nn.init.kaiming_normal_(site.weight, mode="fan_in", nonlinearity="relu")
