@@ -1,0 +1,213 @@
+"""Saving and loading models: names, ties, metadata, refusals."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+from probmask import artifact
+from probmask.errors import ArtifactError, InputError
+
+
+class Tied(nn.Module):
+    def __init__(self, *, tied: bool = True) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(30, 20)
+        self.norm = nn.BatchNorm1d(20)
+        self.decoder = nn.Linear(20, 30)
+        if tied:
+            self.decoder.weight = self.encoder.weight
+
+
+def sparse_model(seed: int = 0, *, tied: bool = True) -> Tied:
+    torch.manual_seed(seed)
+    model = Tied(tied=tied)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.masked_fill_(torch.rand_like(parameter) < 0.9, 0.0)
+    return model
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(x, y), name
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def test_equal_models_and_metadata_give_equal_bytes(tmp_path):
+    artifact.save(sparse_model(), tmp_path / "a", metadata={"b": {"z": 1, "y": 2}, "a": [1.5]})
+    artifact.save(sparse_model(), tmp_path / "b", metadata={"a": [1.5], "b": {"y": 2, "z": 1}})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_tied_weights_are_stored_once_and_come_back_tied(path):
+    model = sparse_model()
+    artifact.save(model, path)
+    info = artifact.read(path)
+    assert info.aliases == {"decoder.weight": "encoder.weight"}
+    state = artifact.load_state(path)
+    assert state.keys() == model.state_dict().keys()
+    assert state["decoder.weight"] is state["encoder.weight"]
+    other = artifact.load_into(sparse_model(1), path)
+    assert other.decoder.weight is other.encoder.weight
+    assert_same(other, model)
+
+
+def test_an_untied_model_takes_a_tied_file_but_not_the_reverse(tmp_path):
+    artifact.save(sparse_model(), tmp_path / "tied")
+    artifact.save(sparse_model(tied=False), tmp_path / "untied")
+    assert_same(artifact.load_into(Tied(tied=False), tmp_path / "tied"), sparse_model())
+    with pytest.raises(ArtifactError, match=r"encoder.weight and decoder.weight are one tensor"):
+        artifact.load_into(Tied(), tmp_path / "untied")
+
+
+def test_read_tells_the_table_and_the_sizes(path):
+    model = sparse_model()
+    artifact.save(model, path, metadata={"method": "ProbMask", "sparsity": 0.9})
+    info = artifact.read(path)
+    assert (info.format, info.metadata["sparsity"]) == (1, 0.9)
+    assert info.created_by.startswith("probmask ")
+    rows = {row.name: row for row in info.tensors}
+    assert list(rows) == [name for name in model.state_dict() if name != "decoder.weight"]
+    row = rows["encoder.weight"]
+    assert (row.shape, row.dtype, row.encoding) == ((30, 20), "F32", "delta")
+    assert row.nnz == int(model.encoder.weight.count_nonzero())
+    assert row.stored_bytes < 6 * row.nnz
+    assert rows["norm.num_batches_tracked"].dtype == "I64"
+    assert info.file_bytes == path.stat().st_size
+    distinct = set(model.parameters()) | set(model.buffers())
+    assert info.dense_bytes == sum(tensor.nbytes for tensor in distinct)
+
+
+def test_an_existing_file_is_refused_unless_overwritten(path):
+    artifact.save(sparse_model(0), path)
+    with pytest.raises(InputError, match="exists; pass overwrite=True"):
+        artifact.save(sparse_model(1), path)
+    artifact.save(sparse_model(1), path, overwrite=True)
+    assert_same(artifact.load_into(Tied(), path), sparse_model(1))
+
+
+def test_a_loaded_model_outlives_its_file(path):
+    artifact.save(sparse_model(), path)
+    state = artifact.load_state(path)
+    artifact.save(sparse_model(1), path, overwrite=True)
+    path.unlink()
+    for name, tensor in sparse_model().state_dict().items():
+        assert torch.equal(state[name], tensor)
+    for tensor in state.values():
+        tensor.zero_()  # the mapping is private
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"a": float("nan")}, {"a": object()}, {1: "a"}, {"a": [{2: 3}]}, [1], {"a": torch.ones(1)}],
+)
+def test_metadata_that_json_cannot_hold_is_refused(path, metadata):
+    with pytest.raises(InputError, match=r"save\(metadata=...\): not plain JSON"):
+        artifact.save(nn.Linear(1, 1), path, metadata=metadata)
+    assert not path.exists()
+
+
+class OurMask(nn.Module):
+    """Stands for a parametrization of probmask's own."""
+
+    __module__ = "probmask.masking.parametrization"
+
+    def forward(self, weight):
+        return weight
+
+
+def test_a_model_still_being_sparsified_is_refused(path):
+    model = nn.Sequential()
+    model.add_module("conv1", nn.Conv2d(1, 1, 1))
+    parametrize.register_parametrization(model.conv1, "weight", OurMask())
+    reason = (
+        r"save\(model\): the model is still being sparsified \(conv1.weight\); "
+        r"call sparsifier.finalize\(\) first"
+    )
+    with pytest.raises(InputError, match=reason):
+        artifact.save(model, path)
+
+
+def test_a_parametrization_of_others_is_part_of_the_model(path):
+    artifact.save(weight_norm(nn.Linear(3, 2)), path)
+    artifact.load_into(weight_norm(nn.Linear(3, 2)), path)
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self):
+        return {"step": 3}
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (WithExtraState(1, 1), "_extra_state is a dict without data"),
+        (nn.LazyLinear(2), "weight is a UninitializedParameter without data"),
+        (nn.Linear(2, 2, device="meta"), "weight is a Parameter without data|is a Tensor without"),
+        (nn.Linear(2, 2, dtype=torch.complex128), "weight is a torch.complex128 tensor"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused(path, model, what):
+    with pytest.raises(InputError, match=what):
+        artifact.save(model, path)
+
+
+def test_names_that_look_like_parts_do_no_harm(path):
+    model = nn.Module()
+    for name in ("w", "w.values", "__metadata__"):
+        model.register_buffer(name.replace(".", "_"), torch.zeros(900))
+    with pytest.raises(InputError, match="reserves the name __metadata__"):
+        artifact.save(model, path)
+    holder = nn.Module()
+    holder.w = nn.Module()
+    holder.w.register_buffer("values", torch.arange(900.0))
+    holder.register_state_dict_post_hook(lambda _m, state, _p, _l: state.update(w=torch.zeros(900)))
+    artifact.save(holder, path)
+    assert torch.equal(artifact.load_state(path)["w"], torch.zeros(900))
+    assert torch.equal(artifact.load_state(path)["w.values"], torch.arange(900.0))
+
+
+def test_a_mismatch_names_the_first_few_and_leaves_the_model_alone(path):
+    artifact.save(sparse_model(), path)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(ArtifactError) as caught:
+        artifact.load_into(model, path)
+    assert "4 (0.bias, 0.weight, 1.bias, ...) missing in the file" in str(caught.value)
+    assert "(decoder.bias, decoder.weight, encoder.weight, ...) unknown" in str(caught.value)
+
+    larger = Tied()
+    larger.norm = nn.BatchNorm1d(21)
+    before = {name: tensor.clone() for name, tensor in larger.state_dict().items()}
+    reason = r"norm.weight is \[20\] in the file and \[21\] in the model; in all 4 \(norm.weight"
+    for strict in (True, False):
+        with pytest.raises(ArtifactError, match=reason):
+            artifact.load_into(larger, path, strict=strict)
+    for name, tensor in larger.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_without_strict_only_common_names_are_loaded(path):
+    artifact.save(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), path)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2))
+    kept = model[2].weight.clone()
+    assert artifact.load_into(model, path, strict=False) is model
+    assert torch.equal(model[0].weight, artifact.load_state(path)["0.weight"])
+    assert torch.equal(model[2].weight, kept)
+
+
+def test_a_model_on_the_meta_device_is_refused(path):
+    artifact.save(nn.Linear(2, 2), path)
+    with pytest.raises(InputError, match="meta device"):
+        artifact.load_into(nn.Linear(2, 2, device="meta"), path)
+
+
+def test_values_take_the_dtype_of_the_model(path):
+    artifact.save(nn.Linear(4, 4).half(), path)
+    model = artifact.load_into(nn.Linear(4, 4), path)
+    assert torch.equal(model.weight, artifact.load_state(path)["weight"].float())
