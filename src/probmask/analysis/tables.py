@@ -1,0 +1,175 @@
+"""Tables for the terminal, made from records and artifacts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from probmask.artifact import ArtifactInfo
+
+
+def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
+    """What an artifact kept of each layer: shape, kept, sparsity, MACs and bytes in the file."""
+    uses = info.metadata.get("macs_per_weight", {})
+    rows = []
+    for tensor in info.tensors:
+        if tensor.name not in uses and tensor.encoding == "dense":
+            continue
+        size = _product(tensor.shape)
+        macs = uses.get(tensor.name)
+        rows.append(
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "kept": tensor.nnz,
+                "size": size,
+                "sparsity": 1 - tensor.nnz / size if size else 0.0,
+                "macs": None if macs is None else macs * tensor.nnz,
+                "dense_macs": None if macs is None else macs * size,
+                "encoding": tensor.encoding,
+                "bytes": tensor.stored_bytes,
+            }
+        )
+    return rows
+
+
+def print_training(
+    directory: Path, record: Mapping[str, Any], dense: Mapping[str, Any] | None
+) -> None:
+    """Show what a run kept, layer by layer, and how accurate it is, beside its dense twin."""
+    table = _table("layer", "shape", "kept", "of", "sparsity")
+    for layer in record["layers"]:
+        table.add_row(
+            layer["name"],
+            _shape(layer["shape"]),
+            f"{layer['kept']:,}",
+            f"{layer['size']:,}",
+            _percent(layer["sparsity"]),
+        )
+    table.add_section()
+    reached = record["sparsity"]["reached"]
+    table.add_row(
+        "all", "", f"{record['kept']:,}", f"{record['size']:,}", _percent(reached), style="bold"
+    )
+    console = _console()
+    console.print(table)
+
+    results = _table("network", "test accuracy", "weights", "MACs", "file", "trained in")
+    for name, run in (("dense", dense), (record["method"]["name"], record)):
+        if run is not None:
+            results.add_row(name, *_result(run))
+    console.print(results)
+    console.print(f"in {directory}: config.toml, metrics.jsonl, model.safetensors, record.json")
+
+
+def print_layers(path: Path, info: ArtifactInfo) -> None:
+    """Show an artifact: its layers, its size against dense, and what it says of its training."""
+    table = _table("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes")
+    rows = layer_rows(info)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            _shape(row["shape"]),
+            f"{row['kept']:,}",
+            f"{row['size']:,}",
+            _percent(row["sparsity"]),
+            "–" if row["macs"] is None else f"{row['macs']:,}",
+            row["encoding"],
+            f"{row['bytes']:,}",
+        )
+    table.add_section()
+    kept, size = sum(row["kept"] for row in rows), sum(row["size"] for row in rows)
+    macs = [row["macs"] for row in rows]
+    table.add_row(
+        "all",
+        "",
+        f"{kept:,}",
+        f"{size:,}",
+        _percent(1 - kept / size) if size else "–",
+        "–" if None in macs else f"{sum(macs):,}",
+        "",
+        f"{sum(row['bytes'] for row in rows):,}",
+        style="bold",
+    )
+    console = _console()
+    console.print(table)
+    ratio = info.dense_bytes / info.file_bytes
+    console.print(
+        f"{path}: {_bytes(info.file_bytes)}, {ratio:.1f} times smaller than the "
+        f"{_bytes(info.dense_bytes)} of its tensors stored dense"
+    )
+    for line in _provenance(info.metadata):
+        console.print(line)
+
+
+def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Show a plain table."""
+    table = _table(*headings, right=False)
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def _provenance(metadata: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if "model" in metadata and "data" in metadata:
+        method = metadata.get("method", {}).get("name", "?")
+        lines.append(
+            f"trained as {metadata['model']} on {metadata['data']} by {method}, "
+            f"seed {metadata.get('seed', '?')}"
+        )
+    if "test" in metadata:
+        test = metadata["test"]
+        lines.append(
+            f"test accuracy {test['accuracy']:.2f} % ({test['correct']} of {test['total']})"
+        )
+    return lines
+
+
+def _result(run: Mapping[str, Any]) -> tuple[str, ...]:
+    test = run["test"]
+    macs = run["macs"]["sparse"]
+    return (
+        f"{test['accuracy']:.2f} % ({test['correct']}/{test['total']})",
+        f"{run['kept']:,}",
+        f"{macs / 1e6:,.2f} M",
+        _bytes(run["bytes"]),
+        f"{run['seconds']:.0f} s",
+    )
+
+
+def _console() -> Console:
+    # Piped output is read by programs and by people later on: full width, no colour codes.
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def _table(*headings: str, right: bool = True) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for index, heading in enumerate(headings):
+        left = index == 0 or not right or heading in ("shape", "stored as")
+        table.add_column(heading, justify="left" if left else "right")
+    return table
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(str(n) for n in shape)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
+
+
+def _bytes(count: int) -> str:
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1000:,.1f} kB" if count < 1_000_000 else f"{count / 1e6:,.2f} MB"
+
+
+def _product(shape: Sequence[int]) -> int:
+    product = 1
+    for n in shape:
+        product *= n
+    return product

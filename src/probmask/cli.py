@@ -1,0 +1,230 @@
+"""The command line. Imports wait until a command needs them, so that help comes at once."""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from probmask.errors import InputError, LayerCollapseWarning
+from probmask.version import __version__
+
+# Flags of `train` that stand for a key of the configuration.
+_FLAGS = {
+    "data": "data",
+    "data_dir": "data_dir",
+    "model": "model",
+    "method": "method.name",
+    "sparsity": "method.sparsity",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+    "seed": "seed",
+    "devices": "devices",
+    "strategy": "strategy",
+    "precision": "precision",
+    "dense_twin": "dense_twin",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 when done, 1 when it failed while working, 2 when the input is wrong."""
+    _show_warnings_in_one_line()
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.command
+    try:
+        command(options)
+    except InputError as error:
+        print(f"probmask: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"probmask: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("probmask: interrupted; --resume DIR goes on from the checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="probmask", description="Train neural networks to an exact sparsity, and use them."
+    )
+    parser.add_argument("--version", action="version", version=f"probmask {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_train(commands)
+
+    evaluate = commands.add_parser("evaluate", help="measure the accuracy of a finished network")
+    evaluate.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    evaluate.add_argument("--data", help="data set (default: the one it was trained on)")
+    evaluate.add_argument(
+        "--model", help="package.module:function, if the network is your own and you trust it"
+    )
+    evaluate.set_defaults(command=_evaluate)
+
+    inspect = commands.add_parser("inspect", help="show what a finished network kept, by layer")
+    inspect.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    inspect.set_defaults(command=_inspect)
+
+    listing = commands.add_parser("list", help="list the methods, models or data sets there are")
+    listing.add_argument("what", choices=("methods", "models", "data"))
+    listing.set_defaults(command=_list)
+
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="print JSON, for machines")
+    return parser
+
+
+def _add_train(commands: Any) -> None:
+    train = commands.add_parser(
+        "train",
+        help="train a sparse network",
+        description="Train a sparse network. Without arguments: a small convolutional network on "
+        "handwritten digits at 98 %% sparsity, next to its dense twin.",
+    )
+    train.add_argument("config", nargs="?", type=Path, metavar="RUN.toml", help="configuration")
+    train.add_argument("--data", help="data set: see 'probmask list data'")
+    train.add_argument("--data-dir", metavar="DIR", help="where the data set lies")
+    train.add_argument("--model", help="a name, or package.module:function for your own")
+    train.add_argument("--method", help="see 'probmask list methods'")
+    train.add_argument("--sparsity", type=float, help="fraction of the weights removed, in [0, 1)")
+    train.add_argument("--epochs", type=int)
+    train.add_argument("--batch-size", type=int, help="over all devices together")
+    train.add_argument("--seed", type=int)
+    train.add_argument("--out", type=Path, metavar="DIR", help="directory of the run; must be new")
+    train.add_argument("--devices", type=int, metavar="N")
+    train.add_argument("--strategy", help="Lightning Fabric's: ddp, …")
+    train.add_argument("--precision", help="32-true or bf16-mixed")
+    train.add_argument(
+        "--dense-twin",
+        action=argparse.BooleanOptionalAction,
+        help="also train a dense network to compare with (default: for digits)",
+    )
+    train.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        metavar="DIR",
+        help="go on with the unfinished run in DIR (or in --out)",
+    )
+    train.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any key of the configuration, as in --set optimizer.lr=0.05",
+    )
+    train.set_defaults(command=_train)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import print_training
+    from probmask.training.config import load_config, parse_value
+    from probmask.training.progress import Bar, Quiet
+    from probmask.training.session import train
+
+    overrides = [
+        (key, getattr(options, flag))
+        for flag, key in _FLAGS.items()
+        if getattr(options, flag) is not None
+    ]
+    for assignment in options.set:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise InputError(f"--set {assignment}: expected KEY=VALUE, as in optimizer.lr=0.05.")
+        overrides.append((key, parse_value(value)))
+    out = options.out
+    resume = options.resume is not None
+    if isinstance(options.resume, str):
+        out = Path(options.resume)
+    from_scratch = options.config is not None or overrides or not resume
+    config = load_config(options.config, overrides) if from_scratch else None
+    visible = sys.stderr.isatty() and not options.json
+    outcome = train(config, out=out, resume=resume, make_reporter=Bar if visible else Quiet)
+    if options.json:
+        _print_json(
+            {"directory": str(outcome.directory), "run": outcome.record, "dense": outcome.dense}
+        )
+    else:
+        print_training(outcome.directory, outcome.record, outcome.dense)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from probmask.artifact import load, read
+    from probmask.data import load_data
+    from probmask.training.evaluate import evaluate_model
+
+    metadata = read(options.artifact).metadata
+    data = options.data or metadata.get("data")
+    if data is None:
+        raise InputError(f"{options.artifact}: does not say its data set; pass --data.")
+    score = evaluate_model(load(options.artifact, model=options.model), load_data(data))
+    if options.json:
+        result = {"data": data, "accuracy": score.accuracy}
+        _print_json({**result, "correct": score.correct, "total": score.total})
+    else:
+        print(f"{data}: {score.accuracy:.2f} % ({score.correct} of {score.total} correct)")
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import layer_rows, print_layers
+    from probmask.artifact import read
+
+    info = read(options.artifact)
+    if options.json:
+        sizes = {"file_bytes": info.file_bytes, "dense_bytes": info.dense_bytes}
+        _print_json({**sizes, "layers": layer_rows(info), "metadata": info.metadata})
+    else:
+        print_layers(options.artifact, info)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import print_rows
+
+    rows = _LISTINGS[options.what]()
+    if options.json:
+        _print_json([{"name": name, "summary": summary} for name, summary in rows])
+    else:
+        print_rows(("name", "what it is"), rows)
+
+
+def _methods() -> list[tuple[str, str]]:
+    from probmask.methods import METHODS
+
+    return [(name, method.summary) for name, method in METHODS.items()]
+
+
+def _models() -> list[tuple[str, str]]:
+    from probmask.models import MODELS
+
+    return [(name, _first_line(build)) for name, build in MODELS.items()]
+
+
+def _data() -> list[tuple[str, str]]:
+    from probmask.data import DATA
+
+    return [(name, _first_line(load)) for name, load in DATA.items()]
+
+
+_LISTINGS = {"methods": _methods, "models": _models, "data": _data}
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (function.__doc__ or "").strip().split("\n")[0]
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _show_warnings_in_one_line() -> None:
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, LayerCollapseWarning):
+            print(f"probmask: warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""The data sets, by the names they have on the command line."""
+
+from collections.abc import Callable
+
+from probmask.data.digits import digits
+from probmask.data.source import Batch, DataSource, Shard
+from probmask.names import lookup
+
+DATA: dict[str, Callable[[], DataSource]] = {
+    "digits": digits,
+}
+
+
+def load_data(name: str) -> DataSource:
+    """Load a data set by name."""
+    return lookup("data set", "--data", name, DATA)()
+
+
+__all__ = ["DATA", "Batch", "DataSource", "Shard", "load_data"]

@@ -1,0 +1,1 @@
+"""Training from a configuration: loop, checkpoints, run directory, evaluation."""

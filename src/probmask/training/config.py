@@ -1,0 +1,204 @@
+"""The configuration of a run: a TOML file, flags on top of it, and nothing unknown."""
+
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from probmask.checks import check_count, check_within
+from probmask.errors import InputError
+from probmask.masking.protocol import Method
+from probmask.methods import METHODS
+from probmask.names import lookup, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """SGD on the weights; its rate follows a cosine after a linear warm-up."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+    warmup_epochs: float = 0.0
+    clip_norm: float | None = None
+    every: Literal["step", "epoch"] = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a training run.
+
+    ``method`` holds the method's name and its settings; ``model_args`` go to the function that
+    builds the model. ``batch_size`` is over all devices together. ``dense_twin`` trains a dense
+    network first, under the same settings, to compare with. A checkpoint is written every
+    ``checkpoint_seconds``; when it is written has no influence on the result.
+    """
+
+    data: str = "digits"
+    data_dir: str | None = None
+    model: str = "smallconv"
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "probmask", "sparsity": 0.98}
+    )
+    epochs: int = 60
+    batch_size: int = 64
+    seed: int = 0
+    label_smoothing: float = 0.0
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    dense_twin: bool = False
+    accelerator: str = "auto"
+    devices: int = 1
+    strategy: str = "auto"
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    threads: int | None = None
+    checkpoint_seconds: float = 30.0
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0), ("devices", 1)):
+            check_count("train", name, getattr(self, name), least=least, meaning=name)
+        check_within("train", "label_smoothing", self.label_smoothing, 0, 1, meaning="a fraction")
+        if self.batch_size % self.devices:
+            raise InputError(
+                f"train(batch_size={self.batch_size}, devices={self.devices}): the batch is split "
+                "evenly over the devices; choose a multiple."
+            )
+
+
+# What makes sense for a data set where neither file nor flag says otherwise.
+_DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
+    "digits": {"model": "smallconv", "dense_twin": True},
+}
+
+
+def load_config(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> TrainConfig:
+    """Read a TOML file, put ``key = value`` overrides on top (dotted keys), and check it all."""
+    table = _read(path) if path is not None else {}
+    for key, value in overrides:
+        _assign(table, key, value)
+    data = table.get("data", TrainConfig.data)
+    for key, value in _DEFAULTS_BY_DATA.get(str(data), {}).items():
+        table.setdefault(key, value)
+    return parse_config(table, source=str(path) if path is not None else "the command line")
+
+
+def parse_config(table: Mapping[str, Any], *, source: str) -> TrainConfig:
+    """Make a configuration of a mapping; unknown keys and wrong types are errors."""
+    known = dict(table)
+    if isinstance(known.get("method", {}), Mapping):
+        method = {"name": "probmask", **known.get("method", {})}
+        if method["name"] != "dense":
+            method.setdefault("sparsity", 0.98)
+        known["method"] = method
+    config: TrainConfig = _build(TrainConfig, known, prefix="", source=source)
+    make_method(config, source=source)
+    return config
+
+
+def make_method(config: TrainConfig, *, source: str = "method") -> Method:
+    """The method that the configuration names, with its settings."""
+    settings = dict(config.method)
+    kind = lookup("method", "--method", str(settings.pop("name")), METHODS)
+    method: Method = _build(kind, settings, prefix="method.", source=source)
+    return method
+
+
+def to_table(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as plain nested dictionaries; None is left out, as TOML has none."""
+    return _without_none(asdict(config))
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML would; what is not valid TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def as_dense_twin(config: TrainConfig) -> TrainConfig:
+    """The same run with nothing removed."""
+    return replace(config, method={"name": "dense"}, dense_twin=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: is not valid TOML: {error}.") from error
+
+
+def _assign(table: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {dotted}: {parent} is a value, not a table.")
+    table[last] = value
+
+
+def _build(kind: type[Any], table: Mapping[str, Any], *, prefix: str, source: str) -> Any:
+    hints = get_type_hints(kind)
+    names = {item.name for item in fields(kind)}
+    for key in table:
+        if key not in names:
+            raise InputError(f"{source}: unknown key {prefix}{key}; {nearest(key, names)}")
+    values = {}
+    for key, value in table.items():
+        hint = hints[key]
+        if is_dataclass(hint) and isinstance(hint, type):
+            if not isinstance(value, Mapping):
+                raise InputError(f"{source}: {prefix}{key} is a table, not {value!r}.")
+            values[key] = _build(hint, value, prefix=f"{prefix}{key}.", source=source)
+        else:
+            values[key] = _typed(value, hint, key=f"{prefix}{key}", source=source)
+    missing = [
+        item.name
+        for item in fields(kind)
+        if item.name not in values and item.default is MISSING and item.default_factory is MISSING
+    ]
+    if missing:
+        raise InputError(f"{source}: {prefix}{missing[0]} is missing.")
+    return kind(**values)
+
+
+def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
+    """Check a value against the annotation of its field; a whole number serves as a float."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in kinds:
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        plain = get_origin(kind) or kind
+        if plain is int and isinstance(value, bool):
+            continue
+        if isinstance(plain, type) and isinstance(value, plain):
+            return value
+    raise InputError(f"{source}: {key} = {value!r}: expected {_describe(kinds)}.")
+
+
+def _describe(kinds: Sequence[Any]) -> str:
+    words = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += [repr(choice) for choice in get_args(kind)]
+        elif kind is not types.NoneType:
+            plain = get_origin(kind) or kind
+            names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+            words.append(names.get(plain, "a table"))
+    return " or ".join(words)
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }

@@ -1,0 +1,290 @@
+"""The training loop: one run from its first update to its record."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from probmask.artifact import save
+from probmask.core import schedules
+from probmask.core.noise import fold
+from probmask.data import Batch, Shard, load_data
+from probmask.errors import CheckpointError
+from probmask.masking.macs import macs_per_weight
+from probmask.masking.sites import find_sites
+from probmask.masking.sparsifier import Sparsifier, Summary, attach
+from probmask.models import build_model
+from probmask.training.checkpoint import read_checkpoint, write_checkpoint
+from probmask.training.config import TrainConfig, make_method, to_table
+from probmask.training.evaluate import Score, evaluate_model
+from probmask.training.metrics import MetricsLog
+from probmask.training.progress import Quiet, Reporter, Status
+from probmask.training.run_directory import RunDirectory
+from probmask.version import __version__
+
+# Counters that keep the streams of random numbers apart.
+_INIT, _STEP, _MASKS = 0, 1, 2
+
+MakeReporter = Callable[[str, int], Reporter]
+
+
+def train_run(
+    config: TrainConfig,
+    directory: RunDirectory,
+    fabric: Fabric,
+    make_reporter: MakeReporter = Quiet,
+) -> dict[str, Any]:
+    """Train until the record is written, from the checkpoint if there is one; return the record."""
+    if directory.finished:
+        return directory.read_record()
+    training = Training(config, directory, fabric)
+    if directory.checkpoint.exists():
+        training.restore(read_checkpoint(directory.checkpoint))
+    reporter = make_reporter(str(config.method["name"]), training.total_steps)
+    with reporter:
+        training.run(reporter)
+    return training.finish()
+
+
+class Training:
+    """A run in progress.
+
+    All randomness is a function of the seed and of the position in the run: batches, noise of the
+    masks, and the global generator (dropout), which is seeded anew at every update. A checkpoint
+    therefore holds no generator state, and a resumed run repeats an uninterrupted one bit by bit.
+    """
+
+    def __init__(self, config: TrainConfig, directory: RunDirectory, fabric: Fabric) -> None:
+        self.config, self.directory, self.fabric = config, directory, fabric
+        self.data = load_data(config.data)
+        self.steps_per_epoch = self.data.steps_per_epoch(config.batch_size)
+        self.total_steps = config.epochs * self.steps_per_epoch
+        self.shard = Shard(fabric.global_rank, fabric.world_size)
+        self.model = self._build_model()
+        self.example = torch.zeros(1, *self.data.image_shape)
+        optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=config.optimizer.lr,
+            momentum=config.optimizer.momentum,
+            weight_decay=config.optimizer.weight_decay,
+            nesterov=config.optimizer.nesterov,
+        )
+        self.sparsifier: Sparsifier = attach(
+            self.model,
+            make_method(config),
+            optimizer=optimizer,
+            total_steps=self.total_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            example_inputs=self.example,
+            seed=fold(config.seed, _MASKS),
+        )
+        self.raw_optimizer = optimizer
+        self.network, self.optimizer = fabric.setup(self.model, optimizer)
+        self.step = 0
+        self.seconds = 0.0
+        self.log_length = 0
+        # Sums over the epoch so far: loss, correct, images; of this rank's share of the batches.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)
+
+    def _build_model(self) -> nn.Module:
+        torch.manual_seed(fold(self.config.seed, _INIT))
+        channels = self.data.image_shape[0]
+        suggested = {"classes": self.data.classes, "channels": channels}
+        return build_model(self.config.model, self.config.model_args, suggested=suggested)
+
+    def run(self, reporter: Reporter) -> None:
+        """Train to the last update."""
+        started = last_checkpoint = time.monotonic()
+        before = self.seconds
+        log = self._open_log()
+        self.network.train()
+        for batch in self._batches():
+            self._update(batch)
+            self.step += 1
+            if self.step % self.steps_per_epoch == 0:
+                self._end_epoch(log, reporter)
+            now = time.monotonic()
+            self.seconds = before + now - started
+            if now - last_checkpoint >= self.config.checkpoint_seconds:
+                self._write_checkpoint(log)
+                last_checkpoint = now
+        if log is not None:
+            log.close()
+
+    def finish(self) -> dict[str, Any]:
+        """Make the network final, measure it, write artifact and record."""
+        data = self.data.training(
+            self.config.epochs, batch_size=self.config.batch_size, seed=self.config.seed
+        )
+        summary = self.sparsifier.finalize(data=(batch.images for batch in data))
+        score = evaluate_model(self.model, self.data, device=self.fabric.device)
+        record = self._record(summary, score)
+        if self.fabric.global_rank == 0:
+            described = {
+                key: record[key]
+                for key in ("model", "model_args", "data", "method", "seed", "sparsity", "test")
+            }
+            described["macs_per_weight"] = {
+                layer["name"]: layer["macs_per_weight"] for layer in record["layers"]
+            }
+            save(self.model, self.directory.artifact, metadata=described, overwrite=True)
+            record["bytes"] = self.directory.artifact.stat().st_size
+            self.directory.write_record(record)
+            self.directory.checkpoint.unlink(missing_ok=True)
+        self.fabric.barrier()
+        return record
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint of this very run."""
+        if state["config"] != to_table(self.config):
+            raise CheckpointError(
+                f"{self.directory.checkpoint}: belongs to a run with another configuration; "
+                "resume without changing settings."
+            )
+        self.model.load_state_dict(state["model"])
+        self.raw_optimizer.load_state_dict(state["optimizer"])
+        self.sparsifier.load_state_dict(state["sparsifier"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.log_length = state["log_length"]
+        self.sums.copy_(state["sums"])
+
+    def _write_checkpoint(self, log: MetricsLog | None) -> None:
+        if log is None:  # another rank than the first; all hold the same state
+            return
+        state = {
+            "config": to_table(self.config),
+            "model": self.model.state_dict(),
+            "optimizer": self.raw_optimizer.state_dict(),
+            "sparsifier": self.sparsifier.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "log_length": log.length,
+            "sums": self.sums,
+        }
+        write_checkpoint(self.directory.checkpoint, state)
+
+    def _open_log(self) -> MetricsLog | None:
+        if self.fabric.global_rank != 0:
+            return None
+        board = self.directory.tensorboard if self.config.tensorboard else None
+        return MetricsLog(self.directory.metrics, board, length=self.log_length, step=self.step + 1)
+
+    def _batches(self) -> Iterator[Batch]:
+        first_epoch, position = divmod(self.step, self.steps_per_epoch)
+        for epoch in range(first_epoch, self.config.epochs):
+            yield from self.data.training(
+                epoch,
+                batch_size=self.config.batch_size,
+                seed=self.config.seed,
+                start=position,
+                shard=self.shard,
+            )
+            position = 0
+
+    def _update(self, batch: Batch) -> None:
+        torch.manual_seed(fold(self.config.seed, _STEP, self.fabric.global_rank, self.step))
+        images, labels = self.fabric.to_device((batch.images, batch.labels))
+        self._set_learning_rate()
+        self.optimizer.zero_grad()
+        draws = self.sparsifier.draw_count
+        for draw, share in enumerate(self.sparsifier.draws()):
+            with self.fabric.no_backward_sync(self.network, enabled=draw < draws - 1):
+                logits = self.network(images)
+                loss = nn.functional.cross_entropy(
+                    logits, labels, label_smoothing=self.config.label_smoothing
+                )
+                self.fabric.backward(share * (loss + self.sparsifier.penalty()))
+        if self.config.optimizer.clip_norm is not None:
+            weights = [p for g in self.raw_optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(weights, self.config.optimizer.clip_norm)
+        self.optimizer.step()
+        self._count(loss.detach(), logits.detach(), labels)
+
+    def _count(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        correct = (logits.argmax(1) == labels).sum()
+        self.sums += torch.stack([loss * len(labels), correct, torch.tensor(len(labels))])
+
+    def _set_learning_rate(self) -> None:
+        settings = self.config.optimizer
+        position = self.step
+        if settings.every == "epoch":
+            position -= self.step % self.steps_per_epoch
+        progress = position / self.total_steps
+        rate = settings.lr * schedules.cosine(progress)
+        if settings.warmup_epochs > 0:
+            until = settings.warmup_epochs / self.config.epochs
+            rate *= schedules.warm_up((self.step + 1) / self.total_steps, until=until)
+        for group in self.raw_optimizer.param_groups:
+            group["lr"] = rate
+
+    def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
+        loss, correct, images = self.sums.tolist()
+        self.sums.zero_()
+        metrics = self.sparsifier.metrics()
+        epoch = self.step // self.steps_per_epoch
+        values = {"epoch": epoch, "loss": loss / images, "train_accuracy": 100 * correct / images}
+        rate = self.raw_optimizer.param_groups[0]["lr"]
+        if log is not None:
+            log.write(self.step, {**values, "learning_rate": rate, **metrics})
+        sparsity = metrics.get("expected_sparsity", 0.0)
+        accuracy = values["train_accuracy"]
+        reporter.show(
+            Status(self.step, epoch, self.config.epochs, values["loss"], accuracy, sparsity)
+        )
+
+    def _record(self, summary: Summary, score: Score) -> dict[str, Any]:
+        sites = find_sites(self.model)
+        counts = macs_per_weight(self.model, sites, self.example.to(self.fabric.device))
+        layers = [
+            {
+                "name": layer.name,
+                "shape": list(layer.shape),
+                "kept": layer.kept,
+                "size": layer.size,
+                "sparsity": layer.sparsity,
+                "macs_per_weight": macs,
+            }
+            for layer, macs in zip(summary.layers, counts, strict=True)
+        ]
+        settings = make_method(self.config).settings()
+        return {
+            "model": self.config.model,
+            "model_args": dict(self.config.model_args),
+            "data": self.config.data,
+            "method": dict(self.config.method),
+            "seed": self.config.seed,
+            "epochs": self.config.epochs,
+            "updates": self.total_steps,
+            "sparsity": {"asked": settings["sparsity"], "reached": summary.sparsity},
+            "kept": summary.kept,
+            "size": summary.size,
+            "macs": {
+                "dense": sum(
+                    m * layer.size for m, layer in zip(counts, summary.layers, strict=True)
+                ),
+                "sparse": sum(
+                    m * layer.kept for m, layer in zip(counts, summary.layers, strict=True)
+                ),
+            },
+            "test": {"correct": score.correct, "total": score.total, "accuracy": score.accuracy},
+            "layers": layers,
+            "seconds": round(self.seconds, 3),
+            "config": to_table(self.config),
+            "versions": {
+                "probmask": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "hardware": {
+                "machine": platform.machine(),
+                "cores": os.cpu_count(),
+                "threads": torch.get_num_threads(),
+                "device": str(self.fabric.device),
+                "devices": self.fabric.world_size,
+            },
+        }

@@ -1,0 +1,84 @@
+"""The directory of a run: its configuration, metrics, checkpoint, artifact and record.
+
+config.toml             the resolved configuration
+metrics.jsonl           one line per epoch
+tensorboard/            the same for TensorBoard
+checkpoint.safetensors  while the run is not finished
+model.safetensors       the finished network
+record.json             what came out; its presence means that the run is finished
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from probmask.errors import InputError
+from probmask.files import write_atomically
+from probmask.training.config import TrainConfig, load_config, to_table
+
+
+class RunDirectory:
+    """Paths of a run, and what may be done with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.artifact = path / "model.safetensors"
+        self.record = path / "record.json"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.record.exists()
+
+    def create(self, config: TrainConfig) -> None:
+        """Make the directory for a new run; one that is in use is refused, untouched."""
+        try:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise InputError(
+                    f"--out {self.path}: is already in use; choose another, or pass --resume to "
+                    "go on with the run in it."
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--out {self.path}: cannot be made or written ({error.strerror}); choose a "
+                "writable directory."
+            ) from error
+        write_atomically(self.config, tomli_w.dumps(to_table(config)).encode(), overwrite=False)
+
+    def read_config(self) -> TrainConfig:
+        """The configuration of the run that is in the directory."""
+        if not self.config.exists():
+            raise InputError(f"--resume {self.path}: there is no run in it (no config.toml).")
+        return load_config(self.config)
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write the record, which finishes the run."""
+        text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.record, text.encode(), overwrite=True)
+
+    def read_record(self) -> dict[str, Any]:
+        """The record of a finished run."""
+        record: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
+        return record
+
+    def remove_leftovers(self) -> None:
+        """Delete what a killed process was in the middle of writing."""
+        for leftover in self.path.glob(".probmask-*.tmp"):
+            leftover.unlink()
+
+
+def unused_directory(stem: Path) -> Path:
+    """``stem``, or ``stem-2``, ``stem-3``, … if there is something there already."""
+    candidate, count = stem, 1
+    while candidate.exists():
+        count += 1
+        candidate = stem.with_name(f"{stem.name}-{count}")
+    return candidate

@@ -1,0 +1,121 @@
+"""What `probmask train` does: a run in a directory, with its dense twin if wanted."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from probmask.errors import InputError
+from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
+from probmask.training.loop import MakeReporter, train_run
+from probmask.training.progress import Quiet
+from probmask.training.run_directory import RunDirectory, unused_directory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: where it is, its record, and the record of its dense twin."""
+
+    directory: Path
+    record: dict[str, Any]
+    dense: dict[str, Any] | None
+
+
+def train(
+    config: TrainConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    make_reporter: MakeReporter = Quiet,
+) -> Outcome:
+    """Train as configured and write everything to the directory ``out``.
+
+    Without ``out`` a new directory under ``runs/`` is taken. ``resume`` goes on with the unfinished
+    run in ``out``, whose configuration it reads; ``config`` may then be left out, and must agree if
+    it is given. A run that is finished is returned as it is.
+    """
+    launch = config or (load_config(None) if out is None else RunDirectory(Path(out)).read_config())
+    fabric = Fabric(
+        accelerator=launch.accelerator,
+        devices=launch.devices,
+        strategy=launch.strategy,
+        precision=launch.precision,
+    )
+    fabric.launch()
+    if launch.threads is not None:
+        torch.set_num_threads(launch.threads)
+    path, config = _prepared(fabric, config, out, resume=resume)
+    dense = None
+    if config.dense_twin:
+        dense = _run_twin(
+            as_dense_twin(config), RunDirectory(path / "dense"), fabric, make_reporter
+        )
+    record = train_run(config, RunDirectory(path), fabric, make_reporter)
+    return Outcome(path, record, dense)
+
+
+def _prepared(
+    fabric: Fabric, config: TrainConfig | None, out: str | Path | None, *, resume: bool
+) -> tuple[Path, TrainConfig]:
+    """Let the first rank choose and make the directory; the others learn what came of it."""
+    result: tuple[Path, TrainConfig] | str = ""
+    if fabric.global_rank == 0:
+        try:
+            result = _resumed(config, out) if resume else _created(config, out)
+        except InputError as error:
+            result = str(error)
+    result = fabric.broadcast(result)
+    if isinstance(result, str):
+        raise InputError(result)
+    return result
+
+
+def _created(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
+    config = config or load_config(None)
+    path = Path(out) if out is not None else unused_directory(default_directory(config))
+    RunDirectory(path).create(config)
+    return path, config
+
+
+def _resumed(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
+    if out is None:
+        raise InputError("--resume: which run? Pass its directory: --resume DIR.")
+    directory = RunDirectory(Path(out))
+    found = directory.read_config()
+    if config is not None:
+        _check_same(config, found, directory)
+    directory.remove_leftovers()
+    return directory.path, found
+
+
+def _check_same(wanted: TrainConfig, found: TrainConfig, directory: RunDirectory) -> None:
+    # How often checkpoints are written has no influence on the result; all else may have.
+    wanted = replace(wanted, checkpoint_seconds=found.checkpoint_seconds)
+    ours, theirs = to_table(wanted), to_table(found)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise InputError(
+                f"--resume {directory.path}: {key} = {ours.get(key)} differs from the run's "
+                f"{theirs.get(key)}; a run goes on with the settings it began with."
+            )
+
+
+def _run_twin(
+    config: TrainConfig, directory: RunDirectory, fabric: Fabric, make_reporter: MakeReporter
+) -> dict[str, Any]:
+    if fabric.global_rank == 0:
+        if directory.path.exists():
+            directory.remove_leftovers()
+        if not directory.config.exists():
+            directory.create(config)
+    fabric.barrier()
+    return train_run(config, directory, fabric, make_reporter)
+
+
+def default_directory(config: TrainConfig) -> Path:
+    """Where a run goes when nobody says: the name tells what it is."""
+    sparsity = config.method.get("sparsity", 0)
+    name = f"{config.data}-{config.model.replace(':', '.')}-{config.method['name']}"
+    return Path("runs") / f"{name}-{sparsity:g}-seed{config.seed}"
