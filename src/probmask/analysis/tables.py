@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -147,7 +148,7 @@ def _console() -> Console:
 
 
 def _table(*headings: str, right: bool = True) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for index, heading in enumerate(headings):
         left = index == 0 or not right or heading in ("shape", "stored as")
         table.add_column(heading, justify="left" if left else "right")
