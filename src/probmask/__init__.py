@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from probmask.version import __version__
 
 if TYPE_CHECKING:
-    from probmask.artifact import load_into, read, save
+    from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
     from probmask.masking.protocol import Masker, Method
     from probmask.masking.sparsifier import Sparsifier, Summary, attach
     from probmask.methods.dense import Dense
     from probmask.methods.probmask import ProbMask
+    from probmask.training.config import load_config
+    from probmask.training.session import train
 
 _HOMES = {
     "ArtifactError": "probmask.errors",
@@ -28,9 +30,12 @@ _HOMES = {
     "Sparsifier": "probmask.masking.sparsifier",
     "Summary": "probmask.masking.sparsifier",
     "attach": "probmask.masking.sparsifier",
+    "load": "probmask.artifact",
     "load_into": "probmask.artifact",
     "read": "probmask.artifact",
     "save": "probmask.artifact",
+    "load_config": "probmask.training.config",
+    "train": "probmask.training.session",
 }
 
 __all__ = [
@@ -46,9 +51,12 @@ __all__ = [
     "Summary",
     "__version__",
     "attach",
+    "load",
+    "load_config",
     "load_into",
     "read",
     "save",
+    "train",
 ]
 
 

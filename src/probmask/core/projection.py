@@ -1,0 +1,327 @@
+"""Project the keep-probabilities of all layers, jointly, onto one budget."""
+
+import math
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from probmask.errors import InputError, NonFiniteError
+
+# Entries handled at a time: they stay in cache, and dispatch costs little beside the arithmetic.
+_CHUNK = 1 << 18
+# Entries that predict where to search: enough to come within about 1 % of the budget.
+_SAMPLE = 1 << 16
+# |Σ c·s - keep| / keep at which the search stops; rounding s to fp32 adds at most 1.2e-7.
+_TOLERANCE = 2e-7
+
+_Cost = Tensor | float
+_Chunks = list[tuple[Tensor, _Cost]]
+_Total = Callable[[Tensor], list[float]]
+
+
+class _Site(NamedTuple):
+    """A tensor with its dimensions in memory order, its flat entries and costs, its name."""
+
+    ordered: Tensor
+    z: Tensor  # a view of `ordered` where that is dense, else a copy
+    c: _Cost
+    name: str
+
+
+class _Shift(NamedTuple):
+    """s = share·clip(z - a·c, 0, 1) + (1 - share)·clip(z - b·c, 0, 1), a = b or fp64 neighbours.
+
+    One fp64 number cannot always express v: entries tied at 1e30 fall from 1 to 0 between two
+    neighbours. Mixing the two sides is exact for ties and meets the budget in any case.
+    """
+
+    a: float
+    b: float
+    share: float
+
+
+def project_(
+    probs: Sequence[Tensor],
+    keep: float,
+    *,
+    costs: Sequence[Tensor | float] | None = None,
+    names: Sequence[str] | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """argmin over s of ‖s - z‖² subject to 0 ≤ s ≤ 1 and Σ c·s ≤ keep, in place; returns v.
+
+    ProbMask (CVPR 2021), Theorem 1: s = clip(z - v·c, 0, 1) with v = max(0, v₁), where v₁ solves
+    Σ c·clip(z - v₁·c, 0, 1) = keep. The paper has c = 1 and bisects; here a sample of the entries
+    predicts v and two to four passes over all of them correct it. The values as written meet an
+    active budget to 1e-6·keep, unless they are too small for their dtype.
+
+    Args:
+        probs: the tensors z, overwritten by s; float32 or float64, on one device.
+        keep: the budget.
+        costs: positive; per tensor a number or a tensor of its shape; 1 by default.
+        names: what errors call the tensors.
+        reduce: sums a small 1-D fp64 tensor over the ranks, if each holds a shard of the entries.
+    """
+    if not keep >= 0:
+        raise InputError(
+            f"project_(keep={keep}): keep is the budget for Σ c·s, must be ≥ 0; "
+            "to keep 2 % of n entries pass 0.02 * n."
+        )
+
+    def total(partial: Tensor) -> list[float]:
+        whole: list[float] = (reduce(partial) if reduce else partial).tolist()
+        return whole
+
+    sites = _sites(probs, costs, names)
+    top, n = _survey(sites, total)
+    chunks = _chunks(sites)
+    if keep == 0:
+        shift = _Shift(top, top, 1.0)  # every v ≥ max z/c leaves Σ c·s = 0
+    else:
+        shift = _solve(chunks, _Sample(sites, n, total), keep, top, total)
+    for z, c in chunks:
+        _write_(z, c, shift)
+    for site in sites:
+        if not site.ordered.is_contiguous():
+            site.ordered.copy_(site.z.view(site.ordered.shape))
+    return shift.share * shift.a + (1 - shift.share) * shift.b
+
+
+def _sites(
+    probs: Sequence[Tensor], costs: Sequence[_Cost] | None, names: Sequence[str] | None
+) -> list[_Site]:
+    costs = [1.0] * len(probs) if costs is None else costs
+    names = [f"tensor {i}" for i in range(len(probs))] if names is None else names
+    for label, given in (("costs", costs), ("names", names)):
+        if len(given) != len(probs):
+            raise InputError(
+                f"project_({len(given)} {label} for {len(probs)} tensors): {label} belong to "
+                "tensors one to one; pass as many, in the same order."
+            )
+    return list(starmap(_site, zip(probs, costs, names, strict=True)))
+
+
+def _site(z: Tensor, c: _Cost, name: str) -> _Site:
+    if z.dtype not in (torch.float32, torch.float64):
+        raise InputError(
+            f"project_({name} of dtype {z.dtype}): a budget can only be met in float32 or "
+            "float64; keep the probabilities in float32."
+        )
+    # From the slowest dimension to the fastest, a dense tensor flattens without a copy.
+    order = sorted(range(z.dim()), key=z.stride, reverse=True)
+    if isinstance(c, Tensor):
+        if c.shape != z.shape:
+            raise InputError(
+                f"project_(costs of shape {tuple(c.shape)} for {name}): the tensor has shape "
+                f"{tuple(z.shape)}; pass a number or a tensor of that shape."
+            )
+        c = c.detach().permute(order).reshape(-1)
+    ordered = z.detach().permute(order)
+    return _Site(ordered, ordered.reshape(-1), c, name)
+
+
+def _survey(sites: Sequence[_Site], total: _Total) -> tuple[float, int]:
+    """An upper bound of every z/c, and the number of entries; refuses what has no projection."""
+    costs = _extremes([site.c for site in sites], empty=1.0)
+    for site, (least, most) in zip(sites, costs, strict=True):
+        if not (least > 0 and most < math.inf):
+            raise InputError(
+                f"project_(cost {most if least > 0 else least} for {site.name}): costs must be "
+                "positive and finite; leave out of probs what costs nothing."
+            )
+    ends = _extremes([site.z for site in sites], empty=0.0)
+    broken = [site.name for site, z in zip(sites, ends, strict=True) if not _finite(z)]
+    # The sum of the maxima bounds them all, and a sum is what `reduce` offers.
+    top = sum(max(z[1], 0.0) / c[0] for z, c in zip(ends, costs, strict=True))
+    partial = [float(len(broken)), top, float(sum(len(site.z) for site in sites))]
+    device = sites[0].z.device if sites else None
+    failures, top, n = total(torch.tensor(partial, dtype=torch.float64, device=device))
+    if failures:
+        raise NonFiniteError(
+            f"project_({', '.join(broken) or 'a tensor of another rank'}): NaN and infinity have "
+            "no projection; nothing was changed, look for a loss or gradient that diverged."
+        )
+    return min(top * (1 + 1e-15), sys.float_info.max), int(n)  # 1e-15: z/c and v·c are rounded
+
+
+def _finite(pair: tuple[float, float]) -> bool:
+    return math.isfinite(pair[0]) and math.isfinite(pair[1])
+
+
+def _extremes(values: Sequence[_Cost], *, empty: float) -> list[tuple[float, float]]:
+    """(min, max) of each, NaN if that is among the entries; waits for the device only once."""
+    tensors = [t for t in values if isinstance(t, Tensor)]
+    pairs = [torch.stack(t.aminmax()) if len(t) else t.new_full((2,), empty) for t in tensors]
+    found = iter(torch.stack([pair.double() for pair in pairs]).tolist() if pairs else [])
+    return [tuple(next(found)) if isinstance(t, Tensor) else (t, t) for t in values]
+
+
+def _chunks(sites: Sequence[_Site]) -> _Chunks:
+    chunks: _Chunks = []
+    for site in sites:
+        z = torch.split(site.z, _CHUNK)
+        c = torch.split(site.c, _CHUNK) if isinstance(site.c, Tensor) else [site.c] * len(z)
+        chunks += zip(z, c, strict=True)
+    return chunks
+
+
+def _solve(chunks: _Chunks, sample: "_Sample", keep: float, top: float, total: _Total) -> _Shift:
+    """The v ≥ 0 at which Σ c·clip(z - v·c, 0, 1) falls to keep."""
+    bracket = _Bracket(top, keep)
+    # Sums in fp64 take longer; in fp32 they are off by up to 1e-6, good enough to start with.
+    exact = sample.stride == 1 or top > 2**20
+    v = min(_float32(sample.invert(keep, 0.0, top, within=1e-3 * keep)), top)
+    while True:
+        excess = _kept(chunks, v, total, exact=exact) - keep
+        if not exact and abs(excess) <= 1e-5 * keep:
+            exact = True
+            continue
+        if abs(excess) <= _TOLERANCE * keep or (v == 0 and excess < 0):
+            return _Shift(v, v, 1.0)
+        bracket.tighten(v, excess)
+        if bracket.closed:
+            return bracket.shift()
+        v = sample.predict(v, excess, top)
+        exact = exact or abs(excess) <= 1e-3 * keep
+        if not exact or v * sample.n <= 3 * keep:
+            v = _float32(v)  # saves an operation and moves the sum by less than 1e-7·keep
+        v = bracket.step(v)
+
+
+def _kept(chunks: _Chunks, v: float, total: _Total, *, exact: bool) -> float:
+    """Σ c·clip(z - v·c, 0, 1)."""
+    dtype = torch.float64 if exact else None
+    sums = [
+        (_clip(z, c, v) * c).sum()
+        if isinstance(c, Tensor)
+        else _clip(z, c, v).sum(dtype=dtype).double() * c
+        for z, c in chunks
+    ]
+    partial = torch.stack(sums).sum(0, keepdim=True) if sums else torch.zeros(1).double()
+    return total(partial)[0]
+
+
+class _Bracket:
+    """lo < v < hi, the ends as fp64 bit patterns, which order like the numbers they stand for.
+
+    So halving it ends at neighbours after some 60 steps, whatever the magnitude.
+    """
+
+    def __init__(self, top: float, keep: float) -> None:
+        self.lo, self.hi = -1, _bits(top)  # -1: v = 0 is inside
+        self.above, self.below = math.inf, -keep  # Σ c·s - keep at lo, at hi
+        self.last, self.stalled = math.inf, False
+
+    def tighten(self, v: float, excess: float) -> None:
+        """Replace one end by v."""
+        if excess > 0:
+            self.lo, self.above = _bits(v), excess
+        else:
+            self.hi, self.below = _bits(v), excess
+        self.last, self.stalled = abs(excess), abs(excess) > self.last / 2
+
+    @property
+    def closed(self) -> bool:
+        """No fp64 number is left between the ends."""
+        return self.hi - self.lo <= 1
+
+    def shift(self) -> _Shift:
+        """The mixture of the two ends at which the budget is met."""
+        share = -self.below / (self.above - self.below)
+        return _Shift(_float(self.lo), _float(self.hi), share)
+
+    def step(self, v: float) -> float:
+        """v if it is inside and the step before it paid, else the middle."""
+        if self.lo < _bits(v) < self.hi and not self.stalled:
+            return v
+        # Look no further than 16 octaves down: half of all fp64 numbers are below 1e-150.
+        return _float((max(self.lo, self.hi - (16 << 52)) + self.hi) // 2)
+
+
+class _Sample:
+    """Every stride-th entry: predicts Σ c·clip(z - v·c, 0, 1) and where it takes a value."""
+
+    def __init__(self, sites: Sequence[_Site], n: int, total: _Total) -> None:
+        self.n, self.total = n, total
+        self.stride = n // _SAMPLE | 1  # odd: a power of two could see a single input channel
+        self.seen: tuple[float, float] | None = None
+        z = [site.z[:: self.stride].double() for site in sites]
+        c = [torch.as_tensor(s.c).expand(len(s.z))[:: self.stride].to(z[0]) for s in sites]
+        # Joined, many small tensors take no longer than one. Of v ≥ 0 entries z ≤ 0 see nothing.
+        self.z = torch.cat(z) if z else torch.zeros(0, dtype=torch.float64)
+        inside = self.z > 0
+        self.c = torch.cat(c)[inside] if c else self.z
+        self.z = self.z[inside]
+
+    def spent(self, v: float) -> list[float]:
+        """The sum at v, and by how much it falls per unit of v."""
+        s = _clip(self.z, self.c, v)
+        kept = (s * self.c).sum()
+        return self.total(
+            torch.stack((kept, s.frac_().ceil_().mul_(self.c).mul_(self.c).sum())).mul_(self.stride)
+        )
+
+    def invert(self, keep: float, v: float, top: float, *, within: float) -> float:
+        """Where the sample expects the sum to be keep, by Newton steps from v."""
+        bracket = _Bracket(top, keep)
+        while True:
+            kept, slope = self.spent(v)
+            excess = kept - keep
+            if abs(excess) <= within or (v == 0 and excess < 0):
+                return v
+            bracket.tighten(v, excess)
+            if bracket.closed:
+                return v
+            slope = slope or kept  # all at 1, as before training: let them begin to fall here
+            v = bracket.step(max(0.0, v + excess / slope) if slope else math.nan)
+
+    def predict(self, v: float, excess: float, top: float) -> float:
+        """Where the excess found at v should vanish: a secant step in the sample's own sum.
+
+        Over the sample's sum the full one is all but a straight line, whatever the distribution.
+        """
+        kept, _ = self.spent(v)
+        ratio = 1.0
+        if self.seen and kept != self.seen[0]:
+            ratio = (excess - self.seen[1]) / (kept - self.seen[0])
+        self.seen = kept, excess
+        keep = kept - excess / (ratio if 0.25 < ratio < 4 else 1.0)
+        return self.invert(keep, v, top, within=1e-3 * abs(excess)) if keep > 0 else math.nan
+
+
+def _clip(z: Tensor, c: _Cost, v: float, out: Tensor | None = None) -> Tensor:
+    """clip(z - v·c, 0, 1) to the last bit: v rounded to fp32 would already break the budget."""
+    if isinstance(c, Tensor) or z.dtype == torch.float64:
+        s = z.double().sub(c, alpha=v) if isinstance(c, Tensor) else z.double().sub(v * c)
+        s = s.clamp_(0, 1)
+        return s if out is None else out.copy_(s)
+    # v·c = high + low as two fp32 numbers, which costs half of what fp64 does.
+    high = min(_float32(v * c), torch.finfo(torch.float32).max)
+    low = v * c - high
+    s = torch.sub(z, high, out=out)
+    s = s.sub_(low) if low else s
+    return s.clamp_(0, 1)
+
+
+def _write_(z: Tensor, c: _Cost, shift: _Shift) -> None:
+    if shift.share == 1:
+        _clip(z, c, shift.a, out=z)
+    else:
+        z.copy_(_clip(z, c, shift.a) * shift.share + _clip(z, c, shift.b) * (1 - shift.share))
+
+
+def _float32(x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float32))
+
+
+def _bits(x: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", x))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
