@@ -95,6 +95,8 @@ class Sparsifier:
         Extra trainables of the method (the probabilities) are taken out of them if they are in.
         With several, masks are updated when the last of them has stepped.
         """
+        if not optimizers:
+            raise InputError("use(): pass the optimizers that train the model, at least one.")
         self._release_optimizers()
         self._optimizers = optimizers
         extra = {id(tensor) for tensor in self._extra_parameters()}
@@ -289,6 +291,11 @@ def attach(
     by methods that count in epochs. ``example_inputs`` is a batch for the model, needed to budget
     in FLOPs. ``seed`` decides all noise; without it one is drawn from PyTorch's generator.
     """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "attach(DistributedDataParallel): DDP would not know the probabilities and ranks would "
+            "drift apart; attach to the plain model, then wrap it."
+        )
     check_count("attach", "total_steps", total_steps, least=1, meaning="updates planned")
     if steps_per_epoch is None:
         steps_per_epoch = max(1, total_steps // 100)

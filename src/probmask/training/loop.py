@@ -206,8 +206,9 @@ class Training:
         self._count(loss.detach(), logits.detach(), labels)
 
     def _count(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        correct = (logits.argmax(1) == labels).sum()
-        self.sums += torch.stack([loss * len(labels), correct, torch.tensor(len(labels))])
+        self.sums[0] += loss * len(labels)
+        self.sums[1] += (logits.argmax(1) == labels).sum()
+        self.sums[2] += len(labels)
 
     def _set_learning_rate(self) -> None:
         settings = self.config.optimizer

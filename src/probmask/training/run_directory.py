@@ -9,7 +9,8 @@ record.json             what came out; its presence means that the run is finish
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ import tomli_w
 from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.training.config import TrainConfig, load_config, to_table
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock; there, two processes are the user's affair
+    fcntl = None  # type: ignore[assignment]
 
 
 class RunDirectory:
@@ -58,6 +64,23 @@ class RunDirectory:
         if not self.config.exists():
             raise InputError(f"--resume {self.path}: there is no run in it (no config.toml).")
         return load_config(self.config)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in the same directory.
+
+        The system lifts the lock when the process ends, however it ends.
+        """
+        with (self.path / ".lock").open("w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise InputError(
+                        f"--resume {self.path}: another process is training in it; "
+                        "wait for it, or end it."
+                    ) from error
+            yield
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the record, which finishes the run."""

@@ -1,5 +1,6 @@
 """What `probmask train` does: a run in a directory, with its dense twin if wanted."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def train(
     run in ``out``, whose configuration it reads; ``config`` may then be left out, and must agree if
     it is given. A run that is finished is returned as it is.
     """
-    launch = config or (load_config(None) if out is None else RunDirectory(Path(out)).read_config())
+    resumes = resume and out is not None
+    launch = config or (
+        RunDirectory(Path(str(out))).read_config() if resumes else load_config(None)
+    )
     fabric = Fabric(
         accelerator=launch.accelerator,
         devices=launch.devices,
@@ -46,24 +50,31 @@ def train(
     fabric.launch()
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)
-    path, config = _prepared(fabric, config, out, resume=resume)
-    dense = None
-    if config.dense_twin:
-        dense = _run_twin(
-            as_dense_twin(config), RunDirectory(path / "dense"), fabric, make_reporter
-        )
-    record = train_run(config, RunDirectory(path), fabric, make_reporter)
+    with ExitStack() as locks:
+        path, config = _prepared(fabric, config, out, resume=resume, locks=locks)
+        dense = None
+        if config.dense_twin:
+            twin = RunDirectory(path / "dense")
+            dense = _run_twin(as_dense_twin(config), twin, fabric, make_reporter)
+        record = train_run(config, RunDirectory(path), fabric, make_reporter)
     return Outcome(path, record, dense)
 
 
 def _prepared(
-    fabric: Fabric, config: TrainConfig | None, out: str | Path | None, *, resume: bool
+    fabric: Fabric,
+    config: TrainConfig | None,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    locks: ExitStack,
 ) -> tuple[Path, TrainConfig]:
-    """Let the first rank choose and make the directory; the others learn what came of it."""
+    """Let the first rank choose, make and lock the directory; the others learn what came of it."""
     result: tuple[Path, TrainConfig] | str = ""
     if fabric.global_rank == 0:
         try:
             result = _resumed(config, out) if resume else _created(config, out)
+            locks.enter_context(RunDirectory(result[0]).locked())
+            RunDirectory(result[0]).remove_leftovers()
         except InputError as error:
             result = str(error)
     result = fabric.broadcast(result)
@@ -86,7 +97,6 @@ def _resumed(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, 
     found = directory.read_config()
     if config is not None:
         _check_same(config, found, directory)
-    directory.remove_leftovers()
     return directory.path, found
 
 
