@@ -38,4 +38,6 @@ def logistic_(out: Tensor, seed: int, *counters: int) -> Tensor:
 
     The difference of two Gumbel(0, 1) variables, which the paper writes, has the same law.
     """
-    return uniform_(out, seed, *counters).clamp_(_EDGE, 1 - _EDGE).logit_()
+    u = uniform_(out, seed, *counters).clamp_(_EDGE, 1 - _EDGE)
+    complement = torch.log1p(-u)
+    return u.log_().sub_(complement)

@@ -25,7 +25,7 @@ class SmallConv(nn.Module):
         return logits
 
 
-def smallconv(*, classes: int = 10, channels: int = 1, width: int = 32) -> SmallConv:
+def smallconv(*, classes: int = 10, channels: int = 1, width: int = 40) -> SmallConv:
     """Four convolutions and a classifier: 65,600 weights at the default width."""
     return SmallConv(classes=classes, channels=channels, width=width)
 
