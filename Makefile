@@ -38,7 +38,7 @@ typecheck: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest -n auto --cov --cov-report=term
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

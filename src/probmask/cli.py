@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from probmask.errors import InputError, LayerCollapseWarning
+from probmask.errors import InputError, LayerCollapseWarning, NonFiniteError
 from probmask.version import __version__
 
 # Flags of `train` that stand for a key of the configuration.
@@ -31,16 +32,18 @@ _FLAGS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 when done, 1 when it failed while working, 2 when the input is wrong."""
     _show_warnings_in_one_line()
+    if "" not in sys.path:  # the working directory, where a user's own network lies
+        sys.path.append("")
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = options.command
     try:
         command(options)
-    except InputError as error:
-        print(f"probmask: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"probmask: {error}", file=sys.stderr)
+    except (OSError, NonFiniteError) as error:  # a NaN is of our own making, not of the input
+        _say(str(error))
         return 1
+    except InputError as error:
+        _say(str(error))
+        return 2
     except KeyboardInterrupt:
         print("probmask: interrupted; --resume DIR goes on from the checkpoint", file=sys.stderr)
         return 130
@@ -122,6 +125,7 @@ def _train(options: argparse.Namespace) -> None:
     from probmask.analysis.tables import print_training
     from probmask.training.config import load_config, parse_value
     from probmask.training.progress import Bar, Quiet
+    from probmask.training.run_directory import RunDirectory
     from probmask.training.session import train
 
     overrides = [
@@ -137,11 +141,18 @@ def _train(options: argparse.Namespace) -> None:
     out = options.out
     resume = options.resume is not None
     if isinstance(options.resume, str):
+        if out is not None:
+            raise InputError(f"--resume {options.resume} --out {out}: which of the two? Pass one.")
         out = Path(options.resume)
-    from_scratch = options.config is not None or overrides or not resume
-    config = load_config(options.config, overrides) if from_scratch else None
-    visible = sys.stderr.isatty() and not options.json
+    source = options.config
+    if resume and source is None and out is not None and overrides:
+        source = RunDirectory(out).config  # what is not given is as the run has it
+    given = source is not None or overrides or not resume
+    config = load_config(source, overrides) if given else None
+    visible = sys.stderr.isatty() and not options.json and _is_first_rank()
     outcome = train(config, out=out, resume=resume, make_reporter=Bar if visible else Quiet)
+    if not _is_first_rank():
+        return
     if options.json:
         _print_json(
             {"directory": str(outcome.directory), "run": outcome.record, "dense": outcome.dense}
@@ -212,6 +223,16 @@ _LISTINGS = {"methods": _methods, "models": _models, "data": _data}
 
 def _first_line(function: Callable[..., Any]) -> str:
     return (function.__doc__ or "").strip().split("\n")[0]
+
+
+def _is_first_rank() -> bool:
+    # Launchers tell each process its rank this way before anything of torch is there.
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+
+
+def _say(message: str) -> None:
+    if _is_first_rank():
+        print(f"probmask: {message}", file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:

@@ -13,7 +13,7 @@ from probmask.artifact import ArtifactInfo
 
 def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
     """What an artifact kept of each layer: shape, kept, sparsity, MACs and bytes in the file."""
-    uses = info.metadata.get("macs_per_weight", {})
+    uses = _counts(info.metadata.get("macs_per_weight"))
     rows = []
     for tensor in info.tensors:
         if tensor.name not in uses and tensor.encoding == "dense":
@@ -50,7 +50,7 @@ def print_training(
             _percent(layer["sparsity"]),
         )
     table.add_section()
-    reached = record["sparsity"]["reached"]
+    reached = 1 - record["kept"] / record["size"]
     table.add_row(
         "all", "", f"{record['kept']:,}", f"{record['size']:,}", _percent(reached), style="bold"
     )
@@ -62,7 +62,7 @@ def print_training(
         if run is not None:
             results.add_row(name, *_result(run))
     console.print(results)
-    console.print(f"in {directory}: config.toml, metrics.jsonl, model.safetensors, record.json")
+    _say(console, f"in {directory}: config.toml, metrics.jsonl, model.safetensors, record.json")
 
 
 def print_layers(path: Path, info: ArtifactInfo) -> None:
@@ -96,13 +96,14 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
     )
     console = _console()
     console.print(table)
-    ratio = info.dense_bytes / info.file_bytes
-    console.print(
-        f"{path}: {_bytes(info.file_bytes)}, {ratio:.1f} times smaller than the "
-        f"{_bytes(info.dense_bytes)} of its tensors stored dense"
+    ratio = info.file_bytes / info.dense_bytes
+    _say(
+        console,
+        f"{path}: {_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
+        f"{_bytes(info.dense_bytes)} that its tensors take when stored dense",
     )
     for line in _provenance(info.metadata):
-        console.print(line)
+        _say(console, line)
 
 
 def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -113,19 +114,29 @@ def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     _console().print(table)
 
 
+def _counts(value: Any) -> dict[str, int]:
+    """What of the metadata, which may be anybody's, is a count."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    return {name: count for name, count in items if isinstance(count, int)}
+
+
 def _provenance(metadata: Mapping[str, Any]) -> list[str]:
     lines = []
     if "model" in metadata and "data" in metadata:
-        method = metadata.get("method", {}).get("name", "?")
+        method = metadata.get("method", "?")
+        if isinstance(method, Mapping):
+            method = method.get("name", "?")
         lines.append(
             f"trained as {metadata['model']} on {metadata['data']} by {method}, "
             f"seed {metadata.get('seed', '?')}"
         )
-    if "test" in metadata:
-        test = metadata["test"]
+    test = metadata.get("test")
+    if isinstance(test, Mapping) and {"accuracy", "correct", "total"} <= test.keys():
         lines.append(
             f"test accuracy {test['accuracy']:.2f} % ({test['correct']} of {test['total']})"
         )
+    elif test is not None:
+        lines.append(f"test {test}")
     return lines
 
 
@@ -139,6 +150,11 @@ def _result(run: Mapping[str, Any]) -> tuple[str, ...]:
         _bytes(run["bytes"]),
         f"{run['seconds']:.0f} s",
     )
+
+
+def _say(console: Console, text: str) -> None:
+    # A path may hold brackets, which are markup to rich, and be copied, so never broken.
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _console() -> Console:

@@ -176,7 +176,7 @@ def _chunks(sites: Sequence[_Site]) -> _Chunks:
 def _solve(chunks: _Chunks, sample: "_Sample", keep: float, top: float, total: _Total) -> _Shift:
     """The v ≥ 0 at which Σ c·clip(z - v·c, 0, 1) falls to keep."""
     bracket = _Bracket(top, keep)
-    # Sums in fp64 take longer; in fp32 they are off by up to 1e-6, good enough to start with.
+    # fp64 takes longer; sums in fp32 are off by up to 1e-6, which is good enough to start with.
     exact = sample.scale == 1 or top > 2**20
     v = sample.invert(keep, 0.0, top, within=(1e-12 if sample.scale == 1 else 1e-3) * keep)
     v = sample.rounded(v, (1e-7 if exact else 1e-5) * keep)
@@ -197,14 +197,11 @@ def _solve(chunks: _Chunks, sample: "_Sample", keep: float, top: float, total: _
 
 
 def _kept(chunks: _Chunks, v: float, total: _Total, *, exact: bool) -> float:
-    """Σ c·clip(z - v·c, 0, 1)."""
-    dtype = torch.float64 if exact else None
-    sums = [
-        (_clip(z, c, v) * c).sum()
-        if isinstance(c, Tensor)
-        else _clip(z, c, v).sum(dtype=dtype).double() * c
-        for z, c in chunks
-    ]
+    """Σ c·clip(z - v·c, 0, 1), in fp64 if exact."""
+    sums = []
+    for z, c in chunks:
+        s = _clip(z, c, v, exact=exact)
+        sums.append((s * c).sum() if isinstance(c, Tensor) else s.sum().double() * c)
     partial = torch.stack(sums).sum(0, keepdim=True) if sums else torch.zeros(1).double()
     return total(partial)[0]
 
@@ -305,18 +302,19 @@ class _Sample:
         return _float32(v) if harmless else v
 
 
-def _clip(z: Tensor, c: _Cost, v: float, out: Tensor | None = None) -> Tensor:
-    """clip(z - v·c, 0, 1) to the last bit: v rounded to fp32 would already break the budget."""
-    if isinstance(c, Tensor) or z.dtype == torch.float64:
-        s = z.double().sub(c, alpha=v) if isinstance(c, Tensor) else z.double().sub(v * c)
-        s = s.clamp_(0, 1)
+def _clip(
+    z: Tensor, c: _Cost, v: float, *, exact: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """clip(z - v·c, 0, 1), in fp64 if exact; v rounded to fp32 could already break the budget."""
+    if exact or isinstance(c, Tensor) or z.dtype == torch.float64:
+        s = z.to(torch.float64, copy=True)
+        s = (s.sub_(c, alpha=v) if isinstance(c, Tensor) else s.sub_(v * c)).clamp_(0, 1)
         return s if out is None else out.copy_(s)
-    # v·c = high + low as two fp32 numbers, which costs half of what fp64 does.
+    # v·c = high + low, two fp32 numbers: as good as fp64 for each entry, at half the cost.
     high = _float32(v * c)
     low = v * c - high
     s = torch.sub(z, high, out=out)
-    s = s.sub_(low) if low else s
-    return s.clamp_(0, 1)
+    return (s.sub_(low) if low else s).clamp_(0, 1)
 
 
 def _write_(z: Tensor, c: _Cost, shift: _Shift) -> None:

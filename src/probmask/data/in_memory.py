@@ -8,7 +8,6 @@ from torch import Tensor
 
 from probmask.core.noise import fold
 from probmask.data.source import WHOLE, Batch, DataSource, Shard
-from probmask.errors import InputError
 
 # Counters that keep the streams of random numbers apart.
 _ORDER, _CROP = 0, 1
@@ -57,14 +56,10 @@ class InMemory(DataSource):
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE
     ) -> Iterator[Batch]:
         """The training batches of an epoch, shuffled and cropped at random."""
-        if batch_size > self.train_size:
-            raise InputError(
-                f"batch_size={batch_size}: {self.name} has {self.train_size} training images; "
-                "a batch cannot be larger."
-            )
+        steps = self.steps_per_epoch(batch_size)
         order = torch.randperm(self.train_size, generator=_generator(seed, _ORDER, epoch))
         part = batch_size // shard.ranks
-        for position in range(start, self.steps_per_epoch(batch_size)):
+        for position in range(start, steps):
             begin = position * batch_size + shard.rank * part
             chosen = order[begin : begin + part]
             generator = _generator(seed, _CROP, epoch, position, shard.rank)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from probmask.errors import InputError
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -42,6 +44,11 @@ class DataSource(ABC):
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """The number of training batches in an epoch; what does not fill a batch is left out."""
+        if batch_size > self.train_size:
+            raise InputError(
+                f"batch_size={batch_size}: {self.name} has {self.train_size} training images; "
+                "a batch cannot be larger."
+            )
         return self.train_size // batch_size
 
     @abstractmethod

@@ -246,8 +246,12 @@ class ProbMasker(Masker):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The frozen masks, once there are any, and the budget last used."""
-        state: dict[str, Any] = {"kept_fraction": self._kept_fraction, "frozen": self.frozen}
+        """The frozen masks, once there are any, and the budget and temperature last used."""
+        state: dict[str, Any] = {
+            "kept_fraction": self._kept_fraction,
+            "temperature": self._temperature,
+            "frozen": self.frozen,
+        }
         if self.frozen:
             state["hard"] = [mask.hard for mask in self.masks]
         return state
@@ -255,6 +259,7 @@ class ProbMasker(Masker):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self._kept_fraction = state["kept_fraction"]
+        self._temperature = state["temperature"]
         for index, mask in enumerate(self.masks):
             mask.frozen = state["frozen"]
             if mask.frozen:

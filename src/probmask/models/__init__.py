@@ -16,6 +16,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def model_settings(
+    name: str, settings: Mapping[str, Any], *, suggested: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``settings``, and those ``suggested`` (classes, channels of the data) that the network takes.
+
+    With these it can be built again where the data is not at hand.
+    """
+    signature = inspect.signature(_find(name))
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    fitting = {k: v for k, v in suggested.items() if open_ended or k in signature.parameters}
+    return {**fitting, **settings}
+
+
 def build_model(
     name: str, settings: Mapping[str, Any], *, suggested: Mapping[str, Any] | None = None
 ) -> nn.Module:
@@ -24,25 +37,30 @@ def build_model(
     ``settings`` go to the function as keyword arguments, and ``suggested`` ones (the number of
     classes and channels of the data) where it takes them.
     """
-    build = _import(name) if ":" in name else lookup("model", "--model", name, MODELS)
+    build = _find(name)
     signature = inspect.signature(build)
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    fitting = {
-        key: value
-        for key, value in (suggested or {}).items()
-        if open_ended or key in signature.parameters
-    }
+    settings = model_settings(name, settings, suggested=suggested or {})
     try:
-        arguments = signature.bind(**{**fitting, **settings})
+        arguments = signature.bind(**settings)
     except TypeError as error:
         raise InputError(f"--model {name}: {error}; it takes {signature}.") from error
-    model = build(*arguments.args, **arguments.kwargs)
+    try:
+        model = build(*arguments.args, **arguments.kwargs)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if ":" in name:  # the user's own code: its traceback is what helps
+            raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"--model {name}: cannot be built with {settings}: {reason}.") from error
     if not isinstance(model, nn.Module):
         raise InputError(
             f"--model {name}: returned {type(model).__name__}; expected a function that returns "
             "a torch.nn.Module."
         )
     return model
+
+
+def _find(name: str) -> Callable[..., Any]:
+    return _import(name) if ":" in name else lookup("model", "--model", name, MODELS)
 
 
 def _import(name: str) -> Callable[..., Any]:
@@ -56,4 +74,4 @@ def _import(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "build_model", "model_settings"]

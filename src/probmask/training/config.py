@@ -1,5 +1,6 @@
 """The configuration of a run: a TOML file, flags on top of it, and nothing unknown."""
 
+import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,19 @@ class OptimizerConfig:
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
     every: Literal["step", "epoch"] = "step"
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "momentum", "weight_decay", "warmup_epochs"):
+            value = getattr(self, name)
+            check_within("optimizer", name, value, 0, math.inf, meaning="a finite number")
+        if self.clip_norm is not None:
+            check_within(
+                "optimizer", "clip_norm", self.clip_norm, 1e-30, math.inf, meaning="a norm"
+            )
+        if self.nesterov and self.momentum == 0:
+            raise InputError(
+                "optimizer(nesterov=True, momentum=0): Nesterov's step needs a momentum; set one."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +76,11 @@ class TrainConfig:
         for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0), ("devices", 1)):
             check_count("train", name, getattr(self, name), least=least, meaning=name)
         check_within("train", "label_smoothing", self.label_smoothing, 0, 1, meaning="a fraction")
+        check_within(
+            "train", "checkpoint_seconds", self.checkpoint_seconds, 0, math.inf, meaning="seconds"
+        )
+        if self.threads is not None:
+            check_count("train", "threads", self.threads, least=1, meaning="threads")
         if self.batch_size % self.devices:
             raise InputError(
                 f"train(batch_size={self.batch_size}, devices={self.devices}): the batch is split "
@@ -81,6 +100,8 @@ def load_config(path: Path | None, overrides: Sequence[tuple[str, Any]] = ()) ->
     for key, value in overrides:
         _assign(table, key, value)
     data = table.get("data", TrainConfig.data)
+    if table.get("method") == {"name": "dense"}:
+        table.setdefault("dense_twin", False)  # it would be the same run twice
     for key, value in _DEFAULTS_BY_DATA.get(str(data), {}).items():
         table.setdefault(key, value)
     return parse_config(table, source=str(path) if path is not None else "the command line")
@@ -108,16 +129,21 @@ def make_method(config: TrainConfig, *, source: str = "method") -> Method:
 
 
 def to_table(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as plain nested dictionaries; None is left out, as TOML has none."""
-    return _without_none(asdict(config))
+    """The configuration as plain nested dictionaries; None is left out, as TOML has none.
+
+    Among the method's settings it is spelt "none": its default may be something else.
+    """
+    method = {key: "none" if value is None else value for key, value in config.method.items()}
+    return _without_none({**asdict(config), "method": method})
 
 
 def parse_value(text: str) -> Any:
     """Read a value as TOML would; what is not valid TOML is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return table["value"] if len(table) == 1 else text
 
 
 def as_dense_twin(config: TrainConfig) -> TrainConfig:
@@ -172,6 +198,8 @@ def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
     """Check a value against the annotation of its field; a whole number serves as a float."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for kind in kinds:
+        if kind is types.NoneType and value == "none":
+            return None
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
         if kind is float and isinstance(value, int) and not isinstance(value, bool):

@@ -1,9 +1,11 @@
 """The training loop: one run from its first update to its record."""
 
+import math
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,11 +16,11 @@ from probmask.artifact import save
 from probmask.core import schedules
 from probmask.core.noise import fold
 from probmask.data import Batch, Shard, load_data
-from probmask.errors import CheckpointError
+from probmask.errors import CheckpointError, NonFiniteError
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.sites import find_sites
 from probmask.masking.sparsifier import Sparsifier, Summary, attach
-from probmask.models import build_model
+from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.evaluate import Score, evaluate_model
@@ -41,6 +43,7 @@ def train_run(
 ) -> dict[str, Any]:
     """Train until the record is written, from the checkpoint if there is one; return the record."""
     if directory.finished:
+        directory.checkpoint.unlink(missing_ok=True)  # killed between the record and this
         return directory.read_record()
     training = Training(config, directory, fabric)
     if directory.checkpoint.exists():
@@ -49,6 +52,24 @@ def train_run(
     with reporter:
         training.run(reporter)
     return training.finish()
+
+
+def check_runnable(config: TrainConfig) -> None:
+    """Build everything that a run needs, so that what is wrong is said before a file is made."""
+    data = load_data(config.data)
+    steps = data.steps_per_epoch(config.batch_size)
+    suggested = {"classes": data.classes, "channels": data.image_shape[0]}
+    model = build_model(config.model, config.model_args, suggested=suggested)
+    example = torch.zeros(1, *data.image_shape)
+    macs_per_weight(model, find_sites(model), example)
+    attach(
+        model,
+        make_method(config),
+        total_steps=config.epochs * steps,
+        steps_per_epoch=steps,
+        example_inputs=example,
+        seed=config.seed,
+    )
 
 
 class Training:
@@ -65,6 +86,8 @@ class Training:
         self.steps_per_epoch = self.data.steps_per_epoch(config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
         self.shard = Shard(fabric.global_rank, fabric.world_size)
+        suggested = {"classes": self.data.classes, "channels": self.data.image_shape[0]}
+        self.model_args = model_settings(config.model, config.model_args, suggested=suggested)
         self.model = self._build_model()
         self.example = torch.zeros(1, *self.data.image_shape)
         optimizer = torch.optim.SGD(
@@ -93,15 +116,17 @@ class Training:
 
     def _build_model(self) -> nn.Module:
         torch.manual_seed(fold(self.config.seed, _INIT))
-        channels = self.data.image_shape[0]
-        suggested = {"classes": self.data.classes, "channels": channels}
-        return build_model(self.config.model, self.config.model_args, suggested=suggested)
+        return build_model(self.config.model, self.model_args)
 
     def run(self, reporter: Reporter) -> None:
         """Train to the last update."""
+        log = self._open_log()
+        with log if log is not None else nullcontext():
+            self._run(log, reporter)
+
+    def _run(self, log: MetricsLog | None, reporter: Reporter) -> None:
         started = last_checkpoint = time.monotonic()
         before = self.seconds
-        log = self._open_log()
         self.network.train()
         for batch in self._batches():
             self._update(batch)
@@ -113,8 +138,6 @@ class Training:
             if now - last_checkpoint >= self.config.checkpoint_seconds:
                 self._write_checkpoint(log)
                 last_checkpoint = now
-        if log is not None:
-            log.close()
 
     def finish(self) -> dict[str, Any]:
         """Make the network final, measure it, write artifact and record."""
@@ -136,8 +159,8 @@ class Training:
             record["bytes"] = self.directory.artifact.stat().st_size
             self.directory.write_record(record)
             self.directory.checkpoint.unlink(missing_ok=True)
-        self.fabric.barrier()
-        return record
+        finished: dict[str, Any] = self.fabric.broadcast(record)
+        return finished
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of this very run."""
@@ -146,9 +169,16 @@ class Training:
                 f"{self.directory.checkpoint}: belongs to a run with another configuration; "
                 "resume without changing settings."
             )
-        self.model.load_state_dict(state["model"])
-        self.raw_optimizer.load_state_dict(state["optimizer"])
-        self.sparsifier.load_state_dict(state["sparsifier"])
+        try:
+            self.model.load_state_dict(state["model"])
+            self.raw_optimizer.load_state_dict(state["optimizer"])
+            self.sparsifier.load_state_dict(state["sparsifier"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self.directory.checkpoint}: does not fit the model ({reason}); "
+                "has its code changed since?"
+            ) from error
         self.step, self.seconds = state["step"], state["seconds"]
         self.log_length = state["log_length"]
         self.sums.copy_(state["sums"])
@@ -226,6 +256,11 @@ class Training:
     def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
         loss, correct, images = self.sums.tolist()
         self.sums.zero_()
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"update {self.step}: the loss is {loss}; lower optimizer.lr, or clip gradients by "
+                "optimizer.clip_norm."
+            )
         metrics = self.sparsifier.metrics()
         epoch = self.step // self.steps_per_epoch
         values = {"epoch": epoch, "loss": loss / images, "train_accuracy": 100 * correct / images}
@@ -253,25 +288,27 @@ class Training:
             for layer, macs in zip(summary.layers, counts, strict=True)
         ]
         settings = make_method(self.config).settings()
+        dense, sparse = (
+            sum(m * n for m, n in zip(counts, sizes, strict=True))
+            for sizes in (
+                [layer.size for layer in summary.layers],
+                [layer.kept for layer in summary.layers],
+            )
+        )
+        # In the currency that was asked for.
+        reached = 1 - sparse / dense if settings.get("cost") == "flops" else summary.sparsity
         return {
             "model": self.config.model,
-            "model_args": dict(self.config.model_args),
+            "model_args": self.model_args,
             "data": self.config.data,
             "method": dict(self.config.method),
             "seed": self.config.seed,
             "epochs": self.config.epochs,
             "updates": self.total_steps,
-            "sparsity": {"asked": settings["sparsity"], "reached": summary.sparsity},
+            "sparsity": {"asked": settings["sparsity"], "reached": reached},
             "kept": summary.kept,
             "size": summary.size,
-            "macs": {
-                "dense": sum(
-                    m * layer.size for m, layer in zip(counts, summary.layers, strict=True)
-                ),
-                "sparse": sum(
-                    m * layer.kept for m, layer in zip(counts, summary.layers, strict=True)
-                ),
-            },
+            "macs": {"dense": dense, "sparse": sparse},
             "test": {"correct": score.correct, "total": score.total, "accuracy": score.accuracy},
             "layers": layers,
             "seconds": round(self.seconds, 3),

@@ -26,6 +26,9 @@ except ImportError:  # Windows has no such lock; there, two processes are the us
     fcntl = None  # type: ignore[assignment]
 
 
+_LEFTOVER = ".probmask-*.tmp"  # what `write_atomically` calls its unfinished files
+
+
 class RunDirectory:
     """Paths of a run, and what may be done with them."""
 
@@ -46,7 +49,7 @@ class RunDirectory:
     def create(self, config: TrainConfig) -> None:
         """Make the directory for a new run; one that is in use is refused, untouched."""
         try:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or self._in_use()):
                 raise InputError(
                     f"--out {self.path}: is already in use; choose another, or pass --resume to "
                     "go on with the run in it."
@@ -58,6 +61,10 @@ class RunDirectory:
                 "writable directory."
             ) from error
         write_atomically(self.config, tomli_w.dumps(to_table(config)).encode(), overwrite=False)
+
+    def _in_use(self) -> bool:
+        # What a process was killed over before it had begun is not a use.
+        return any(not path.match(_LEFTOVER) for path in self.path.iterdir())
 
     def read_config(self) -> TrainConfig:
         """The configuration of the run that is in the directory."""
@@ -89,12 +96,17 @@ class RunDirectory:
 
     def read_record(self) -> dict[str, Any]:
         """The record of a finished run."""
-        record: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
+        try:
+            record: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(
+                f"{self.record}: is damaged ({error}); delete it to finish the run anew."
+            ) from error
         return record
 
     def remove_leftovers(self) -> None:
         """Delete what a killed process was in the middle of writing."""
-        for leftover in self.path.glob(".probmask-*.tmp"):
+        for leftover in self.path.glob(_LEFTOVER):
             leftover.unlink()
 
 

@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 
 from probmask.errors import InputError
 from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
-from probmask.training.loop import MakeReporter, train_run
+from probmask.training.loop import MakeReporter, check_runnable, train_run
 from probmask.training.progress import Quiet
 from probmask.training.run_directory import RunDirectory, unused_directory
 
@@ -41,12 +41,9 @@ def train(
     launch = config or (
         RunDirectory(Path(str(out))).read_config() if resumes else load_config(None)
     )
-    fabric = Fabric(
-        accelerator=launch.accelerator,
-        devices=launch.devices,
-        strategy=launch.strategy,
-        precision=launch.precision,
-    )
+    if not resume:
+        check_runnable(launch)
+    fabric = _fabric(launch)
     fabric.launch()
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)
@@ -58,6 +55,21 @@ def train(
             dense = _run_twin(as_dense_twin(config), twin, fabric, make_reporter)
         record = train_run(config, RunDirectory(path), fabric, make_reporter)
     return Outcome(path, record, dense)
+
+
+def _fabric(config: TrainConfig) -> Fabric:
+    try:
+        return Fabric(
+            accelerator=config.accelerator,
+            devices=config.devices,
+            strategy=config.strategy,
+            precision=config.precision,
+        )
+    except Exception as error:  # Lightning raises errors of many kinds here
+        raise InputError(
+            f"train(accelerator={config.accelerator!r}, devices={config.devices}, strategy="
+            f"{config.strategy!r}): Lightning refuses: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _prepared(
@@ -75,7 +87,7 @@ def _prepared(
             result = _resumed(config, out) if resume else _created(config, out)
             locks.enter_context(RunDirectory(result[0]).locked())
             RunDirectory(result[0]).remove_leftovers()
-        except InputError as error:
+        except (InputError, OSError) as error:  # or the other ranks would wait for ever
             result = str(error)
     result = fabric.broadcast(result)
     if isinstance(result, str):

@@ -1,0 +1,137 @@
+"""Claim: `project_` is at least 5 times as fast as 21 plain bisection passes, and exact to 1e-6.
+
+The rival is what the ProbMask release runs after every step: 21 passes of
+Σ clip(z - v, 0, 1) in fp32, tensor by tensor, then sub_ and clamp_. Both are timed in turn, in one
+process, on the layer shapes of ResNet50 (54 tensors, 25.5 million entries) and of ResNet32-2x
+(34 tensors, 1.86 million). "passes" counts how often ours reads all entries before it writes.
+
+    python benchmarks/projection.py --repeats 11
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from probmask.core import projection
+from probmask.core.projection import project_
+
+
+def resnet50() -> list[tuple[int, ...]]:
+    """Shapes of the stem, 16 bottlenecks with 4 projecting shortcuts, and the classifier."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7)]
+    wide = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += [(width, wide, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            shapes += [(4 * width, wide, 1, 1)] if block == 0 else []
+            wide = 4 * width
+    return [*shapes, (1000, 2048, 1, 1)]
+
+
+def resnet32() -> list[tuple[int, ...]]:
+    """Shapes of the stem, 15 basic blocks with 2 projecting shortcuts, and the classifier."""
+    shapes: list[tuple[int, ...]] = [(32, 3, 3, 3)]
+    wide = 32
+    for width in (32, 64, 128):
+        for _ in range(5):
+            shapes += [(width, wide, 3, 3), (width, width, 3, 3)]
+            shapes += [(width, wide, 1, 1)] if width != wide else []
+            wide = width
+    return [*shapes, (10, 128, 1, 1)]
+
+
+def inputs(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[str, list[Tensor], float]]:
+    """Name, tensors and budget of each case; 2 % are kept."""
+    n = sum(torch.Size(shape).numel() for shape in shapes)
+    yield "after an Adam step", [after_adam(shape) for shape in shapes], 0.02 * n
+    yield "all ones", [torch.ones(shape) for shape in shapes], 0.02 * n
+    yield "uniform", [torch.rand(shape) for shape in shapes], 0.02 * n
+    few = [torch.rand(shape) * (torch.rand(shape) < 0.002) for shape in shapes]
+    yield "few active", few, 0.0005 * n
+
+
+def after_adam(shape: tuple[int, ...]) -> Tensor:
+    """Mid-training: 95 % of the probabilities at 0, 1 % at 1, then a noisy step of up to 6e-3."""
+    kind = torch.rand(shape)
+    s = torch.where(kind < 0.01, 1.0, torch.where(kind < 0.05, torch.rand(shape) ** 3, 0.0))
+    return s.add_((3e-3 * torch.randn(shape)).clamp_(-6e-3, 6e-3))
+
+
+def bisect_(probs: Sequence[Tensor], keep: float) -> float:
+    """The release's projection: 21 halvings of [0, max z], sums in fp32."""
+    lo, hi = 0.0, float(max(z.max() for z in probs))
+    for _ in range(21):
+        v = (lo + hi) / 2
+        kept = sum((z - v).clamp(0, 1).sum() for z in probs)
+        lo, hi = (v, hi) if kept > keep else (lo, v)
+    v = (lo + hi) / 2
+    for z in probs:
+        z.sub_(v).clamp_(0, 1)
+    return v
+
+
+def count_passes(probs: Sequence[Tensor], keep: float) -> int:
+    """How often `project_` evaluates the budget over all entries."""
+    n, passes, kept = sum(z.numel() for z in probs), 0, projection._kept
+
+    def counting(chunks: projection._Chunks, *rest: object, exact: bool) -> float:
+        nonlocal passes
+        passes += sum(len(z) for z, _ in chunks) == n
+        return kept(chunks, *rest, exact=exact)
+
+    projection._kept = counting
+    try:
+        project_([z.clone() for z in probs], keep)
+    finally:
+        projection._kept = kept
+    return passes
+
+
+def timed(
+    projector: Callable[[Sequence[Tensor], float], float], probs: Sequence[Tensor], keep: float
+) -> tuple[float, float]:
+    """Milliseconds, and |Σ s - keep| / keep with the sum in fp64."""
+    copies = [z.clone() for z in probs]
+    start = time.perf_counter()
+    projector(copies, keep)
+    elapsed = time.perf_counter() - start
+    return 1e3 * elapsed, abs(float(sum(z.double().sum() for z in copies)) - keep) / keep
+
+
+def main() -> None:
+    """Print one row per network and input."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=11)
+    repeats = parser.parse_args().repeats
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    print(f"medians of {repeats}; errors are |Σs - keep| / keep\n")
+    print("| network | input | bisection ms | ours ms | ratio | passes | its error | our error |")
+    print("|---|---|---|---|---|---|---|---|")
+    for network in (resnet50, resnet32):
+        for name, probs, keep in inputs(network()):
+            passes = count_passes(probs, keep)  # also the warm-up
+            theirs, ours = zip(
+                *(
+                    (timed(bisect_, probs, keep), timed(project_, probs, keep))
+                    for _ in range(repeats)
+                ),
+                strict=True,
+            )
+            (slow, off), (fast, exact) = (
+                (statistics.median(t for t, _ in runs), max(e for _, e in runs))
+                for runs in (theirs, ours)
+            )
+            print(
+                f"| {network.__name__} | {name} | {slow:.1f} | {fast:.1f} | {slow / fast:.1f} "
+                f"| {passes} | {off:.1e} | {exact:.1e} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,463 @@
+"""However the optimizer comes in, probabilities are updated once per step, and by nobody else."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import probmask
+from reference import probmask as twin
+from reference.networks import (
+    assert_same_state,
+    build,
+    loss_of,
+    make_batches,
+    probs_of,
+    sgd,
+    state_of,
+    step,
+    train,
+)
+
+STEPS = 12
+
+
+def method():
+    return probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1)
+
+
+def attach(model, **arguments):
+    settings = {"total_steps": STEPS, "seed": 5} | arguments
+    return probmask.attach(model, method(), **settings)
+
+
+def made_before(model):
+    optimizer = sgd(model)
+    return attach(model, optimizer=optimizer), optimizer
+
+
+def made_after_and_used(model):
+    sparsifier = attach(model)
+    optimizer = sgd(model)
+    sparsifier.use(optimizer)
+    return sparsifier, optimizer
+
+
+def made_after_and_never_mentioned(model):
+    sparsifier = attach(model)
+    return sparsifier, sgd(model)
+
+
+def made_before_and_never_mentioned(model):
+    optimizer = sgd(model)
+    return attach(model), optimizer
+
+
+def named_twice(model):
+    sparsifier, optimizer = made_before(model)
+    sparsifier.use(optimizer)
+    return sparsifier, optimizer
+
+
+WAYS = [
+    made_before,
+    made_after_and_used,
+    made_after_and_never_mentioned,
+    made_before_and_never_mentioned,
+    named_twice,
+]
+
+
+def by_hand(batches, total=STEPS):
+    """The MLP trained by the twin; its weights, biases and probabilities."""
+    model = build("mlp")
+    linears = [model[0], model[2], model[4]]
+    w = [layer.weight for layer in linears]
+    b = [layer.bias for layer in linears]
+
+    def network(weights, biases, batch):
+        x, y = batch
+        x = functional.relu(functional.linear(x, weights[0], biases[0]))
+        x = torch.tanh(functional.linear(x, weights[1], biases[1]))
+        return functional.cross_entropy(functional.linear(x, weights[2], biases[2]), y)
+
+    s, _ = twin.train(w, b, network, batches, sparsity=0.8, seed=5, lr=0.1, total=total)
+    return w, b, s
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_in_gives_the_update_made_by_hand(way):
+    batches = make_batches("mlp", STEPS)
+    w, b, s = by_hand(batches)
+    model = build("mlp")
+    sparsifier, optimizer = way(model)
+    train(model, optimizer, batches)
+    layers = [model[0], model[2], model[4]]
+    for layer, weight, bias, prob in zip(layers, w, b, s, strict=True):
+        assert torch.equal(layer.parametrizations.weight[0].prob, prob)
+        assert torch.equal(layer.parametrizations.weight.original, weight)
+        assert torch.equal(layer.bias, bias)
+    assert sparsifier.now.step == STEPS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_probabilities_are_in_nobody_elses_hands(way):
+    model = build("mlp")
+    sparsifier, optimizer = way(model)
+    step(model, optimizer, make_batches("mlp", 1)[0])
+    ours = {id(prob) for prob in probs_of(model).values()}
+    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == 6
+    assert not ours & set(held)
+    assert not ours & {id(p) for p in optimizer.state}
+    assert sparsifier.now.step == 1
+
+
+def test_moments_already_gathered_for_probabilities_go_too():
+    model = build("mlp")
+    sparsifier = attach(model)
+    optimizer = sgd(model)
+    prob = next(iter(probs_of(model).values()))
+    optimizer.state[prob]["momentum_buffer"] = torch.ones_like(prob)
+    sparsifier.use(optimizer)
+    assert prob not in optimizer.state
+
+
+def test_two_optimizers_make_one_update():
+    batches = make_batches("mlp", STEPS)
+    one = build("mlp")
+    _, single = made_before(one)
+    train(one, single, batches)
+
+    two = build("mlp")
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
+    first = torch.optim.SGD(two[0].parameters(), **settings)
+    second = torch.optim.SGD([*two[2].parameters(), *two[4].parameters()], **settings)
+    sparsifier = attach(two, optimizer=[first, second])
+    for batch in batches:
+        first.zero_grad()
+        second.zero_grad()
+        loss_of(two, batch).backward()
+        first.step()
+        second.step()
+    assert sparsifier.now.step == STEPS
+    assert_same_state(state_of(one), state_of(two))
+
+
+def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts():
+    model = build("mlp")
+    _, optimizer = made_before(model)
+    batch = make_batches("mlp", 1)[0]
+    step(model, optimizer, batch)
+    loss_of(model, batch).backward()
+    before = state_of(model)
+    rogue = torch.optim.Adam(model.parameters())
+    with pytest.raises(
+        probmask.InputError,
+        match=r"Adam\.step\(\): .*follows another one; call sparsifier\.use\(optimizer\)",
+    ):
+        rogue.step()
+    assert_same_state(before, state_of(model))
+
+
+def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not():
+    model = build("mlp")
+    sparsifier, old = made_before(model)
+    batches = make_batches("mlp", 3)
+    step(model, old, batches[0])
+    new = torch.optim.Adam(model.parameters(), lr=1e-3)
+    sparsifier.use(new)
+    step(model, new, batches[1])
+    assert sparsifier.now.step == 2
+    with pytest.raises(probmask.InputError, match="follows another one"):
+        step(model, old, batches[2])
+
+
+def test_an_optimizer_of_another_model_is_none_of_our_business():
+    model, other = build("mlp"), build("mlp")
+    sparsifier = attach(model)
+    stranger = sgd(other)
+    train(other, stranger, make_batches("mlp", 2))
+    assert sparsifier.now.step == 0
+    step(model, sgd(model), make_batches("mlp", 1)[0])
+    assert sparsifier.now.step == 1
+
+
+def test_two_models_two_sparsifiers():
+    models = [build("mlp"), build("mlp", seed=1)]
+    sparsifiers = [attach(model) for model in models]
+    optimizers = [sgd(model) for model in models]
+    batches = make_batches("mlp", STEPS)
+    for batch in batches:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            step(model, optimizer, batch)
+    assert [s.now.step for s in sparsifiers] == [STEPS, STEPS]
+    alone = build("mlp")
+    _, optimizer = made_before(alone)
+    train(alone, optimizer, batches)
+    assert_same_state(state_of(alone), state_of(models[0]))
+
+
+def test_two_models_one_optimizer():
+    models = [build("mlp"), build("mlp", seed=1)]
+    optimizer = torch.optim.SGD([*models[0].parameters(), *models[1].parameters()], lr=0.1)
+    sparsifiers = [attach(model, optimizer=optimizer) for model in models]
+    batch = make_batches("mlp", 1)[0]
+
+    def backward():
+        sum(loss_of(model, batch) for model in models).backward()
+
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward()
+        optimizer.step()
+    assert [s.now.step for s in sparsifiers] == [3, 3]
+    sparsifiers[0].finalize()
+    backward()
+    optimizer.zero_grad()  # an update skipped; the model that trains on must not remember it
+    assert all(prob.grad is None for prob in probs_of(models[1]).values())
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_closure(by_keyword):
+    batches = make_batches("mlp", STEPS)
+    plain = build("mlp")
+    _, optimizer = made_before(plain)
+    train(plain, optimizer, batches)
+
+    model = build("mlp")
+    optimizer = sgd(model)
+    attach(model, optimizer=optimizer)
+    losses = []
+    for batch in batches:
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        returned = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+        losses.append(returned.item())
+    assert len(losses) == STEPS
+    assert_same_state(state_of(plain), state_of(model))
+
+
+def test_gradients_of_a_closure_are_clipped_before_they_are_used():
+    batch = make_batches("mlp", 1)[0]
+    model = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    settings = probmask.ProbMask(sparsity=0.8, clip_norm=1e-3)
+    probmask.attach(model, settings, optimizer=optimizer, total_steps=100, seed=5)
+    weights = [p for name, p in model.named_parameters() if not name.endswith(".prob")]
+    before = [p.detach().clone() for p in weights]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = 100 * loss_of(model, batch)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    moved = torch.stack([(p - q).norm() for p, q in zip(weights, before, strict=True)]).norm()
+    assert 0 < moved <= 1.001e-3
+
+
+def test_lbfgs_which_keeps_its_own_list_of_parameters():
+    model = build("mlp")
+    sparsifier = attach(model)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    sparsifier.use(optimizer)
+    batch = make_batches("mlp", 1)[0]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    for prob in probs_of(model).values():
+        assert ((prob >= 0) & (prob <= 1)).all()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_skipped_update_leaves_no_gradient_behind(set_to_none):
+    """What AMP's GradScaler does on overflow: no step(), and at the next update zero_grad()."""
+    batches = make_batches("mlp", 4)
+    model = build("mlp")
+    _, optimizer = made_before(model)
+    loss_of(model, batches[-1]).backward()
+    assert any(prob.grad is not None for prob in probs_of(model).values())
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss_of(model, batch).backward()
+        optimizer.step()
+    plain = build("mlp")
+    _, optimizer = made_before(plain)
+    train(plain, optimizer, batches)
+    assert_same_state(state_of(plain), state_of(model))
+
+
+def test_grad_scaler_gives_what_unscaled_training_gives():
+    """A power of two scales exactly, so even the probabilities must come out the same."""
+    batches = make_batches("mlp", 8)
+    plain = build("mlp")
+    _, optimizer = made_before(plain)
+    train(plain, optimizer, batches)
+
+    model = build("mlp")
+    _, optimizer = made_before(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    for batch in batches:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    for name, value in state_of(plain).items():
+        torch.testing.assert_close(state_of(model)[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_grad_scaler_skips_an_overflow_altogether():
+    model = build("mlp")
+    sparsifier, optimizer = made_before(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    inputs, labels = make_batches("mlp", 1)[0]
+    before = state_of(model)
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, (inputs * torch.inf, labels))).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert sparsifier.now.step == 0
+    assert_same_state(before, state_of(model))
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, (inputs, labels))).backward()
+    scaler.step(optimizer)
+    assert sparsifier.now.step == 1
+    assert all(prob.isfinite().all() for prob in probs_of(model).values())
+
+
+def test_a_scheduler_made_before_keeps_working():
+    model = build("mlp")
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    sparsifier = attach(model, optimizer=optimizer)
+    rates = []
+    for batch in make_batches("mlp", 6):
+        step(model, optimizer, batch)
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    assert rates == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
+    assert sparsifier.now.step == 6
+
+
+def test_groups_stay_where_schedules_expect_them():
+    """Probabilities in a group of their own, in the middle: the group stays, empty."""
+    model = build("mlp")
+    sparsifier = attach(model)
+    probs = list(probs_of(model).values())
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    weights = [p for name, p in model.named_parameters() if name.endswith("original")]
+    groups = [
+        {"params": weights, "lr": 0.3},
+        {"params": probs, "lr": 0.2},
+        {"params": biases, "lr": 0.1},
+    ]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda n: 0.5**n] * 3)
+    sparsifier.use(optimizer)
+    batches = make_batches("mlp", 2)
+    step(model, optimizer, batches[0])
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.15, 0.1, 0.05]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    assert sizes == [3, 0, 3]
+    step(model, optimizer, batches[1])
+    for group, expected in zip(optimizer.param_groups, [weights, [], biases], strict=True):
+        assert [id(p) for p in group["params"]] == [id(p) for p in expected]
+    assert sparsifier.now.step == 2
+
+
+def test_the_optimizer_is_itself_again_after_finalize():
+    model = build("mlp")
+    optimizer = sgd(model)
+    attributes = set(vars(optimizer))
+    sparsifier = attach(model, optimizer=optimizer)
+    train(model, optimizer, make_batches("mlp", 3))
+    sparsifier.finalize()
+    assert set(vars(optimizer)) == attributes
+    train(model, optimizer, make_batches("mlp", 2))
+    assert sparsifier.now.step == 3
+
+
+def test_a_sparsifier_nobody_holds_still_does_its_work():
+    """attach() in a helper function, its result dropped: probabilities must not be forgotten."""
+    model = build("mlp")
+    attach(model)
+    gc.collect()
+    optimizer = sgd(model)
+    batches = make_batches("mlp", STEPS)
+    train(model, optimizer, batches)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert not held & {id(prob) for prob in probs_of(model).values()}
+    _, _, s = by_hand(batches)
+    for prob, expected in zip(probs_of(model).values(), s, strict=True):
+        assert torch.equal(prob, expected)
+
+
+@pytest.mark.parametrize("optimizer", [[], object(), [object()], "sgd"])
+def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(optimizer):
+    model = build("mlp")
+    keys = list(model.state_dict())
+    with pytest.raises(probmask.InputError, match="optimizer"):
+        attach(model, optimizer=optimizer)
+    assert list(model.state_dict()) == keys
+
+
+def test_use_wants_an_optimizer():
+    with pytest.raises(probmask.InputError, match="optimizer"):
+        attach(build("mlp")).use()
+
+
+def test_loading_optimizer_state_after_attach():
+    model = build("mlp")
+    _, optimizer = made_before(model)
+    train(model, optimizer, make_batches("mlp", 3))
+    saved = optimizer.state_dict()
+    again = build("mlp")
+    sparsifier, fresh = made_before(again)
+    fresh.load_state_dict(saved)
+    step(again, fresh, make_batches("mlp", 1)[0])
+    assert sparsifier.now.step == 1
+
+
+def test_a_loss_that_diverges_names_the_layer():
+    model = build("mlp")
+    _, optimizer = made_before(model)
+    inputs, labels = make_batches("mlp", 1)[0]
+    with pytest.raises(probmask.InputError, match=r"0\.weight.*diverged"):
+        step(model, optimizer, (inputs * torch.nan, labels))
+
+
+def test_adam_and_friends_work_as_the_users_optimizer():
+    for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
+        model = build("mlp")
+        optimizer = make(model.parameters(), lr=1e-2)
+        sparsifier = attach(model, optimizer=optimizer)
+        train(model, optimizer, make_batches("mlp", STEPS))
+        assert sparsifier.finalize().kept == 80
+
+
+def test_dense_follows_an_optimizer_too():
+    model, plain = build("mlp"), build("mlp")
+    batches = make_batches("mlp", 5)
+    sparsifier = probmask.attach(model, probmask.Dense(), total_steps=5)
+    train(model, sgd(model), batches)
+    train(plain, sgd(plain), batches)
+    summary = sparsifier.finalize()
+    assert (summary.kept, summary.sparsity) == (400, 0)
+    assert_same_state(state_of(model), state_of(plain))
+    assert isinstance(model[0], nn.Linear)

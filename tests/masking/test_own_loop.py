@@ -1,0 +1,137 @@
+"""The ten lines of the README on networks that the package has never seen."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import probmask
+from reference.networks import NETWORKS, build, loss_of, make_batches, sgd, train
+
+STRANGERS = ["unet", "transformer", "conv1d", "conv3d", "depthwise", "mlp", "tied", "recurrent"]
+
+
+def maskable(model):
+    """The weights that are masked, each once, counted independently of the package."""
+    found = {}
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+            found[id(module.weight)] = module.weight
+        elif isinstance(module, nn.MultiheadAttention):
+            found[id(module.in_proj_weight)] = module.in_proj_weight
+    return list(found.values())
+
+
+def run(name, sparsity, steps=30, **settings):
+    model = build(name)
+    optimizer = sgd(model)
+    method = probmask.ProbMask(sparsity=sparsity, min_keep_per_layer=1, **settings)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=steps, seed=3)
+    for batch in make_batches(name, steps):
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model, sparsifier.finalize()
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("sparsity", [0.5, 0.93])
+def test_ends_at_exactly_the_sparsity_asked_for(name, sparsity):
+    model, summary = run(name, sparsity)
+    weights = maskable(model)
+    size = sum(weight.numel() for weight in weights)
+    keep = size - round(sparsity * size)
+    assert sum(int(weight.count_nonzero()) for weight in weights) == keep
+    assert (summary.kept, summary.size) == (keep, size)
+    assert [layer.size for layer in summary.layers] == [weight.numel() for weight in weights]
+    assert [layer.kept for layer in summary.layers] == [int(w.count_nonzero()) for w in weights]
+    assert summary.sparsity == pytest.approx(1 - keep / size, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_pruned_weights_are_positive_zeros(name):
+    model, _ = run(name, 0.9, steps=5)
+    for weight in maskable(model):
+        assert not torch.signbit(weight[weight == 0]).any()
+
+
+@pytest.mark.parametrize("name", [*STRANGERS, "language", "conv"])
+def test_leaves_a_plain_module_with_the_same_parameters_in_the_same_order(name):
+    model = build(name)
+    kinds = [type(module) for module in model.modules()]
+    keys = list(model.state_dict())
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    method = probmask.ProbMask(sparsity=0.5, min_keep_per_layer=1)
+    sparsifier = probmask.attach(model, method, total_steps=2)
+    train(model, sgd(model), make_batches(name, 2))
+    sparsifier.finalize()
+    assert not any(parametrize.is_parametrized(module) for module in model.modules())
+    assert [type(module) for module in model.modules()] == kinds
+    after = list(model.named_parameters(remove_duplicate=False))
+    assert {name: id(p) for name, p in after} == {name: id(p) for name, p in parameters}
+    assert all(p.requires_grad for _, p in after)
+    # In order: averaging and optimizer state go by position.
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in after] == [name for name, _ in parameters]
+
+
+def test_it_learns():
+    """Sparse training is training: a separable problem is solved by a tenth of the weights."""
+    torch.manual_seed(0)
+    inputs = torch.randn(256, 6)
+    labels = (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    method = probmask.ProbMask(sparsity=0.9)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=400, seed=0)
+    train(model, optimizer, [(inputs, labels)] * 400)
+    sparsifier.finalize()
+    assert (model.eval()(inputs).argmax(1) == labels).float().mean() > 0.9
+
+
+def test_the_finished_model_can_be_pickled_and_saved(tmp_path):
+    model, _ = run("unet", 0.9, steps=3)
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    fresh = build("unet", seed=5)
+    fresh.load_state_dict(torch.load(tmp_path / "plain.pt", weights_only=True))
+    inputs = make_batches("unet", 1)[0][0]
+    assert torch.equal(fresh.eval()(inputs), model.eval()(inputs))
+
+
+def test_an_embedding_stays_dense_unless_it_is_included():
+    model, summary = run("transformer", 0.9, steps=3)
+    assert model.embed.weight.count_nonzero() == model.embed.weight.numel()
+    assert not any("embed" in layer.name for layer in summary.layers)
+
+
+def test_the_mean_of_the_loop_survives_stopping_early():
+    """Fewer updates than planned: finalize still keeps exactly the budget."""
+    model = build("mlp")
+    sparsifier = probmask.attach(
+        model, probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1), total_steps=1000
+    )
+    train(model, sgd(model), make_batches("mlp", 4))
+    assert sparsifier.finalize().kept == 400 - round(0.8 * 400)
+
+
+def test_training_may_go_on_beyond_total_steps():
+    model = build("mlp")
+    sparsifier = probmask.attach(
+        model, probmask.ProbMask(sparsity=0.8, freeze_at=None), total_steps=5
+    )
+    train(model, sgd(model), make_batches("mlp", 12))
+    assert sparsifier.now.step == 12
+    assert sparsifier.now.fraction == 1
+    assert sparsifier.finalize().kept == 80
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.0, True])
+def test_total_steps_is_a_positive_whole_number(steps):
+    with pytest.raises(probmask.InputError, match=r"attach\(total_steps=.*at least 1"):
+        probmask.attach(build("mlp"), probmask.ProbMask(sparsity=0.5), total_steps=steps)
+
+
+def test_every_network_of_the_table_runs():
+    for name in NETWORKS:
+        assert loss_of(build(name), make_batches(name, 1)[0]).isfinite()

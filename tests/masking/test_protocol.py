@@ -1,0 +1,215 @@
+"""A method of somebody else's: what CONTRIBUTING promises, in a few lines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import probmask
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
+from probmask.masking.sites import Site
+from reference.networks import (
+    assert_same_state,
+    build,
+    loss_of,
+    make_batches,
+    sgd,
+    state_of,
+    step,
+    train,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Method):
+    """Keep a random subset, fixed before training."""
+
+    name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "a random subset"
+
+    def begin(self, sites: Sequence[Site], context: Context) -> Masker:
+        return RandomMasker(self, sites, context)
+
+
+class PlainWeight(MaskedWeight):
+    def training_weight(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class RandomMasker(Masker):
+    def __init__(self, method: Random, sites: Sequence[Site], context: Context) -> None:
+        super().__init__(sites, [PlainWeight(site) for site in sites])
+        self.seed = context.seed
+        self.keep = keep_of(method.sparsity, sum(site.size for site in sites))
+        self.moments: list[str] = []
+        self.freeze()
+
+    def choose(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        sizes = [weight.numel() for weight in self.weights]
+        order = torch.randperm(sum(sizes), generator=generator)
+        flat = torch.zeros(sum(sizes), dtype=torch.bool)
+        flat[order[: self.keep]] = True
+        parts = flat.split(sizes)
+        return [part.view(w.shape) for part, w in zip(parts, self.weights, strict=True)]
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        self.moments.append(f"before {now.step}")
+
+    def after_backward(self, now: Progress, parameters: Sequence[Tensor]) -> None:
+        assert all(parameter.grad is not None for parameter in parameters)
+        self.moments.append(f"backward {now.step}")
+
+    def after_update(self, now: Progress) -> None:
+        self.moments.append(f"update {now.step}")
+
+
+class Scaled(MaskedWeight):
+    """A site with a trainable of its own: one scale."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        return weight * self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Method):
+    """Keep the largest weights; learn a scale per layer that costs."""
+
+    name: ClassVar[str] = "scaling"
+    summary: ClassVar[str] = "the largest weights"
+
+    def begin(self, sites: Sequence[Site], context: Context) -> Masker:
+        return ScalingMasker(sites, [Scaled(site) for site in sites])
+
+
+class ScalingMasker(Masker):
+    def choose(self) -> list[Tensor]:
+        return [weight.abs() >= weight.abs().median() for weight in self.weights]
+
+    def trainables(self) -> list[Trainables]:
+        scales = [mask.scale for mask in self.masks]
+        return [Trainables(torch.optim.SGD(scales, lr=1.0), lambda now: 0.1 * (1 - now.fraction))]
+
+    def penalty(self) -> Tensor | float:
+        return sum(mask.scale.square() for mask in self.masks)
+
+    def metrics(self) -> dict[str, float]:
+        return {"scale": sum(mask.scale.item() for mask in self.masks)}
+
+
+def test_a_method_in_a_few_lines_goes_through_all_of_it():
+    model = build("mlp")
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(
+        model, Random(sparsity=0.75), optimizer=optimizer, total_steps=3, seed=4
+    )
+    start = [model[i].weight != 0 for i in (0, 2, 4)]
+    assert sum(int(mask.sum()) for mask in start) == 100
+    train(model, optimizer, make_batches("mlp", 3))
+    summary = sparsifier.finalize()
+    assert summary.kept == 100
+    for mask, i in zip(start, (0, 2, 4), strict=True):
+        assert torch.equal(model[i].weight != 0, mask)
+
+
+def test_the_three_moments_come_in_their_order():
+    model = build("mlp")
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(model, Random(sparsity=0.5), optimizer=optimizer, total_steps=2)
+    train(model, optimizer, make_batches("mlp", 2))
+    assert sparsifier._masker.moments == [
+        "before 0",
+        "backward 0",
+        "update 0",
+        "before 1",
+        "backward 1",
+        "update 1",
+        "before 2",
+    ]
+
+
+def test_the_settings_are_checked_for_every_method():
+    with pytest.raises(
+        probmask.InputError, match=r"Random\(sparsity=75\): .*; for 75 % pass 0\.75\."
+    ):
+        Random(sparsity=75)
+    assert Random(sparsity=0.5).settings() == {"sparsity": 0.5}
+
+
+def test_trainables_of_a_method_are_trained_at_its_own_rate():
+    model = build("mlp")
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(model, Scaling(sparsity=0.5), optimizer=optimizer, total_steps=4)
+    batches = make_batches("mlp", 4)
+    scale = sparsifier._masker.masks[0].scale
+    for count, batch in enumerate(batches):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch) + sparsifier.penalty()
+        (grad,) = torch.autograd.grad(loss, scale, retain_graph=True)
+        expected = scale.detach() - 0.1 * (1 - count / 4) * grad
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(scale.detach(), expected)
+    assert sparsifier.metrics()["scale"] == pytest.approx(
+        sum(mask.scale.item() for mask in sparsifier._masker.masks)
+    )
+
+
+def test_a_foreign_method_resumes():
+    batches = make_batches("mlp", 4)
+
+    def begin():
+        model = build("mlp")
+        optimizer = sgd(model)
+        method = Scaling(sparsity=0.5)
+        return (
+            model,
+            optimizer,
+            probmask.attach(model, method, optimizer=optimizer, total_steps=4, seed=0),
+        )
+
+    whole, first, second = begin(), begin(), begin()
+    train(whole[0], whole[1], batches)
+    train(first[0], first[1], batches[:2])
+    for part, other in zip(second, first, strict=True):
+        part.load_state_dict(other.state_dict())
+    train(second[0], second[1], batches[2:])
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_progress_counts_updates_and_epochs():
+    now = Progress(step=7, total_steps=20, steps_per_epoch=3)
+    assert (now.fraction, now.epoch, now.epochs) == (0.35, 2, 7)
+    assert now.epoch_fraction == 2 / 7
+    assert Progress(30, 20, 3).fraction == Progress(30, 20, 3).epoch_fraction == 1
+
+
+def test_the_context_has_what_attach_was_told():
+    seen = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Look(Random):
+        def begin(self, sites: Sequence[Site], context: Context) -> Masker:
+            seen.append((context.total_steps, context.steps_per_epoch, context.seed))
+            seen.append(context.macs_per_weight())
+            return super().begin(sites, context)
+
+    model = build("mlp")
+    probmask.attach(
+        model,
+        Look(sparsity=0.5),
+        total_steps=40,
+        steps_per_epoch=4,
+        seed=9,
+        example_inputs=torch.randn(2, 6),
+    )
+    assert seen == [(40, 4, 9), (1, 1, 1)]
+    step(model, sgd(model), make_batches("mlp", 1)[0])

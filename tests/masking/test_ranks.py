@@ -1,0 +1,58 @@
+"""Two ranks: own noise, one network."""
+
+import pytest
+import torch
+
+from reference import two_ranks
+
+# Running statistics are each rank's own until the next forward pass broadcasts them.
+OWN = ("running_mean", "running_var")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return two_ranks.run(two_ranks.train_both_ways, tmp_path_factory.mktemp("ranks"))
+
+
+def different(one, other):
+    assert one.keys() == other.keys()
+    return [
+        name
+        for name, value in one.items()
+        if not name.endswith(OWN) and not torch.equal(value, other[name])
+    ]
+
+
+@pytest.mark.parametrize("case", ["common seed", "own seeds"])
+def test_each_rank_draws_its_own_noise(ranks, case):
+    assert not torch.equal(ranks[0][case]["noise"], ranks[1][case]["noise"])
+
+
+@pytest.mark.parametrize("case", ["common seed", "own seeds"])
+def test_probabilities_and_weights_are_the_same_on_both(ranks, case):
+    one, other = (rank[case] for rank in ranks)
+    assert any(name.endswith(".prob") for name in one["state"])
+    assert different(one["state"], other["state"]) == []
+
+
+def test_training_went_on_through_the_freeze(ranks):
+    frozen = ranks[0]["common seed"]["frozen"]
+    assert frozen == [False] * 10 + [True] * 4
+    assert ranks[1]["common seed"]["frozen"] == frozen
+    size = 36 + 432
+    for rank in ranks:
+        assert sum(rank["common seed"]["kept"]) == size - round(0.7 * size)
+
+
+@pytest.mark.parametrize("case", ["common seed", "own seeds"])
+def test_the_final_network_is_the_same_on_both(ranks, case):
+    """Also a sampled one, and also if nobody thought of giving both ranks the same seed."""
+    assert ranks[0][case]["kept"] == ranks[1][case]["kept"]
+    assert different(ranks[0][case]["final"], ranks[1][case]["final"]) == []
+
+
+def test_a_model_that_is_already_wrapped_is_refused(ranks):
+    """DDP averages what it saw when it was made: probabilities added later would drift."""
+    text = ranks[0]["wrapped too early"]
+    assert text is not None
+    assert "DistributedDataParallel" in text

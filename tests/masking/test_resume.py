@@ -1,0 +1,142 @@
+"""Interrupted and resumed is bit for bit what uninterrupted would have been."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+import probmask
+from reference.networks import (
+    assert_same_state,
+    build,
+    loss_of,
+    make_batches,
+    sgd,
+    state_of,
+)
+
+STEPS = 20
+METHODS = {
+    "default": probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1),
+    "draws": probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1, draws=2),
+    "layer": probmask.ProbMask(sparsity=0.8, scope="layer"),
+    "paper": probmask.ProbMask(sparsity=0.8, freeze_at=None, every="epoch", min_keep_per_layer=1),
+    "official": probmask.ProbMask(sparsity=0.8, compat="official", min_keep_per_layer=1),
+    "sample": probmask.ProbMask(sparsity=0.5, select="sample"),
+    "supermask": probmask.ProbMask(sparsity=0.8, train_weights=False, min_keep_per_layer=1),
+    "none": probmask.ProbMask(sparsity=0),
+    "dense": probmask.Dense(),
+}
+
+
+def begin(method, name="conv", seed=7):
+    model = build(name)
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    torch.manual_seed(11)
+    sparsifier = probmask.attach(
+        model, method, optimizer=optimizer, total_steps=STEPS, steps_per_epoch=2, seed=seed
+    )
+    return model, optimizer, scheduler, sparsifier
+
+
+def go_on(model, optimizer, scheduler, sparsifier, batches):
+    for batch in batches:
+        optimizer.zero_grad()
+        for share in sparsifier.draws():
+            (share * loss_of(model, batch)).backward()
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("stop", [0, 1, 9, 14, 15, 19])  # 14 is the update that freezes
+def test_resuming_is_bit_identical(name, stop):
+    batches = make_batches("conv", STEPS)
+    whole = begin(METHODS[name])
+    go_on(*whole, batches)
+
+    first = begin(METHODS[name])
+    go_on(*first, batches[:stop])
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first], file)
+    file.seek(0)
+
+    second = begin(METHODS[name])
+    with torch.no_grad():
+        for parameter in second[0].parameters():
+            parameter.add_(1)  # nothing of the fresh start may matter
+    for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    assert second[3].now.step == stop
+    go_on(*second, batches[stop:])
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+    assert whole[3].finalize() == second[3].finalize()
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+@pytest.mark.parametrize("stop", [9, 16])
+def test_metrics_go_on_as_if_nothing_had_happened(stop):
+    batches = make_batches("conv", STEPS)
+    first, second = begin(METHODS["default"]), begin(METHODS["default"])
+    go_on(*first, batches[:stop])
+    for part, state in zip(second, [part.state_dict() for part in first], strict=True):
+        part.load_state_dict(copy.deepcopy(state))
+    assert first[3].metrics() == second[3].metrics()
+    for parts in (first, second):
+        go_on(*parts, batches[stop : stop + 1])
+    assert first[3].metrics() == second[3].metrics()
+
+
+def test_evaluation_after_loading_uses_the_loaded_network():
+    batches = make_batches("conv", STEPS)
+    first = begin(METHODS["default"])
+    go_on(*first, batches[:10])
+    second = begin(METHODS["default"])
+    second[0].eval()  # a hard mask of the fresh network
+    for part, state in zip(second, [part.state_dict() for part in first], strict=True):
+        part.load_state_dict(state)
+    inputs = batches[0][0]
+    assert torch.equal(first[0].eval()(inputs), second[0](inputs))
+
+
+def test_going_back_from_after_the_freeze_to_before_it():
+    batches = make_batches("conv", STEPS)
+    parts = begin(METHODS["default"])
+    go_on(*parts, batches[:5])
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in parts], file)
+    go_on(*parts, batches[5:])
+    expected = state_of(parts[0])
+    file.seek(0)
+    for part, state in zip(parts, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    go_on(*parts, batches[5:])
+    assert_same_state(expected, state_of(parts[0]))
+
+
+def test_a_state_made_with_another_seed_is_refused():
+    state = begin(METHODS["default"], seed=7)[3].state_dict()
+    with pytest.raises(probmask.InputError, match=r"seed=7, this sparsifier with seed=8"):
+        begin(METHODS["default"], seed=8)[3].load_state_dict(state)
+
+
+def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
+    states = []
+    for start in (1, 1, 2):
+        parts = begin(METHODS["default"], seed=None)
+        torch.manual_seed(start)
+        model = build("conv")
+        torch.manual_seed(start)
+        sparsifier = probmask.attach(model, METHODS["default"], total_steps=STEPS)
+        states.append(sparsifier.state_dict()["seed"])
+        assert parts[3].now.step == 0
+    assert states[0] == states[1] != states[2]
+
+
+def test_a_given_seed_leaves_the_generator_of_pytorch_alone():
+    model = build("conv")
+    before = torch.get_rng_state()
+    probmask.attach(model, METHODS["default"], total_steps=STEPS, seed=1)
+    assert torch.equal(before, torch.get_rng_state())

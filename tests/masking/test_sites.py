@@ -1,0 +1,212 @@
+"""Which tensors are masked: defaults, include, exclude, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import probmask
+from probmask.masking.sites import find_sites
+from reference.networks import Transformer, UNet, build, make_batches, mlp, sgd, train
+
+
+def names(model, **patterns):
+    return [site.name for site in find_sites(model, **patterns)]
+
+
+def test_all_convolutions_linear_layers_and_attention_in_the_order_of_the_model():
+    assert names(UNet()) == [
+        "down.0.weight",
+        "middle.0.weight",
+        "up.weight",
+        "head.0.weight",
+        "head.3.weight",
+    ]
+    first = [name for name in names(Transformer()) if "layers.0" in name]
+    assert first == [
+        "encoder.layers.0.self_attn.in_proj_weight",
+        "encoder.layers.0.self_attn.out_proj.weight",
+        "encoder.layers.0.linear1.weight",
+        "encoder.layers.0.linear2.weight",
+    ]
+
+
+def test_attention_with_other_sizes_has_three_projections():
+    attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
+    assert names(attention) == [
+        "q_proj_weight",
+        "k_proj_weight",
+        "v_proj_weight",
+        "out_proj.weight",
+    ]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(2, 4, 3),
+        nn.Conv2d(2, 4, 3, groups=2),
+        nn.Conv3d(2, 4, 3),
+        nn.ConvTranspose1d(2, 4, 3),
+        nn.ConvTranspose2d(2, 4, 3, groups=2),
+        nn.ConvTranspose3d(2, 4, 3),
+        nn.Linear(2, 4),
+        nn.Bilinear(2, 3, 4),
+    ],
+)
+def test_kinds_that_are_masked_by_default(layer):
+    (site,) = find_sites(layer)
+    assert site.name == "weight"
+    assert site.weight is layer.weight
+    assert site.shape == tuple(layer.weight.shape)
+    assert site.size == layer.weight.numel()
+
+
+def test_exclude_takes_away():
+    assert names(UNet(), exclude=["head.*"]) == ["down.0.weight", "middle.0.weight", "up.weight"]
+    assert names(UNet(), exclude=["up", "*.0"]) == ["head.3.weight"]
+    assert names(mlp(), exclude="0.weight") == ["2.weight", "4.weight"]  # one pattern, no list
+
+
+def test_include_adds_and_exclude_has_the_last_word():
+    assert "embed.weight" in names(Transformer(), include="embed")
+    assert "embed.weight" not in names(Transformer(), include="embed", exclude="emb*")
+    assert names(mlp(), include=["0.bias"])[:2] == ["0.weight", "0.bias"]
+
+
+def test_an_excluded_layer_is_left_untouched_by_training():
+    model = build("mlp")
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(
+        model,
+        probmask.ProbMask(sparsity=0.9),
+        optimizer=optimizer,
+        total_steps=5,
+        exclude=["4"],
+    )
+    train(model, optimizer, make_batches("mlp", 5))
+    assert sparsifier.finalize().size == 96 + 256
+    assert model[4].weight.count_nonzero() == 48
+
+
+@pytest.mark.parametrize("argument", ["include", "exclude"])
+def test_a_pattern_that_matches_nothing_names_the_nearest(argument):
+    with pytest.raises(probmask.InputError) as caught:
+        names(UNet(), **{argument: ["midle.0.weight"]})
+    assert str(caught.value) == (
+        f"{argument}='midle.0.weight': matches no parameter of the model; "
+        "the nearest is 'middle.0.weight'."
+    )
+
+
+def test_a_parameter_of_the_users_own_module():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            return x @ self.matrix
+
+    model = nn.Sequential(Scale(), nn.Linear(4, 4))
+    assert names(model) == ["1.weight"]
+    method = probmask.ProbMask(sparsity=0.75, min_keep_per_layer=1)
+    sparsifier = probmask.attach(model, method, total_steps=1, include=["*.matrix"])
+    summary = sparsifier.finalize()
+    assert [layer.name for layer in summary.layers] == ["0.matrix", "1.weight"]
+    assert summary.kept == 8
+    assert model[0].matrix.count_nonzero() == summary.layers[0].kept
+
+
+def test_recurrent_layers_are_refused():
+    model = nn.ModuleDict({"lstm": nn.LSTM(4, 4), "head": nn.Linear(4, 2)})
+    assert names(model) == ["head.weight"]
+    with pytest.raises(
+        probmask.InputError, match=r"include='lstm\.weight_ih_l0': LSTM reads its weights past"
+    ):
+        names(model, include=["lstm"])
+
+
+def test_a_recurrent_cell_can_be_masked():
+    cell = nn.LSTMCell(4, 4)
+    sparsifier = probmask.attach(
+        cell, probmask.ProbMask(sparsity=0.5), total_steps=1, include=["weight_*"]
+    )
+    cell.eval()
+    assert cell.weight_ih.count_nonzero() + cell.weight_hh.count_nonzero() == 64
+    hidden, _ = cell(torch.randn(2, 4))
+    assert hidden.isfinite().all()
+    assert sparsifier.finalize().kept == 64
+
+
+def test_attaching_twice_says_so():
+    model = mlp()
+    probmask.attach(model, probmask.ProbMask(sparsity=0.5), total_steps=5)
+    with pytest.raises(probmask.InputError, match=r"already parametrized; finalize the earlier"):
+        probmask.attach(model, probmask.ProbMask(sparsity=0.5), total_steps=5)
+
+
+def test_a_layer_that_is_parametrized_otherwise_is_not_passed_over_in_silence():
+    """It would stay dense, and the sparsity got would not be the sparsity asked for."""
+    model = mlp()
+    parametrizations.weight_norm(model[2])
+    with pytest.raises(probmask.InputError, match=r"2.*already parametrized.*exclude="):
+        names(model)
+
+
+def test_a_parametrized_layer_that_is_excluded_is_fine():
+    model = mlp()
+    parametrizations.orthogonal(model[2])
+    assert names(model, exclude=["2.*"]) == ["0.weight", "4.weight"]
+
+
+def test_after_finalize_one_can_attach_again():
+    model = mlp()
+    for sparsity, kept in ((0.5, 200), (0.8, 80)):
+        sparsifier = probmask.attach(model, probmask.ProbMask(sparsity=sparsity), total_steps=5)
+        assert sparsifier.finalize().kept == kept
+
+
+def test_nothing_to_mask():
+    with pytest.raises(probmask.InputError, match=r"nothing to mask.*include="):
+        names(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
+    with pytest.raises(probmask.InputError, match="nothing to mask"):
+        names(mlp(), exclude=["*"])
+
+
+def test_a_lazy_layer_has_no_shape_yet():
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    with pytest.raises(
+        probmask.InputError, match=r"0\.weight has no shape yet; run one batch through the model"
+    ):
+        probmask.attach(model, probmask.ProbMask(sparsity=0.5), total_steps=1)
+    model(torch.randn(2, 3))
+    assert names(model) == ["0.weight", "1.weight"]
+
+
+def test_what_is_no_real_number_is_refused():
+    with pytest.raises(probmask.InputError, match=r"complex64, not real numbers"):
+        names(nn.Linear(3, 3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments"),
+    [
+        ({"min_keep_per_layer": 1000}, {}),
+        ({"cost": "flops"}, {}),
+        ({"cost": "flops", "train_weights": False}, {}),
+        ({"min_keep_per_layer": 1000, "reinitialize": True}, {}),
+        ({}, {"exclude": ["nowhere"]}),
+    ],
+)
+def test_a_refused_attach_leaves_the_model_as_it_was(settings, arguments):
+    model = build("mlp")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(probmask.InputError):
+        probmask.attach(
+            model, probmask.ProbMask(sparsity=0.5, **settings), total_steps=5, **arguments
+        )
+    assert list(model.state_dict()) == list(before)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.requires_grad for p in model.parameters())

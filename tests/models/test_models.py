@@ -1,0 +1,123 @@
+"""Networks by name, and the user's own."""
+
+import re
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from probmask.errors import InputError
+from probmask.masking.sites import find_sites
+from probmask.models import MODELS, build_model
+
+
+def test_smallconv_has_the_number_of_weights_that_it_says():
+    said = re.search(r"([\d,]+) weights", MODELS["smallconv"].__doc__ or "")
+    assert said is not None
+    sizes = [site.size for site in find_sites(build_model("smallconv", {}))]
+    assert sum(sizes) == int(said[1].replace(",", ""))
+
+
+@pytest.mark.parametrize(("classes", "channels", "size"), [(10, 1, 8), (3, 3, 32), (100, 2, 9)])
+def test_smallconv_gives_one_logit_per_class_for_any_small_image(classes, channels, size):
+    model = build_model(
+        "smallconv", {"width": 4}, suggested={"classes": classes, "channels": channels}
+    )
+    assert model(torch.randn(2, channels, size, size)).shape == (2, classes)
+
+
+def test_every_model_says_in_one_line_what_it_is():
+    for name, build in MODELS.items():
+        assert (build.__doc__ or "").strip().split("\n")[0].endswith("."), name
+
+
+def test_settings_win_over_what_the_data_suggests():
+    model = build_model("smallconv", {"classes": 4}, suggested={"classes": 10, "channels": 1})
+    assert model.classifier.out_features == 4
+
+
+def test_an_unknown_model_gets_the_nearest_name():
+    with pytest.raises(
+        InputError, match="--model smalconv: no such model; did you mean 'smallconv'"
+    ):
+        build_model("smalconv", {})
+    with pytest.raises(InputError, match="--model resnet1000: no such model; there are: smallconv"):
+        build_model("resnet1000", {})
+
+
+def test_an_unknown_setting_is_refused_with_what_there_is():
+    with pytest.raises(
+        InputError, match=r"--model smallconv: .*'widht'; it takes .*width"
+    ) as caught:
+        build_model("smallconv", {"widht": 8})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"width": "x"}, {"width": -1}, {"width": 2.5}])
+def test_a_setting_that_a_model_cannot_be_built_with_is_an_input_error(settings):
+    with pytest.raises(InputError, match="--model smallconv") as caught:
+        build_model("smallconv", settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of the user's own, on the path under a name that no other test uses."""
+    text = (
+        "from torch import nn\n"
+        "def plain(): return nn.Linear(2, 3)\n"
+        "def sized(classes, *, channels=1, width=2): return nn.Linear(channels * width, classes)\n"
+        "def anything(**settings): return nn.Linear(settings['channels'], settings['classes'])\n"
+        "def wrong(): return 'no model'\n"
+        "number = 3\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.line = nn.Linear(1, classes)\n"
+    )
+    (tmp_path / "own_networks.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_networks"
+    sys.modules.pop("own_networks", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape"),
+    [
+        ("plain", {}, (3, 2)),
+        ("sized", {}, (10, 1 * 2)),
+        ("sized", {"width": 5, "classes": 7}, (7, 5)),
+        ("anything", {}, (10, 1)),
+    ],
+)
+def test_a_function_of_the_users_own_gets_what_it_takes(own, name, settings, shape):
+    suggested = {"classes": 10, "channels": 1}
+    model = build_model(f"{own}:{name}", settings, suggested=suggested)
+    assert isinstance(model, nn.Linear)
+    assert tuple(model.weight.shape) == shape
+
+
+def test_a_class_will_do(own):
+    model = build_model(f"{own}:Net", {}, suggested={"classes": 4, "channels": 1})
+    assert model.line.out_features == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("own_networks:nothing", {}, "cannot be imported: .*nothing"),
+        ("no_such_module:build", {}, "cannot be imported: No module named 'no_such_module'"),
+        ("own_networks:", {}, "cannot be imported|not a function"),
+        (":build", {}, "cannot be imported"),
+        ("own_networks:number", {}, "is not a function that builds a model"),
+        ("own_networks:wrong", {}, "returned str; expected a function that returns"),
+        ("own_networks:plain", {"width": 3}, "unexpected keyword argument 'width'; it takes"),
+        ("own_networks:sized", {}, "missing a required argument: 'classes'; it takes"),
+    ],
+)
+def test_what_is_wrong_with_it_is_one_line(own, name, settings, said):
+    with pytest.raises(InputError, match=said) as caught:
+        build_model(name, settings)
+    assert str(caught.value).startswith(f"--model {name}: ")
+    assert "\n" not in str(caught.value)

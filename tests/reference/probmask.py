@@ -1,0 +1,57 @@
+"""ProbMask's own training step, written down plainly: no class, no hook, no parametrization.
+
+Weights, probabilities and other parameters live in lists; `network(weights, others, batch)` is the
+loss. The pieces of `core` are taken as given (they have twins of their own); what is checked with
+this is when they are applied, in which order, and how often.
+"""
+
+import math
+
+import torch
+
+from probmask.core.noise import logistic_
+from probmask.core.projection import project_
+from probmask.core.relaxation import relaxed_mask
+from probmask.core.selection import select_top
+
+
+def train(w, others, network, batches, *, sparsity, seed, lr, total, draws=1, freeze_at=0.7):
+    """Train in place on all of `batches`; return probabilities and, once frozen, the masks."""
+    s = [torch.ones_like(weight).requires_grad_() for weight in w]
+    n = sum(weight.numel() for weight in w)
+    final = (n - round(sparsity * n)) / n
+    rate = 6e-3 * math.cbrt(max(1.0, 58_800 / total))
+    adam = torch.optim.Adam(s)
+    sgd = torch.optim.SGD([*w, *others], lr=lr, momentum=0.9, weight_decay=5e-4)
+    hard = None
+    for step, batch in enumerate(batches):
+        done = step / total
+        tau = torch.tensor((1.0 - 0.03) * (1 - done) + 0.03)
+        for parameter in (*w, *others, *s):
+            parameter.grad = None
+        for draw in range(draws):
+            effective = []
+            for index, (weight, prob) in enumerate(zip(w, s, strict=True)):
+                if hard is None:
+                    noise = logistic_(torch.empty_like(prob), seed, 0, step, draw, index)
+                    effective.append(weight * relaxed_mask(prob, noise, tau))
+                else:
+                    effective.append(torch.where(hard[index], weight, 0.0))
+            (network(effective, others, batch) / draws).backward()
+        sgd.step()
+        if hard is None:
+            adam.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * done)) / 2
+            adam.step()
+            project_([prob.detach() for prob in s], _kept_fraction(done, final) * n)
+            if freeze_at is not None and done >= freeze_at:
+                ties = [weight.detach().abs() for weight in w]
+                hard = select_top([prob.detach() for prob in s], round(final * n), ties=ties)
+    return s, hard
+
+
+def _kept_fraction(done, final, begin=0.16, end=0.6):
+    if done < begin:
+        return 1.0
+    if done >= end:
+        return final
+    return final + (1 - final) * (1 - (done - begin) / (end - begin)) ** 3

@@ -1,0 +1,79 @@
+"""Two gloo processes that train one model under DistributedDataParallel."""
+
+import os
+import warnings
+
+import torch
+from torch import multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+import probmask
+from reference.networks import build, loss_of, make_batches, sgd
+
+
+def run(job, directory):
+    """Run `job(rank)` on both ranks; return what each gave."""
+    multiprocessing.spawn(_main, args=(job, str(directory)), nprocs=2)
+    return [torch.load(f"{directory}/rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def _main(rank, job, directory):
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=2
+    )
+    result = job(rank)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    torch.save(result, f"{directory}/rank{rank}.pt")
+
+
+def train_both_ways(rank):
+    """Train with a common seed through the freeze; then without a seed, and take a sample."""
+    return {
+        "common seed": _train(rank, seed=3, select="top", min_keep_per_layer=1),
+        "own seeds": _train(rank, seed=None, select="sample"),
+        "wrapped too early": _attach_to_wrapped(),
+    }
+
+
+def _train(rank, *, seed, **settings):
+    model = build("conv")
+    optimizer = sgd(model)
+    torch.manual_seed(100 + rank)  # as loaders and augmentation want it
+    sparsifier = probmask.attach(
+        model,
+        probmask.ProbMask(sparsity=0.7, **settings),
+        optimizer=optimizer,
+        total_steps=14,
+        seed=seed,
+    )
+    noise = model[0].parametrizations.weight[0].noise.clone()
+    parallel = DistributedDataParallel(model)
+    frozen = []
+    for batch in make_batches("conv", 14, seed=50 + rank):
+        optimizer.zero_grad()
+        loss_of(parallel, batch).backward()
+        optimizer.step()
+        frozen.append(sparsifier.state_dict()["method"]["frozen"])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    summary = sparsifier.finalize()
+    final = {name: value.clone() for name, value in model.state_dict().items()}
+    return {
+        "noise": noise,
+        "state": state,
+        "final": final,
+        "frozen": frozen,
+        "kept": [layer.kept for layer in summary.layers],
+    }
+
+
+def _attach_to_wrapped():
+    parallel = DistributedDataParallel(build("mlp"))
+    try:
+        probmask.attach(parallel, probmask.ProbMask(sparsity=0.7), total_steps=4, seed=1)
+    except probmask.InputError as error:
+        return str(error)
+    return None

@@ -1,0 +1,58 @@
+"""What the ranks of a test do, each in a process of its own."""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+
+from probmask.cli import main
+from probmask.training.config import TrainConfig
+from probmask.training.loop import Training
+from probmask.training.run_directory import RunDirectory
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def join_world(rank: int, ranks: int, port: int) -> None:
+    """Be one of several ranks, as a launcher from outside would arrange it."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "NODE_RANK": "0",
+        "LOCAL_RANK": str(rank),
+    }
+
+
+def command(rank: int, ranks: int, port: int, arguments: list[str]) -> None:
+    """Run `probmask` as one rank."""
+    join_world(rank, ranks, port)
+    raise SystemExit(main(arguments))
+
+
+def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Path) -> None:
+    """Train, and leave behind the noise and the probabilities of every update."""
+    join_world(rank, ranks, port)
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
+    fabric.launch()
+    training = Training(config, RunDirectory(out), fabric)
+    training.network.train()
+    masks = [module for module in training.model.modules() if hasattr(module, "prob")]
+    noise, probs, images = [], [], []
+    for batch in training._batches():
+        noise.append([mask.noise.clone() for mask in masks])
+        images.append(batch.images)
+        training._update(batch)
+        training.step += 1
+        probs.append([mask.prob.detach().clone() for mask in masks])
+    weights = [parameter.detach().clone() for parameter in training.model.parameters()]
+    found = {"noise": noise, "probs": probs, "images": images, "weights": weights}
+    torch.save(found, out / f"rank{rank}.pt")
+    fabric.barrier()

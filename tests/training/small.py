@@ -1,0 +1,83 @@
+"""Runs small enough for tests: a network of 4,264 weights, a few dozen updates."""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from probmask.cli import main
+from probmask.training.config import TrainConfig, load_config
+
+SMALL: dict[str, Any] = {
+    "model_args.width": 8,
+    "batch_size": 256,
+    "epochs": 3,
+    "threads": 1,
+    "dense_twin": False,
+    "tensorboard": False,
+}
+SIZE = 8 * 1 * 9 + 8 * 8 * 9 + 16 * 8 * 9 + 16 * 16 * 9 + 10 * 16
+
+# Forked from a server that has imported everything: a new process in milliseconds.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["probmask.training.session", "probmask.analysis.tables"])
+
+
+def small(**overrides: Any) -> TrainConfig:
+    """The small configuration; a double underscore stands for the dot of a key."""
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(None, [*(SMALL | given).items()])
+
+
+def flags(**overrides: Any) -> list[str]:
+    """The same as arguments of `probmask train`."""
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    pairs = [(key, _toml(value)) for key, value in (SMALL | given).items()]
+    return [part for key, value in pairs for part in ("--set", f"{key}={value}")]
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Call the function in a process of its own."""
+    process = _context.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def start_command(*arguments: str) -> BaseProcess:
+    """Run `probmask` in a process of its own."""
+    return start(main, list(arguments))
+
+
+def kill_when(process: BaseProcess, ready: Callable[[], bool], *, delay: float = 0.0) -> None:
+    """Send SIGKILL a moment after ``ready``; the process must not have ended by itself."""
+    wait_until(ready, process)
+    time.sleep(delay)
+    process.kill()
+    process.join()
+    assert process.exitcode == -9, f"it ended by itself with {process.exitcode}"
+
+
+def wait_until(ready: Callable[[], bool], process: BaseProcess, *, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert process.is_alive(), f"ended with {process.exitcode}"
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.002)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def snapshot(directory: Path) -> dict[str, bytes | None]:
+    """Every file below the directory with its content."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+    }

@@ -1,0 +1,233 @@
+"""The configuration: what overrides what, what is refused, what is written down."""
+
+import tomllib
+
+import pytest
+import tomli_w
+
+from probmask import ProbMask
+from probmask.errors import InputError
+from probmask.training.config import (
+    OptimizerConfig,
+    TrainConfig,
+    as_dense_twin,
+    load_config,
+    make_method,
+    parse_config,
+    parse_value,
+    to_table,
+)
+
+
+def written(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(table, **arguments):
+    with pytest.raises(InputError) as caught:
+        parse_config(table, source="run.toml", **arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_anything_it_is_the_digits_at_98_percent_beside_their_dense_twin():
+    config = load_config(None)
+    assert (config.data, config.model, config.dense_twin) == ("digits", "smallconv", True)
+    assert config.method == {"name": "probmask", "sparsity": 0.98}
+
+
+def test_later_overrides_win_over_earlier_ones_and_over_the_file(tmp_path):
+    text = "epochs = 5\nseed = 3\n[optimizer]\nlr = 0.2\nmomentum = 0.5\n[method]\nsparsity = 0.5\n"
+    overrides = [("epochs", 2), ("method.sparsity", 0.7), ("epochs", 1), ("optimizer.lr", 0.3)]
+    config = load_config(written(tmp_path, text), overrides)
+    assert (config.epochs, config.seed, config.method["sparsity"]) == (1, 3, 0.7)
+    assert config.optimizer == OptimizerConfig(lr=0.3, momentum=0.5)
+
+
+def test_what_the_file_says_wins_over_the_defaults_of_the_data_set(tmp_path):
+    assert load_config(written(tmp_path, 'data = "digits"')).dense_twin
+    assert not load_config(written(tmp_path, "dense_twin = false")).dense_twin
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "meant"),
+    [
+        ({"epoch": 3}, "epoch", "epochs"),
+        ({"optimiser": {}}, "optimiser", "optimizer"),
+        ({"optimizer": {"momentm": 0.9}}, "optimizer.momentm", "momentum"),
+        ({"method": {"sparcity": 0.9}}, "method.sparcity", "sparsity"),
+        ({"method": {"temperature_begin": 1.0}}, "method.temperature_begin", "temperature_end"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(table, key, meant):
+    assert refused(table) == f"run.toml: unknown key {key}; did you mean {meant!r}?"
+
+
+def test_an_unknown_key_near_to_none_gets_the_list():
+    message = refused({"optimizer": {"zzz": 1}})
+    assert "unknown key optimizer.zzz; there are: clip_norm, every, lr, momentum" in message
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"epochs": "many"}, "epochs = 'many': expected a whole number."),
+        ({"epochs": 2.0}, "epochs = 2.0: expected a whole number."),
+        ({"epochs": True}, "epochs = True: expected a whole number."),
+        ({"model": 5}, "model = 5: expected text."),
+        ({"dense_twin": "yes"}, "dense_twin = 'yes': expected true or false."),
+        ({"label_smoothing": "x"}, "label_smoothing = 'x': expected a number."),
+        ({"label_smoothing": True}, "label_smoothing = True: expected a number."),
+        ({"precision": "fp8"}, "precision = 'fp8': expected '32-true' or 'bf16-mixed'."),
+        ({"precision": ["32-true"]}, "expected '32-true' or 'bf16-mixed'."),
+        ({"model_args": 3}, "model_args = 3: expected a table."),
+        ({"optimizer": 0.1}, "optimizer is a table, not 0.1."),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr = 'fast': expected a number."),
+        ({"optimizer": {"every": "day"}}, "optimizer.every = 'day': expected 'step' or 'epoch'."),
+        ({"method": "probmask"}, "method = 'probmask': expected a table."),
+        ({"method": {"draws": 1.5}}, "method.draws = 1.5: expected a whole number."),
+        ({"method": {"scope": "world"}}, "method.scope = 'world': expected 'global' or 'layer'."),
+        ({"method": {"compat": "x"}}, "method.compat = 'x': expected 'official'."),
+        ({"threads": "two"}, "threads = 'two': expected a whole number."),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(table, said):
+    message = refused(table)
+    assert message.startswith("run.toml: ")
+    assert message.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": -3}, "epochs=-3"),
+        ({"seed": -1}, "seed=-1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"devices": 0}, "devices=0"),
+        ({"devices": 2, "batch_size": 63}, "batch_size=63, devices=2.*choose a multiple"),
+        ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
+        ({"label_smoothing": float("nan")}, "label_smoothing=nan"),
+        ({"threads": 0}, "threads"),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds"),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds"),
+        ({"optimizer": {"lr": -0.1}}, "lr"),
+        ({"optimizer": {"lr": float("nan")}}, "lr"),
+        ({"optimizer": {"momentum": -0.9}}, "momentum"),
+        ({"optimizer": {"weight_decay": -1e-4}}, "weight_decay"),
+        ({"optimizer": {"nesterov": True, "momentum": 0.0}}, "nesterov"),
+        ({"optimizer": {"warmup_epochs": -1}}, "warmup_epochs"),
+        ({"optimizer": {"clip_norm": 0}}, "clip_norm"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(table, said):
+    with pytest.raises(InputError, match=said):
+        parse_config(table, source="run.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sparsity": 98}, "for 98 % pass 0.98"),
+        ({"sparsity": -0.1}, "fraction removed"),
+        ({"draws": 0}, "draws=0"),
+        ({"ramp_begin": 0.9, "ramp_end": 0.1}, "begin must not come after end"),
+        ({"name": "probmsk"}, "no such method; did you mean 'probmask'"),
+        ({"name": "dense", "sparsity": 0.5}, "dense training removes nothing"),
+    ],
+)
+def test_settings_of_the_method_are_checked_when_the_configuration_is_loaded(settings, said):
+    assert said in refused({"method": settings})
+
+
+def test_the_method_gets_its_settings():
+    method = make_method(parse_config({"method": {"sparsity": 0.9, "draws": 3}}, source="x"))
+    assert method == ProbMask(sparsity=0.9, draws=3)
+
+
+def test_a_whole_number_serves_where_a_real_one_is_expected():
+    config = parse_config({"optimizer": {"lr": 1}, "method": {"sparsity": 0}}, source="x")
+    assert (config.optimizer.lr, config.method["sparsity"]) == (1.0, 0)
+    assert isinstance(config.optimizer.lr, float)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [("model_args.width", 8), ("model_args.classes", 7), ("method.name", "dense")],
+        [("method.freeze_at", 0.5), ("method.compat", "official"), ("optimizer.clip_norm", 2)],
+        [("threads", 1), ("data_dir", 'we "quote" \\ and ü'), ("label_smoothing", 0.1)],
+        [("optimizer.lr", 0.1 + 0.2), ("checkpoint_seconds", 1e-9), ("seed", 2**62)],
+    ],
+)
+def test_the_resolved_configuration_reads_back_equal(tmp_path, overrides):
+    if ("method.name", "dense") in overrides:
+        overrides = [*overrides, ("method.sparsity", 0.0)]
+    config = load_config(None, overrides)
+    path = written(tmp_path, tomli_w.dumps(to_table(config)))
+    assert load_config(path) == config
+
+
+def test_a_setting_of_none_is_not_silently_replaced_by_its_default(tmp_path):
+    """`freeze_at=None` is the paper's method; TOML has no None, and the default is another."""
+    settings = {"name": "probmask", "sparsity": 0.9, "freeze_at": None}
+    config = TrainConfig(method=settings)
+    path = written(tmp_path, tomli_w.dumps(to_table(config)))
+    assert make_method(load_config(path)) == make_method(config)
+
+
+@pytest.mark.parametrize("text", ["epochs = ", "epochs = 1\nepochs = 2", "[a\n", "x = \x00"])
+def test_invalid_toml_is_one_line_that_names_the_file(tmp_path, text):
+    path = written(tmp_path, text)
+    with pytest.raises(InputError, match=r"run\.toml: is not valid TOML: ") as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="is not valid TOML"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("name", ["nowhere.toml", "."])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match="cannot be read: "):
+        load_config(tmp_path / name)
+
+
+def test_an_override_below_a_plain_value_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"seed\.x: seed is a value, not a table"):
+        load_config(written(tmp_path, "seed = 1"), [("seed.x", 1)])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5", 5), ("0.5", 0.5), ("true", True), ("ddp", "ddp"), ('"5"', "5"), ("[1, 2]", [1, 2])],
+)
+def test_values_of_set_are_read_as_toml_would(text, value):
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", "1\nseed = 7", "a b", "2026-13-45", "{"])
+def test_what_is_not_a_toml_value_is_text(text):
+    assert parse_value(text) == text
+
+
+def test_the_dense_twin_differs_in_its_method_only():
+    config = load_config(None, [("epochs", 2), ("model_args.width", 8)])
+    ours, twins = to_table(config), to_table(as_dense_twin(config))
+    assert twins["method"] == {"name": "dense"}
+    changed = {key for key in ours if ours[key] != twins[key]}
+    assert changed == {"method", "dense_twin"}
+
+
+def test_the_table_is_plain_toml():
+    table = to_table(load_config(None))
+    assert tomllib.loads(tomli_w.dumps(table)) == table

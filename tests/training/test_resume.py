@@ -1,0 +1,431 @@
+"""Resume: killed at any moment, a run ends as if it had never been."""
+
+import errno
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from probmask.cli import main
+from probmask.errors import CheckpointError, InputError
+from probmask.training.checkpoint import read_checkpoint, write_checkpoint
+from probmask.training.metrics import MetricsLog
+from probmask.training.session import train
+from training.small import (
+    flags,
+    kill_when,
+    lines,
+    small,
+    snapshot,
+    start_command,
+    wait_until,
+)
+
+# 66 updates, enough for a kill to land among them; the mask is frozen at update 46.
+LONG = {"epochs": 6, "batch_size": 128, "method__sparsity": 0.9}
+# 20 updates; the mask is frozen at update 14.
+BRIEF = {"epochs": 4, "batch_size": 280, "method__sparsity": 0.9}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """The long run, not interrupted."""
+    return train(small(**LONG), out=tmp_path_factory.mktemp("long")).directory
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory):
+    """The brief run, not interrupted."""
+    return train(small(**BRIEF), out=tmp_path_factory.mktemp("brief")).directory
+
+
+def assert_same_run(directory, whole):
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (directory / name).read_bytes() == (whole / name).read_bytes(), name
+    left = {path.name for path in directory.iterdir() if path.name != ".lock"}
+    assert left == {"config.toml", "metrics.jsonl", "model.safetensors", "record.json"}
+
+
+def killed(out, ready, *, delay=0.0, every=0.0):
+    """Start the run and kill it; return the step of its checkpoint, if it has one."""
+    settings = flags(**LONG, checkpoint_seconds=every)
+    process = start_command("train", "--out", str(out), *settings)
+    kill_when(process, lambda: ready(out), delay=delay)
+    assert not (out / "record.json").exists()
+    return step_of(out)
+
+
+def step_of(out):
+    checkpoint = out / "checkpoint.safetensors"
+    return read_checkpoint(checkpoint)["step"] if checkpoint.exists() else None
+
+
+def has_checkpoint(out):
+    return (out / "checkpoint.safetensors").exists()
+
+
+def test_killed_before_the_first_checkpoint(tmp_path, long):
+    out = tmp_path / "run"
+    step = killed(out, lambda out: lines(out / "metrics.jsonl") >= 2, every=3600)
+    assert step is None
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert_same_run(out, long)
+
+
+def test_killed_again_and_again_at_random_moments(tmp_path, long):
+    out, chance = tmp_path / "run", random.Random(0)
+    steps = [killed(out, has_checkpoint, delay=chance.uniform(0, 0.2))]
+    for _ in range(2):
+        before = (out / "checkpoint.safetensors").stat().st_mtime_ns
+        process = start_command("train", "--resume", str(out))
+        kill_when(
+            process,
+            lambda before=before: (out / "checkpoint.safetensors").stat().st_mtime_ns != before,
+            delay=chance.uniform(0, 0.02),
+        )
+        steps.append(step_of(out))
+    assert steps == sorted(steps)
+    assert 0 < steps[0] < steps[-1] <= 66
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert_same_run(out, long)
+
+
+def test_killed_after_the_mask_was_frozen(tmp_path, long):
+    out = tmp_path / "run"
+    step = killed(out, lambda out: lines(out / "metrics.jsonl") >= 5)
+    assert step >= 54
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert_same_run(out, long)
+
+
+@pytest.mark.parametrize("stop", [2, 5, 14, 15, 16, 20])
+def test_from_the_checkpoint_at_any_step_the_end_is_the_same(tmp_path, brief, monkeypatch, stop):
+    """The last update before, at and after the freeze, an epoch's end, the last of all."""
+    out = tmp_path / "run"
+    stop_after_checkpoint(monkeypatch, stop)
+    with pytest.raises(Stopped):
+        train(small(**BRIEF, checkpoint_seconds=0), out=out)
+    monkeypatch.undo()
+    assert step_of(out) == stop
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method__draws": 2},
+        {"method__compat": "official", "method__scope": "layer"},
+        {"method__train_weights": False},
+        {"method__select": "sample", "method__freeze_at": 1.0},
+        {"precision": "bf16-mixed", "optimizer__nesterov": True, "optimizer__every": "epoch"},
+        {"method__name": "dense", "method__sparsity": 0},
+    ],
+)
+def test_other_settings_resume_as_exactly(tmp_path, monkeypatch, settings):
+    config = small(**{"epochs": 3, "method__sparsity": 0.9} | settings, checkpoint_seconds=0)
+    straight = train(config, out=tmp_path / "straight").directory
+    stop_after_checkpoint(monkeypatch, 7)
+    with pytest.raises(Stopped):
+        train(config, out=tmp_path / "run")
+    monkeypatch.undo()
+    train(out=tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "run", straight)
+
+
+class Stopped(BaseException):
+    """Ends a run as abruptly as the test can within one process."""
+
+
+def stop_after_checkpoint(monkeypatch, step):
+    def write(path, state):
+        write_checkpoint(path, state)
+        if state["step"] == step:
+            raise Stopped
+
+    monkeypatch.setattr("probmask.training.loop.write_checkpoint", write)
+
+
+def test_killed_within_the_dense_twin(tmp_path):
+    settings = {"epochs": 4, "dense_twin": True, "method__sparsity": 0.9}
+    straight = train(small(**settings), out=tmp_path / "straight").directory
+    out = tmp_path / "run"
+    process = start_command("train", "--out", str(out), *flags(**settings, checkpoint_seconds=0))
+    kill_when(process, lambda: lines(out / "dense" / "metrics.jsonl") >= 1)
+    assert not (out / "dense" / "record.json").exists()
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    for name in ("model.safetensors", "metrics.jsonl"):
+        for part in (".", "dense"):
+            ours, theirs = (root / part / name for root in (out, straight))
+            assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_killed_between_the_record_and_the_end_leaves_no_checkpoint(tmp_path, brief, monkeypatch):
+    out = tmp_path / "run"
+    unlink = os.unlink
+
+    def stop(path, *arguments, **options):
+        if str(path).endswith("checkpoint.safetensors"):
+            raise Stopped
+        unlink(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", stop)
+    with pytest.raises(Stopped):
+        train(small(**BRIEF, checkpoint_seconds=0), out=out)
+    monkeypatch.undo()
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+def test_killed_between_the_artifact_and_the_record(tmp_path, brief, monkeypatch):
+    out = tmp_path / "run"
+
+    def stop(*_):
+        raise Stopped
+
+    monkeypatch.setattr("probmask.training.run_directory.RunDirectory.write_record", stop)
+    with pytest.raises(Stopped):
+        train(small(**BRIEF), out=out)
+    monkeypatch.undo()
+    assert (out / "model.safetensors").exists()
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+def test_killed_before_the_configuration_was_written_the_same_command_starts_anew(tmp_path, brief):
+    """Nothing has happened yet: the torn temporary file must not block the directory for good."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".probmask-0123456789abcdef.tmp").write_bytes(b'data = "dig')
+    train(small(**BRIEF), out=out)
+    assert_same_run(out, brief)
+
+
+def test_a_torn_temporary_file_is_swept_away(tmp_path, brief, monkeypatch):
+    out = tmp_path / "run"
+    stop_after_checkpoint(monkeypatch, 9)
+    with pytest.raises(Stopped):
+        train(small(**BRIEF, checkpoint_seconds=0), out=out)
+    monkeypatch.undo()
+    good = (out / "checkpoint.safetensors").read_bytes()
+    (out / ".probmask-0123456789abcdef.tmp").write_bytes(good[: len(good) // 2])
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+def full_disk(monkeypatch, after):
+    """Let the first ``after`` calls of fsync through, then be full."""
+    calls, plain = itertools.count(1), os.fsync
+
+    def fsync(descriptor):
+        if next(calls) > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+
+
+@pytest.mark.parametrize("after", [20, 21])
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatch, capsys, after):
+    """The disk fills up while the file, or the directory that names it, is being synced."""
+    out = tmp_path / "run"
+    full_disk(monkeypatch, after)
+    code = main(["train", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)])
+    monkeypatch.undo()
+    assert code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "No space left on device" in error
+    assert not list(out.glob(".probmask-*"))
+    assert 0 < step_of(out) < 20
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+def test_a_full_disk_in_the_log_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatch):
+    out = tmp_path / "run"
+
+    def torn(self, step, values):
+        if step > 10:
+            self._file.write('{"step": 3')
+            self._file.flush()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(self, step, values)
+
+    plain = MetricsLog.write
+    monkeypatch.setattr(MetricsLog, "write", torn)
+    with pytest.raises(OSError, match="No space left"):
+        train(small(**BRIEF, checkpoint_seconds=0), out=out)
+    monkeypatch.undo()
+    assert step_of(out) == 14
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, brief, capsys, monkeypatch):
+    out = tmp_path / "run"
+
+    def interrupted(path, state):
+        write_checkpoint(path, state)
+        if state["step"] == 10:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("probmask.training.loop.write_checkpoint", interrupted)
+    assert main(["train", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)]) == 130
+    monkeypatch.undo()
+    assert "--resume" in capsys.readouterr().err
+    train(out=out, resume=True)
+    assert_same_run(out, brief)
+
+
+def test_a_finished_run_is_returned_as_it_is(brief):
+    before = snapshot(brief)
+    outcome = train(out=brief, resume=True)
+    assert outcome.record == train(small(**BRIEF), out=brief, resume=True).record
+    assert outcome.record["updates"] == 20
+    assert snapshot(brief) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"epochs": 7}, "epochs = 7 differs from the run's 4"),
+        ({"seed": 1}, "seed = 1 differs from the run's 0"),
+        ({"method__sparsity": 0.8}, "method = .*0.8.* differs from the run's .*0.9"),
+        ({"optimizer__lr": 0.2}, "optimizer = .* differs"),
+    ],
+)
+def test_other_settings_are_refused(brief, changed, said):
+    before = snapshot(brief)
+    with pytest.raises(InputError, match=said) as caught:
+        train(small(**BRIEF | changed), out=brief, resume=True)
+    assert "\n" not in str(caught.value)
+    assert snapshot(brief) == before
+
+
+def test_checkpoints_may_be_written_more_often(brief):
+    train(small(**BRIEF, checkpoint_seconds=1), out=brief, resume=True)
+
+
+def test_flags_given_with_resume_are_compared_with_the_run_not_with_the_defaults(brief, capsys):
+    """`--resume DIR --seed 0` of a run with seed 0 agrees; what is not given is not compared."""
+    assert main(["train", "--resume", str(brief), "--seed", "0", "--json"]) == 0
+    assert main(["train", "--resume", str(brief), "--seed", "5", "--json"]) == 2
+    assert "seed = 5 differs from the run's 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", ["nothing", "empty", "file"])
+def test_a_directory_without_a_run_is_refused(tmp_path, make):
+    out = tmp_path / "out"
+    if make == "empty":
+        out.mkdir()
+    elif make == "file":
+        out.write_text("a file")
+    before = snapshot(tmp_path)
+    with pytest.raises(InputError, match=r"out: there is no run in it \(no config\.toml\)"):
+        train(out=out, resume=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_resume_without_a_directory_asks_for_it():
+    with pytest.raises(InputError, match="which run"):
+        train(resume=True)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        stop_after_checkpoint(monkeypatch, 12)
+        with pytest.raises(Stopped):
+            train(small(**BRIEF, checkpoint_seconds=0), out=out)
+    return out
+
+
+@pytest.fixture
+def unfinished(stopped, tmp_path):
+    return Path(shutil.copytree(stopped, tmp_path / "copy"))
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(unfinished):
+    path = unfinished / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = snapshot(unfinished)
+    with pytest.raises(CheckpointError, match="the checkpoint is damaged"):
+        train(out=unfinished, resume=True)
+    assert snapshot(unfinished) == before
+
+
+def test_a_checkpoint_of_another_run_is_refused(unfinished):
+    path = unfinished / "checkpoint.safetensors"
+    state = read_checkpoint(path)
+    state["config"]["seed"] = 99
+    write_checkpoint(path, state)
+    with pytest.raises(CheckpointError, match="belongs to a run with another configuration"):
+        train(out=unfinished, resume=True)
+
+
+def test_a_checkpoint_that_no_longer_fits_the_model_is_one_clear_line(unfinished):
+    """As after a change to the code of one's own model."""
+    path = unfinished / "checkpoint.safetensors"
+    state = read_checkpoint(path)
+    state["model"]["classifier.extra"] = torch.ones(1)
+    write_checkpoint(path, state)
+    with pytest.raises(CheckpointError) as caught:
+        train(out=unfinished, resume=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_seconds_of_all_parts_are_added_up(unfinished):
+    before = read_checkpoint(unfinished / "checkpoint.safetensors")["seconds"]
+    assert before > 0
+    assert train(out=unfinished, resume=True).record["seconds"] > before
+
+
+def test_a_killed_process_of_the_real_command_resumes(tmp_path, long):
+    """The same through the installed command, from the outside."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "probmask.cli", "train"]
+    settings = flags(**LONG, checkpoint_seconds=0.01)
+    process = subprocess.Popen([*command, "--out", str(out), *settings])
+    try:
+        wait_until(lambda: has_checkpoint(out), Alive(process))
+    finally:
+        process.kill()
+    assert process.wait() == -9
+    assert 0 < step_of(out) < 66
+    done = subprocess.run([*command, "--resume", str(out)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(out, long)
+
+
+class Alive:
+    """What `wait_until` asks of a process, for one of `subprocess`."""
+
+    def __init__(self, process):
+        self._process = process
+        self.exitcode = None
+
+    def is_alive(self):
+        self.exitcode = self._process.poll()
+        return self.exitcode is None
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path, capsys):
+    """The second is refused; the first is not disturbed."""
+    out = tmp_path / "run"
+    process = start_command("train", "--out", str(out), *flags(**LONG, checkpoint_seconds=0))
+    wait_until(lambda: has_checkpoint(out), process)
+    code = main(["train", "--resume", str(out)])
+    process.kill()
+    process.join()
+    assert code == 2
+    assert "another process is training in it" in capsys.readouterr().err

@@ -1,0 +1,336 @@
+"""A run from start to record: what it leaves behind, what it promises to repeat."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from probmask.artifact import load, load_state, read
+from probmask.data import load_data
+from probmask.errors import InputError
+from probmask.training.config import TrainConfig, load_config
+from probmask.training.evaluate import Score, evaluate_model
+from probmask.training.metrics import MetricsLog
+from probmask.training.progress import Bar
+from probmask.training.session import default_directory, train
+from training.small import SIZE, small, snapshot
+
+# MACs per weight of smallconv on 8 by 8 images: two layers at 8 by 8, two at 4 by 4, a linear one.
+MACS = [64, 64, 16, 16, 1]
+SIZES = [72, 576, 1152, 2304, 160]
+
+
+def metrics(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def artifact(directory):
+    return (directory / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """One finished run beside its dense twin, with everything on."""
+    out = tmp_path_factory.mktemp("runs") / "deep" / "run"
+    config = small(epochs=4, dense_twin=True, tensorboard=True, method__sparsity=0.9)
+    return config, train(config, out=out)
+
+
+def test_the_record_says_what_was_asked_and_what_was_reached(run):
+    _, outcome = run
+    record = outcome.record
+    keep = SIZE - round(0.9 * SIZE)
+    assert (record["size"], record["kept"]) == (SIZE, keep)
+    assert record["sparsity"] == {"asked": 0.9, "reached": 1 - keep / SIZE}
+    assert record["updates"] == 4 * (1442 // 256)
+    assert record["method"] == {"name": "probmask", "sparsity": 0.9}
+    assert record["seconds"] > 0
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["hardware"]["threads"] == 1
+
+
+def test_the_record_counts_layer_by_layer(run):
+    record = run[1].record
+    layers = record["layers"]
+    assert [layer["size"] for layer in layers] == SIZES
+    assert [layer["macs_per_weight"] for layer in layers] == MACS
+    assert sum(layer["kept"] for layer in layers) == record["kept"]
+    for layer in layers:
+        assert math.prod(layer["shape"]) == layer["size"]
+        assert layer["sparsity"] == 1 - layer["kept"] / layer["size"]
+    assert record["macs"]["dense"] == sum(m * n for m, n in zip(MACS, SIZES, strict=True))
+    assert record["macs"]["sparse"] == sum(
+        m * layer["kept"] for m, layer in zip(MACS, layers, strict=True)
+    )
+
+
+def test_the_artifact_holds_exactly_the_weights_of_the_record(run):
+    _, outcome = run
+    state = load_state(outcome.directory / "model.safetensors")
+    for layer in outcome.record["layers"]:
+        assert int(state[layer["name"]].count_nonzero()) == layer["kept"]
+    assert not any("parametrizations" in name for name in state)
+    assert outcome.record["bytes"] == len(artifact(outcome.directory))
+
+
+def test_the_artifact_loads_to_the_accuracy_of_the_record(run):
+    _, outcome = run
+    test = outcome.record["test"]
+    assert test["accuracy"] == 100 * test["correct"] / test["total"]
+    assert test["total"] == 355
+    score = evaluate_model(load(outcome.directory / "model.safetensors"), load_data("digits"))
+    assert (score.correct, score.total) == (test["correct"], test["total"])
+    assert read(outcome.directory / "model.safetensors").metadata["test"] == test
+
+
+def test_the_directory_holds_what_it_should_and_nothing_else(run):
+    config, outcome = run
+    files = {"config.toml", "metrics.jsonl", "model.safetensors", "record.json", "tensorboard"}
+    found = {path.name for path in outcome.directory.iterdir()}
+    assert found - {".lock"} == files | {"dense"}
+    assert {path.name for path in (outcome.directory / "dense").iterdir()} - {".lock"} == files
+    assert load_config(outcome.directory / "config.toml") == config
+    written = json.loads((outcome.directory / "record.json").read_text())
+    assert written == outcome.record
+
+
+def test_the_log_has_one_line_per_epoch(run):
+    for directory in (run[1].directory, run[1].directory / "dense"):
+        log = metrics(directory)
+        assert [line["epoch"] for line in log] == [1, 2, 3, 4]
+        assert [line["step"] for line in log] == [5, 10, 15, 20]
+        assert all(line["loss"] > 0 and 0 <= line["train_accuracy"] <= 100 for line in log)
+    log = metrics(run[1].directory)
+    assert [line["kept_fraction"] for line in log][-1] == pytest.approx(0.1, abs=1e-3)
+    assert log[-1]["expected_sparsity"] == pytest.approx(0.9, abs=1e-3)
+    temperatures = [line["temperature"] for line in log]
+    assert temperatures == sorted(temperatures, reverse=True)
+
+
+def test_tensorboard_has_the_same_numbers(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(run[1].directory / "tensorboard"))
+    board.Reload()
+    losses = [(event.step, event.value) for event in board.Scalars("loss")]
+    expected = [(line["step"], line["loss"]) for line in metrics(run[1].directory)]
+    assert [step for step, _ in losses] == [step for step, _ in expected]
+    assert [v for _, v in losses] == pytest.approx([v for _, v in expected], rel=1e-6)
+
+
+def test_the_dense_twin_is_the_run_with_the_method_dense(run, tmp_path):
+    _, outcome = run
+    assert outcome.dense is not None
+    assert outcome.dense["kept"] == outcome.dense["size"] == SIZE
+    assert outcome.dense["macs"]["sparse"] == outcome.dense["macs"]["dense"]
+    config = small(epochs=4, method={"name": "dense"})
+    alone = train(config, out=tmp_path / "alone")
+    assert alone.dense is None
+    assert artifact(alone.directory) == artifact(outcome.directory / "dense")
+
+
+def test_same_seed_same_bytes_whatever_is_logged_and_checkpointed(run, tmp_path):
+    _, outcome = run
+    config = small(epochs=4, method__sparsity=0.9, checkpoint_seconds=0)
+    torch.manual_seed(12345)
+    again = train(config, out=tmp_path / "again")
+    assert artifact(again.directory) == artifact(outcome.directory)
+    assert metrics(again.directory) == metrics(outcome.directory)
+    assert not (tmp_path / "again" / "checkpoint.safetensors").exists()
+
+
+def test_another_seed_is_another_network(run, tmp_path):
+    config = small(epochs=4, method__sparsity=0.9, seed=1)
+    other = load_state(train(config, out=tmp_path / "other").directory / "model.safetensors")
+    ours = load_state(run[1].directory / "model.safetensors")
+    masks = [(ours[name] != 0, other[name] != 0) for name in ours if ours[name].dim() > 1]
+    assert not any(torch.equal(a, b) for a, b in masks)
+
+
+@pytest.mark.parametrize(
+    ("every", "position"), [("step", [4 / 15, 9 / 15, 14 / 15]), ("epoch", [0, 1 / 3, 2 / 3])]
+)
+def test_the_learning_rate_follows_a_cosine(tmp_path, every, position):
+    config = small(method={"name": "dense"}, optimizer__lr=0.2, optimizer__every=every)
+    rates = [line["learning_rate"] for line in metrics(train(config, out=tmp_path / "r").directory)]
+    assert rates == pytest.approx([0.1 * (1 + math.cos(math.pi * t)) for t in position])
+
+
+def test_the_learning_rate_warms_up_linearly(tmp_path):
+    config = small(method={"name": "dense"}, optimizer__lr=0.2, optimizer__warmup_epochs=2)
+    rates = [line["learning_rate"] for line in metrics(train(config, out=tmp_path / "r").directory)]
+    factors = [0.5, 1, 1]
+    cosines = [0.1 * (1 + math.cos(math.pi * t / 15)) for t in (4, 9, 14)]
+    assert rates == pytest.approx([f * c for f, c in zip(factors, cosines, strict=True)])
+
+
+def test_labels_smoothed_away_leave_nothing_to_learn(tmp_path):
+    config = small(method={"name": "dense"}, label_smoothing=1.0)
+    losses = [line["loss"] for line in metrics(train(config, out=tmp_path / "r").directory)]
+    assert all(loss >= math.log(10) - 1e-6 for loss in losses)
+    assert losses[-1] < math.log(10) + 0.2
+
+
+def test_a_tiny_clip_norm_holds_the_weights_still(tmp_path):
+    settings = {"method": {"name": "dense"}, "optimizer__weight_decay": 0.0}
+    states = [
+        load_state(train(config, out=tmp_path / name).directory / "model.safetensors")
+        for name, config in (
+            ("short", small(**settings, epochs=1, optimizer__clip_norm=1e-9)),
+            ("long", small(**settings, epochs=2, optimizer__clip_norm=1e-9)),
+            ("free", small(**settings, epochs=1)),
+        )
+    ]
+    short, long, free = (state["features.3.weight"] for state in states)
+    assert (short - long).abs().max() < 1e-6
+    assert (short - free).abs().max() > 1e-3
+
+
+def test_bf16_trains_another_network_with_the_same_budget(run, tmp_path):
+    config = small(epochs=4, method__sparsity=0.9, precision="bf16-mixed")
+    outcome = train(config, out=tmp_path / "bf16")
+    assert outcome.record["kept"] == run[1].record["kept"]
+    assert artifact(outcome.directory) != artifact(run[1].directory)
+    assert {row.dtype for row in read(outcome.directory / "model.safetensors").tensors} == {
+        "F32",
+        "I64",
+    }
+    score = evaluate_model(load(outcome.directory / "model.safetensors"), load_data("digits"))
+    assert score.correct == outcome.record["test"]["correct"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"draws": 2},
+        {"scope": "layer"},
+        {"compat": "official"},
+        {"train_weights": False},
+        {"freeze_at": 1.0, "every": "epoch"},
+    ],
+)
+def test_every_kind_of_probmask_ends_at_exactly_the_budget(run, tmp_path, settings):
+    overrides = {f"method__{key}": value for key, value in settings.items()}
+    outcome = train(small(epochs=4, method__sparsity=0.9, **overrides), out=tmp_path / "r")
+    assert outcome.record["kept"] == run[1].record["kept"]
+    assert artifact(outcome.directory) != artifact(run[1].directory)
+
+
+def test_a_budget_of_multiplications_is_kept_and_reported_as_such(tmp_path):
+    config = small(method__sparsity=0.5, method__cost="flops")
+    record = train(config, out=tmp_path / "r").record
+    macs = record["macs"]
+    assert 0.499 * macs["dense"] <= macs["sparse"] <= 0.5 * macs["dense"]
+    # "asked" was in multiplications; "reached" must be the same thing.
+    assert record["sparsity"]["reached"] == pytest.approx(record["sparsity"]["asked"], abs=5e-3)
+
+
+def test_training_learns(tmp_path):
+    config = small(epochs=8, batch_size=128, method__sparsity=0.5)
+    assert train(config, out=tmp_path / "r").record["test"]["accuracy"] > 70
+
+
+def test_a_directory_in_use_is_refused_untouched(run):
+    config, outcome = run
+    before = snapshot(outcome.directory)
+    with pytest.raises(InputError, match="is already in use; choose another, or pass --resume"):
+        train(config, out=outcome.directory)
+    assert snapshot(outcome.directory) == before
+
+
+def test_an_empty_directory_will_do(tmp_path):
+    assert train(small(epochs=1), out=tmp_path).directory == tmp_path
+
+
+def test_an_output_directory_alone_is_enough(tmp_path, monkeypatch):
+    """`train(out=…)` without a configuration trains the defaults, as the docstring says."""
+    monkeypatch.setattr(TrainConfig, "epochs", 1)
+    seen = []
+    monkeypatch.setattr(
+        "probmask.training.session.train_run", lambda config, *_: seen.append(config) or {}
+    )
+    train(out=tmp_path / "new")
+    assert len(seen) == 2  # the dense twin and the run
+    assert seen[-1].method == {"name": "probmask", "sparsity": 0.98}
+
+
+def test_without_a_directory_it_takes_an_unused_one_under_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = small(epochs=1)
+    first, second = train(config).directory, train(config).directory
+    assert first == default_directory(config)
+    assert str(first) == "runs/digits-smallconv-probmask-0.98-seed0"
+    assert str(second) == "runs/digits-smallconv-probmask-0.98-seed0-2"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model": "smalconv"},
+        {"model": "no_such_module:build"},
+        {"model_args.widht": 8},
+        {"data": "digit"},
+        {"batch_size": 1443},
+        {"accelerator": "abacus"},
+        {"strategy": "chaos"},
+        {"method.min_keep_per_layer": 1000},
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_created(tmp_path, overrides):
+    given = {key.replace(".", "__"): value for key, value in overrides.items()}
+    with pytest.raises(InputError) as caught:
+        train(small(**given), out=tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert snapshot(tmp_path) == {}
+
+
+def test_a_batch_that_is_too_large_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"batch_size=1443: digits has 1442 training images"):
+        train(small(batch_size=1443), out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", [{"name": "probmask"}, {"name": "dense"}])
+def test_training_that_diverges_says_so(tmp_path, method):
+    """An accuracy of a network of NaN is not a result."""
+    config = small(method=method, optimizer__lr=1e30)
+    with pytest.raises(Exception, match=r"(?i)nan|finite|infinit") as caught:
+        train(config, out=tmp_path / "r")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "r" / "record.json").exists()
+
+
+def test_the_bar_shows_where_the_run_is(tmp_path, capfd):
+    train(small(epochs=2), out=tmp_path / "r", make_reporter=Bar)
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "probmask" in shown.err
+    assert "epoch 2/2" in shown.err
+    assert "sparsity" in shown.err
+
+
+def test_evaluation_restores_the_mode_of_the_model():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    data = load_data("digits")
+    model.train()
+    score = evaluate_model(model, data, batch_size=100)
+    assert model.training
+    assert score.total == 355
+    assert score == evaluate_model(model.eval(), data)
+    assert not model.training
+    assert Score(1, 8).accuracy == 12.5
+
+
+def test_the_log_drops_what_was_written_after_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, None, length=0, step=1)
+    log.write(1, {"loss": 1.0})
+    length = log.length
+    log.write(2, {"loss": 2.0})
+    log.close()
+    with path.open("a") as torn:
+        torn.write('{"step": 3, "lo')
+    again = MetricsLog(path, None, length=length, step=2)
+    again.write(2, {"loss": 2.5})
+    again.close()
+    assert metrics(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.5}]
