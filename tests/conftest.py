@@ -1,4 +1,4 @@
-"""One thread per test process: tests run side by side, and small problems gain nothing from more."""
+"""One thread per test process: tests run side by side, and small problems need no more."""
 
 import os
 

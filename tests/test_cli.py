@@ -313,7 +313,7 @@ def test_inspect_shows_every_layer(run, model, capsys):
     for layer in run.record["layers"]:
         assert layer["name"] in text
     assert f" {run.record['kept']:,} " in text
-    assert "times smaller" in text
+    assert "% of the" in text
     assert "trained as smallconv on digits by probmask, seed 0" in text
 
 

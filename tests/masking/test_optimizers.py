@@ -310,8 +310,9 @@ def test_grad_scaler_gives_what_unscaled_training_gives():
     train(plain, optimizer, batches)
 
     model = build("mlp")
-    _, optimizer = made_before(model)
+    optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    attach(model, optimizer=optimizer, scaler=scaler)
     for batch in batches:
         optimizer.zero_grad()
         scaler.scale(loss_of(model, batch)).backward()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import probmask
+from probmask.masking.parametrization import MaskedWeight
 from reference.networks import (
     assert_same_state,
     build,
@@ -116,10 +117,18 @@ def test_going_back_from_after_the_freeze_to_before_it():
     assert_same_state(expected, state_of(parts[0]))
 
 
-def test_a_state_made_with_another_seed_is_refused():
-    state = begin(METHODS["default"], seed=7)[3].state_dict()
-    with pytest.raises(probmask.InputError, match=r"seed=7, this sparsifier with seed=8"):
-        begin(METHODS["default"], seed=8)[3].load_state_dict(state)
+def masks_of(model):
+    return [
+        (name, module) for name, module in model.named_modules() if isinstance(module, MaskedWeight)
+    ]
+
+
+def test_a_state_brings_its_seed_along():
+    """A script that attaches without a seed must go on with the noise it began with."""
+    first, second = begin(METHODS["default"], seed=7), begin(METHODS["default"], seed=8)
+    second[3].load_state_dict(first[3].state_dict())
+    for (name, mask), (_, other) in zip(masks_of(first[0]), masks_of(second[0]), strict=True):
+        assert torch.equal(mask.noise, other.noise), name
 
 
 def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
@@ -130,7 +139,7 @@ def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
         model = build("conv")
         torch.manual_seed(start)
         sparsifier = probmask.attach(model, METHODS["default"], total_steps=STEPS)
-        states.append(sparsifier.state_dict()["seed"])
+        states.append(sparsifier.state_dict()["method"]["seed"])
         assert parts[3].now.step == 0
     assert states[0] == states[1] != states[2]
 

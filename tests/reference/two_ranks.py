@@ -57,7 +57,7 @@ def _train(rank, *, seed, **settings):
         optimizer.zero_grad()
         loss_of(parallel, batch).backward()
         optimizer.step()
-        frozen.append(sparsifier.state_dict()["method"]["frozen"])
+        frozen.append(sparsifier.frozen)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     summary = sparsifier.finalize()
     final = {name: value.clone() for name, value in model.state_dict().items()}

@@ -4,18 +4,17 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from itertools import starmap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softshrink
 
 from probmask.errors import InputError, NonFiniteError
 
 # Entries handled at a time: they stay in cache, and dispatch costs little beside the arithmetic.
 _CHUNK = 1 << 18
-# Entries that at least go into the sample, and its stride at most: the sum it predicts is some 1 %
-# off, at about 5 % of the cost of computing it.
+# The sample holds at least that many entries and every 256th: it predicts sums to 1 % or so.
 _SAMPLE, _STRIDE = 1 << 15, 256
 # |Σ c·s - keep| / keep at which the search stops; rounding s to fp32 adds at most 1.2e-7.
 _TOLERANCE = 2e-7
@@ -33,6 +32,16 @@ class _Site(NamedTuple):
     z: Tensor  # a view of `ordered` where that is dense, else a copy
     c: _Cost
     name: str
+
+
+class _Extent(NamedTuple):
+    """Bounds of z on this rank; a bound of z/c and the number of entries on all; is c = 1?"""
+
+    least: float
+    most: float
+    top: float
+    n: int
+    unit: bool
 
 
 class _Shift(NamedTuple):
@@ -81,12 +90,12 @@ def project_(
 
     keep = float(keep)  # numpy's numbers would warn where ours turn infinite
     sites = _sites(probs, costs, names)
-    top, n = _survey(sites, total)
+    extent = _survey(sites, total)
     chunks = _chunks(sites)
     if keep == 0:
-        shift = _Shift(top, top, 1.0)  # every v ≥ max z/c leaves Σ c·s = 0
+        shift = _Shift(extent.top, extent.top, 1.0)  # every v ≥ max z/c leaves Σ c·s = 0
     else:
-        shift = _solve(chunks, _Sample(sites, n, total), keep, top, total)
+        shift = _solve(chunks, _Sample(sites, extent, total), keep, extent, total)
     for z, c in chunks:
         _write_(z, c, shift)
     for site in sites:
@@ -106,7 +115,7 @@ def _sites(
                 f"project_({len(given)} {label} for {len(probs)} tensors): {label} belong to "
                 "tensors one to one; pass as many, in the same order."
             )
-    return list(starmap(_site, zip(probs, costs, names, strict=True)))
+    return [_site(*one) for one in zip(probs, costs, names, strict=True)]
 
 
 def _site(z: Tensor, c: _Cost, name: str) -> _Site:
@@ -128,19 +137,20 @@ def _site(z: Tensor, c: _Cost, name: str) -> _Site:
     return _Site(ordered, ordered.reshape(-1), c, name)
 
 
-def _survey(sites: Sequence[_Site], total: _Total) -> tuple[float, int]:
-    """An upper bound of every z/c, and the number of entries; refuses what has no projection."""
+def _survey(sites: Sequence[_Site], total: _Total) -> _Extent:
+    """The extent of the problem; an error for what has no projection."""
     costs = _extremes([site.c for site in sites], empty=1.0)
-    for site, (least, most) in zip(sites, costs, strict=True):
-        if not (least > 0 and most < math.inf):
+    for site, (low, high) in zip(sites, costs, strict=True):
+        if not (low > 0 and high < math.inf):
             raise InputError(
-                f"project_(cost {most if least > 0 else least} for {site.name}): costs must be "
+                f"project_(cost {high if low > 0 else low} for {site.name}): costs must be "
                 "positive and finite; leave out of probs what costs nothing."
             )
     ends = _extremes([site.z for site in sites], empty=0.0)
-    broken = [site.name for site, z in zip(sites, ends, strict=True) if not _finite(z)]
+    finite = [math.isfinite(low) and math.isfinite(high) for low, high in ends]
+    broken = [site.name for site, good in zip(sites, finite, strict=True) if not good]
     # The sum of the maxima bounds them all, and a sum is what `reduce` offers.
-    top = sum(max(z[1], 0.0) / c[0] for z, c in zip(ends, costs, strict=True))
+    top = sum(max(high, 0.0) / c for (_, high), (c, _) in zip(ends, costs, strict=True))
     partial = [float(len(broken)), top, float(sum(len(site.z) for site in sites))]
     device = sites[0].z.device if sites else None
     failures, top, n = total(torch.tensor(partial, dtype=torch.float64, device=device))
@@ -149,11 +159,13 @@ def _survey(sites: Sequence[_Site], total: _Total) -> tuple[float, int]:
             f"project_({', '.join(broken) or 'a tensor of another rank'}): NaN and infinity have "
             "no projection; nothing was changed, look for a loss or gradient that diverged."
         )
-    return min(top * (1 + 1e-15), sys.float_info.max), int(n)  # 1e-15: z/c and v·c are rounded
-
-
-def _finite(pair: tuple[float, float]) -> bool:
-    return math.isfinite(pair[0]) and math.isfinite(pair[1])
+    return _Extent(
+        least=min((low for low, _ in ends), default=0.0),
+        most=max((high for _, high in ends), default=0.0),
+        top=min(top * (1 + 1e-15), sys.float_info.max),  # 1e-15: z/c and v·c are rounded
+        n=int(n),
+        unit=all(pair == (1, 1) for pair in costs),
+    )
 
 
 def _extremes(values: Sequence[_Cost], *, empty: float) -> list[tuple[float, float]]:
@@ -173,35 +185,48 @@ def _chunks(sites: Sequence[_Site]) -> _Chunks:
     return chunks
 
 
-def _solve(chunks: _Chunks, sample: "_Sample", keep: float, top: float, total: _Total) -> _Shift:
+def _solve(
+    chunks: _Chunks, sample: "_Sample", keep: float, extent: _Extent, total: _Total
+) -> _Shift:
     """The v ≥ 0 at which Σ c·clip(z - v·c, 0, 1) falls to keep."""
-    bracket = _Bracket(top, keep)
+    bracket = _Bracket(extent.top, keep)
     # fp64 takes longer; sums in fp32 are off by up to 1e-6, which is good enough to start with.
-    exact = sample.scale == 1 or top > 2**20
-    v = sample.invert(keep, 0.0, top, within=(1e-12 if sample.scale == 1 else 1e-3) * keep)
-    v = sample.rounded(v, (1e-7 if exact else 1e-5) * keep)
+    exact = sample.scale == 1 or extent.top > 2**20
+    v = sample.invert(keep, 0.0, within=(1e-12 if sample.scale == 1 else 1e-3) * keep)
+    v = _rounded(v, extent, (1e-7 if exact else 1e-5) * keep)
     while True:
-        excess = _kept(chunks, v, total, exact=exact) - keep
+        excess = _kept(chunks, v, keep, extent, total, exact=exact) - keep
         if not exact and abs(excess) <= 1e-5 * keep:
-            exact, near = True, sample.predict(v, excess, top)
-            v = near if near <= top else v
+            exact, near = True, sample.predict(v, excess)
+            v = near if near <= extent.top else v
             continue  # the bracket takes no side that fp32 could have got wrong
         if abs(excess) <= _TOLERANCE * keep or (v == 0 and excess < 0):
             return _Shift(v, v, 1.0)
         bracket.tighten(v, excess)
         if bracket.closed:
             return bracket.shift()
-        v = sample.predict(v, excess, top)
+        v = sample.predict(v, excess)
         exact = exact or abs(excess) <= 1e-4 * keep
-        v = bracket.step(sample.rounded(v, (1e-7 if exact else 1e-5) * keep))
+        v = bracket.step(_rounded(v, extent, (1e-7 if exact else 1e-5) * keep))
 
 
-def _kept(chunks: _Chunks, v: float, total: _Total, *, exact: bool) -> float:
-    """Σ c·clip(z - v·c, 0, 1), in fp64 if exact."""
+def _kept(
+    chunks: _Chunks, v: float, keep: float, extent: _Extent, total: _Total, *, exact: bool
+) -> float:
+    """Σ c·clip(z - v·c, 0, 1), to fp64 precision if exact; by fewer operations where one may."""
+    dtype = torch.float64 if exact else None
+    simple = extent.unit and v == _float32(v)
+    unsaturated = simple and -v <= extent.least and extent.most <= 1 + v
+    harmless = simple and v * extent.n <= 3 * keep  # to add v to every entry and take it off again
     sums = []
     for z, c in chunks:
-        s = _clip(z, c, v, exact=exact)
-        sums.append((s * c).sum() if isinstance(c, Tensor) else s.sum().double() * c)
+        if unsaturated:
+            sums.append(softshrink(z, v).sum(dtype=dtype).double())
+        elif harmless:
+            sums.append(z.clamp(v, v + 1).sum(dtype=dtype).double() - v * len(z))
+        else:
+            s = _clip(z, c, v, exact=exact)
+            sums.append((s * c).sum() if isinstance(c, Tensor) else s.sum().double() * c)
     partial = torch.stack(sums).sum(0, keepdim=True) if sums else torch.zeros(1).double()
     return total(partial)[0]
 
@@ -246,32 +271,32 @@ class _Bracket:
 class _Sample:
     """Every stride-th entry: predicts Σ c·clip(z - v·c, 0, 1) and where it takes a value."""
 
-    def __init__(self, sites: Sequence[_Site], n: int, total: _Total) -> None:
+    def __init__(self, sites: Sequence[_Site], extent: _Extent, total: _Total) -> None:
         # Odd: a power of two could see no more than one input channel.
-        stride = min(n // _SAMPLE, _STRIDE) | 1
-        self.n, self.total = n, total
+        stride = min(extent.n // _SAMPLE, _STRIDE) | 1
+        self.total, self.top = total, extent.top
         self.seen: tuple[float, float] | None = None
         # Joined, many small tensors take no longer than one.
         z = torch.cat([site.z[::stride].double() for site in sites] or [torch.zeros(0).double()])
-        self.scale = n / max(1.0, total(z.new_tensor([len(z)]))[0])
+        self.scale = extent.n / max(1.0, total(z.new_tensor([len(z)]))[0])
         inside = z > 0  # the others are 0 at every v ≥ 0
         self.c: _Cost = 1.0
-        if not all(isinstance(site.c, float) and site.c == 1 for site in sites):
-            c = [torch.as_tensor(s.c, dtype=z.dtype, device=z.device) for s in sites]
-            c = [t.expand(len(s.z))[::stride] for t, s in zip(c, sites, strict=True)]
-            self.c = torch.cat(c)[inside]
+        if not extent.unit:
+            c = [torch.as_tensor(site.c, dtype=z.dtype, device=z.device) for site in sites]
+            c = [t.expand(len(site.z))[::stride] for t, site in zip(c, sites, strict=True)]
+            self.c = torch.cat(c)[inside] if c else 1.0
         self.z = z[inside]
 
     def spent(self, v: float) -> list[float]:
         """The sum at v, and by how much it falls per unit of v."""
         s = _clip(self.z, self.c, v)
         kept = (s * self.c).sum()
-        slope = (s.frac_().ceil_() * self.c**2).sum()
+        slope = (s.frac_().ceil_() * self.c**2).sum()  # c² where 0 < s < 1
         return self.total(torch.stack((kept, slope)).mul_(self.scale))
 
-    def invert(self, keep: float, v: float, top: float, *, within: float) -> float:
+    def invert(self, keep: float, v: float, *, within: float) -> float:
         """Where the sample expects the sum to be keep, by Newton steps from v."""
-        bracket = _Bracket(top, keep)
+        bracket = _Bracket(self.top, keep)
         while True:
             kept, slope = self.spent(v)
             excess = kept - keep
@@ -283,7 +308,7 @@ class _Sample:
             slope = slope or kept  # all at 1, as before training: let them begin to fall here
             v = bracket.step(max(0.0, v + excess / slope) if slope else math.nan)
 
-    def predict(self, v: float, excess: float, top: float) -> float:
+    def predict(self, v: float, excess: float) -> float:
         """Where the excess found at v should vanish: a secant step in the sample's own sum.
 
         Over the sample's sum the full one is all but a straight line, whatever the distribution.
@@ -294,12 +319,7 @@ class _Sample:
             ratio = (excess - self.seen[1]) / (kept - self.seen[0])
         self.seen = kept, excess
         keep = kept - excess / (ratio if 0.25 < ratio < 4 else 1.0)
-        return self.invert(keep, v, top, within=1e-3 * abs(excess)) if keep > 0 else math.nan
-
-    def rounded(self, v: float, spare: float) -> float:
-        """v as a fp32 number, which makes `_clip` cheaper, if that moves the sum by ≤ spare."""
-        harmless = isinstance(self.c, float) and v * self.n * 2**-25 <= spare
-        return _float32(v) if harmless else v
+        return self.invert(keep, v, within=1e-3 * abs(excess)) if keep > 0 else math.nan
 
 
 def _clip(
@@ -322,6 +342,11 @@ def _write_(z: Tensor, c: _Cost, shift: _Shift) -> None:
         _clip(z, c, shift.a, out=z)
     else:
         z.copy_(_clip(z, c, shift.a) * shift.share + _clip(z, c, shift.b) * (1 - shift.share))
+
+
+def _rounded(v: float, extent: _Extent, spare: float) -> float:
+    """v as an fp32 number, which saves operations, if that moves the sum by no more than spare."""
+    return _float32(v) if extent.unit and v * extent.n * 2**-25 <= spare else v
 
 
 def _float32(x: float) -> float:

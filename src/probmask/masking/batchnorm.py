@@ -1,6 +1,7 @@
 """BatchNorm statistics, estimated anew for the network as it now is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,6 +11,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from probmask.errors import InputError
 
 
+def batches_for_batchnorm(model: nn.Module, data: Iterable[Any]) -> Iterator[Any]:
+    """The batches of ``data``, refused if the model has BatchNorm and there are none."""
+    if not _layers(model):
+        return iter(())
+    batches = iter(data)
+    for first in batches:
+        return chain([first], batches)
+    raise InputError("finalize(data=…): there is no batch in it to estimate BatchNorm from.")
+
+
+def _layers(model: nn.Module) -> list[_BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
 def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
     """Replace all running statistics by the plain average over ``data``; return the batches used.
 
@@ -17,9 +32,10 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
     may follow), or a mapping of keyword arguments. Everything but BatchNorm runs in evaluation
     mode; a model without BatchNorm is left alone, its data unread.
     """
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    layers = _layers(model)
     if not layers:
         return 0
+    data = batches_for_batchnorm(model, data)
     modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -39,8 +55,6 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
             layer.momentum = momentum
         for module, training in modes:
             module.training = training
-    if batches == 0:
-        raise InputError("finalize(data=…): there is no batch in it to estimate BatchNorm from.")
     return batches
 
 

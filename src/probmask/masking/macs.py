@@ -25,6 +25,11 @@ def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tu
         for module, name in site.holders:
             hook = _counting_hook(counts, id(site.weight), module, name)
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    # Attention uses the weight of its output projection without calling that module.
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention) and id(module.out_proj.weight) in counts:
+            hook = _counting_hook(counts, id(module.out_proj.weight), module, "out_proj")
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
     was_training = [(module, module.training) for module in model.modules()]
     try:
         # Evaluation mode and no_grad, so that counting leaves no trace in BatchNorm or RNG; the
@@ -37,6 +42,12 @@ def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tu
             handle.remove()
         for module, training in was_training:
             module.training = training
+    for site in sites:
+        if counts[id(site.weight)] == 0:
+            raise InputError(
+                f"example_inputs: {site.name} takes part in no multiplication for them; "
+                "exclude it or budget in parameters."
+            )
     return tuple(counts[id(site.weight)] // batch for site in sites)
 
 
@@ -91,8 +102,14 @@ def _uses(
     if isinstance(module, nn.Linear | nn.Bilinear):
         return int(output.numel()) // module.out_features
     if isinstance(module, nn.MultiheadAttention):
-        source = {"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)
-        return int(given[source].numel()) // int(given[source].shape[-1])
+        tokens = [
+            int(tensor.numel()) // int(tensor.shape[-1])
+            for position, argument in enumerate(("query", "key", "value"))
+            for tensor in [kwargs[argument] if argument in kwargs else args[position]]
+        ]
+        if name == "in_proj_weight":  # three projections in one tensor: the mean of their uses
+            return round(sum(tokens) / 3)
+        return tokens[{"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)]
     raise InputError(
         f"MACs of {type(module).__name__}.{name} are unknown: its weights are not used in a "
         "convolution, a linear layer or attention; exclude it or budget in parameters."

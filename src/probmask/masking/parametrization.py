@@ -33,15 +33,22 @@ class MaskedWeight(nn.Module, ABC):
         self.hard = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
         self.frozen = False
         self._source: HardMaskSource | None = None
+        self._leads = False
+        self._kept_alive = _NotCopied(None)
         self._made_from: tuple[int, ...] = ()
 
     @abstractmethod
     def training_weight(self, weight: Tensor) -> Tensor:
         """The weight that the network computes with while it is being trained."""
 
-    def follow(self, source: HardMaskSource) -> None:
-        """Take hard masks from ``source`` from now on."""
+    def follow(self, source: HardMaskSource, *, leads: bool = False) -> None:
+        """Take hard masks from ``source`` from now on; one of its masks leads."""
         self._source = source
+        self._leads = leads
+
+    def keep_alive(self, value: object) -> None:
+        """Hold on to ``value`` as long as the model has this mask; copies do not."""
+        self._kept_alive = _NotCopied(value)
 
     def harden(self, hard: Tensor, weight: Tensor) -> None:
         """Take ``hard`` as the mask that the site's tensors, as they are now, stand for."""
@@ -66,6 +73,8 @@ class MaskedWeight(nn.Module, ABC):
         """Set the mode; the hard mask is brought up to date when evaluation begins."""
         super().train(mode)
         if not mode:
+            if self._leads:
+                self._made_from = ()  # changes made through .data leave no trace in any counter
             self._refresh()
         return self
 
@@ -74,12 +83,23 @@ class MaskedWeight(nn.Module, ABC):
             self._source.refresh_hard_masks()
 
     def _versions(self, weight: Tensor) -> tuple[int, ...]:
-        return (weight._version, *(tensor._version for tensor in self.parameters()))
+        # Our id, as a copy takes this along but counts its own tensors' versions anew.
+        return (id(self), weight._version, *(tensor._version for tensor in self.parameters()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.hard = fn(self.hard)
+        self.hard = fn(self.hard).bool()
         return self
+
+
+class _NotCopied:
+    """A reference that a deep copy of its holder does not have."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __deepcopy__(self, _: dict[int, Any]) -> "_NotCopied":
+        return _NotCopied(None)
 
 
 class _HardMasked(torch.autograd.Function):
@@ -112,4 +132,7 @@ def register(site: Site, mask: MaskedWeight) -> None:
 def unregister(site: Site) -> None:
     """Give the site's weight back to the modules that hold it, as the parameter it always was."""
     for module, name in site.holders:
+        # A deep copy has the same class, from which the property will be deleted.
+        kind = type(module)
+        module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)

@@ -93,8 +93,8 @@ class Masker(ABC):
         self.names = tuple(site.name for site in sites)
         self.weights = tuple(site.weight for site in sites)
         self.masks = tuple(masks)
-        for mask in self.masks:
-            mask.follow(self)
+        for index, mask in enumerate(self.masks):
+            mask.follow(self, leads=index == 0)
 
     @abstractmethod
     def choose(self) -> list[Tensor]:
@@ -122,11 +122,18 @@ class Masker(ABC):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a bit-exact resume needs beyond the model's own ``state_dict``."""
-        return {}
+        """Everything a bit-exact resume needs beyond the model's own ``state_dict``.
+
+        Here: the masks, once they are frozen. A method adds what it has.
+        """
+        return {"frozen": [mask.hard for mask in self.masks] if self.frozen else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
+        for index, mask in enumerate(self.masks):
+            mask.frozen = state["frozen"] is not None
+            if mask.frozen:
+                mask.hard.copy_(state["frozen"][index])
 
     def refresh_hard_masks(self) -> None:
         """Bring the hard masks up to date, if any tensor they are made from has changed."""

@@ -77,7 +77,7 @@ def find_sites(
         sites.append(Site(places[0][0], pairs, weights[key]))
     if not sites:
         raise InputError(
-            "find_sites(model): nothing to mask; the model has no convolution, linear or attention "
+            "attach(model): nothing to mask; the model has no convolution, linear or attention "
             "weight left after exclude=; name the tensors to mask with include=."
         )
     return tuple(sites)
@@ -86,8 +86,14 @@ def find_sites(
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
     """Every parameter with every module that holds it: tied tensors come up more than once."""
     for prefix, module in model.named_modules():
+        if "parametrizations" in prefix.split("."):
+            continue
         for name, weight in module.named_parameters(recurse=False):
             yield (f"{prefix}.{name}" if prefix else name), module, name, weight
+        if parametrize.is_parametrized(module):
+            for name, originals in module.parametrizations.items():
+                for weight in originals.parameters(recurse=False):
+                    yield (f"{prefix}.{name}" if prefix else name), module, name, weight
 
 
 def _is_default(places: Sequence[tuple[str, nn.Module, str]]) -> bool:
@@ -130,7 +136,7 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
             f"include={path!r}: {type(module).__name__} reads its weights past any mask; "
             "masking it is not supported."
         )
-    if isinstance(module, parametrize.ParametrizationList):
+    if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
         raise InputError(
             f"attach(model): {path} is already parametrized; finalize the earlier sparsifier or "
             f"remove that parametrization first, or pass exclude=."

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from probmask.checks import check_count
 from probmask.errors import InputError
-from probmask.masking.batchnorm import reestimate_batchnorm
+from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.parametrization import register, unregister
 from probmask.masking.protocol import Context, Method, Progress, Trainables
@@ -61,7 +61,12 @@ class Sparsifier:
     """A method at work on a model. Made by `attach`; ended by `finalize`."""
 
     def __init__(
-        self, model: nn.Module, method: Method, sites: Sequence[Site], context: Context
+        self,
+        model: nn.Module,
+        method: Method,
+        sites: Sequence[Site],
+        context: Context,
+        scaler: GradScaler | None,
     ) -> None:
         self.method = method
         self.sites = tuple(sites)
@@ -70,19 +75,28 @@ class Sparsifier:
         self._step = 0
         self._draw = 0
         self._finalized = False
+        self._parameter_order = [(m, tuple(m._parameters)) for m in model.modules()]
         self._masker = method.begin(self.sites, context)
         for site, mask in zip(self.sites, self._masker.masks, strict=True):
             register(site, mask)
         self._trainables: list[Trainables] = self._masker.trainables()
         self._optimizers: tuple[Optimizer, ...] = ()
+        self._scaler = scaler
         self._unfollow: list[Callable[[], None]] = []
-        self._watch = _watch_all_optimizers(self)
+        _watch.add(self)
+        # The model keeps the sparsifier alive: its optimizer may be known only at the first step.
+        self._masker.masks[0].keep_alive(self)
         self._prepare(0)
 
     @property
     def now(self) -> Progress:
         """How far the training is."""
         return Progress(self._step, self._context.total_steps, self._context.steps_per_epoch)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the masks are final."""
+        return self._masker.frozen
 
     @property
     def draw_count(self) -> int:
@@ -95,8 +109,7 @@ class Sparsifier:
         Extra trainables of the method (the probabilities) are taken out of them if they are in.
         With several, masks are updated when the last of them has stepped.
         """
-        if not optimizers:
-            raise InputError("use(): pass the optimizers that train the model, at least one.")
+        _check_optimizers("use", optimizers)
         self._release_optimizers()
         self._optimizers = optimizers
         extra = {id(tensor) for tensor in self._extra_parameters()}
@@ -114,7 +127,7 @@ class Sparsifier:
             (share * criterion(model(images), labels)).backward()
         """
         for draw in range(self._masker.draws):
-            if draw > 0:
+            if draw != self._draw:  # also draw 0, after an update that was skipped
                 self._prepare(draw)
             yield 1 / self._masker.draws
 
@@ -145,35 +158,33 @@ class Sparsifier:
         """
         if self._finalized:
             raise InputError("finalize(): this sparsifier is finished; attach a new one.")
+        batches = None if data is None else batches_for_batchnorm(self._model, data)
         self._masker.freeze()
         summary = self.summary()
         for site, mask in zip(self.sites, self._masker.masks, strict=True):
             unregister(site)
             with torch.no_grad():
                 site.weight.masked_fill_(~mask.hard, 0.0)
+        for module, order in self._parameter_order:
+            for name in order:  # removing a parametrization puts its parameter last
+                module._parameters[name] = module._parameters.pop(name)
         self._release_optimizers()
-        self._watch.remove()
+        _watch.discard(self)
         self._finalized = True
-        if data is not None:
-            reestimate_batchnorm(self._model, data)
+        if batches is not None:
+            reestimate_batchnorm(self._model, batches)
         return summary
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-exact resume needs beside the state of model and optimizers."""
         return {
             "step": self._step,
-            "seed": self._context.seed,
             "method": self._masker.state_dict(),
             "trainables": [group.optimizer.state_dict() for group in self._trainables],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; the model's own state is loaded beforehand."""
-        if state["seed"] != self._context.seed:
-            raise InputError(
-                f"load_state_dict: the state was made with seed={state['seed']}, this sparsifier "
-                f"with seed={self._context.seed}; attach with the same seed."
-            )
         self._step = state["step"]
         for group, saved in zip(self._trainables, state["trainables"], strict=True):
             group.optimizer.load_state_dict(saved)
@@ -211,7 +222,16 @@ class Sparsifier:
             for parameter in group["params"]
         ]
         with torch.no_grad():
+            self._unscale()
             self._masker.after_backward(self.now, parameters)
+
+    def _unscale(self) -> None:
+        # The scaler unscales the gradients of its optimizer, which the probabilities are not in.
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        if scale != 1.0:
+            for parameter in self._extra_parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
@@ -278,6 +298,7 @@ def attach(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     example_inputs: Any = None,
+    scaler: GradScaler | None = None,
     seed: int | None = None,
 ) -> Sparsifier:
     """Put a method to work on a model that is about to be trained for ``total_steps`` updates.
@@ -289,7 +310,8 @@ def attach(
 
     ``include`` and ``exclude`` are name patterns (see `find_sites`). ``steps_per_epoch`` is needed
     by methods that count in epochs. ``example_inputs`` is a batch for the model, needed to budget
-    in FLOPs. ``seed`` decides all noise; without it one is drawn from PyTorch's generator.
+    in FLOPs. ``scaler`` is the ``GradScaler`` of an fp16 training. ``seed`` decides all noise;
+    without it one is drawn from PyTorch's generator.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InputError(
@@ -300,6 +322,10 @@ def attach(
     if steps_per_epoch is None:
         steps_per_epoch = max(1, total_steps // 100)
     check_count("attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="updates per epoch")
+    optimizers: Sequence[Optimizer] = ()
+    if optimizer is not None:
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else _listed(optimizer)
+        _check_optimizers("attach", optimizers)
     sites = find_sites(model, include=include, exclude=exclude)
 
     def count_macs() -> tuple[int, ...]:
@@ -311,12 +337,35 @@ def attach(
         return macs_per_weight(model, sites, example_inputs)
 
     if seed is None:
-        seed = int(torch.randint(2**62, ()).item())
+        seed = _common_seed()
     context = Context(total_steps, steps_per_epoch, seed, count_macs)
-    sparsifier = Sparsifier(model, method, sites, context)
-    if optimizer is not None:
-        sparsifier.use(*([optimizer] if isinstance(optimizer, Optimizer) else optimizer))
+    sparsifier = Sparsifier(model, method, sites, context, scaler)
+    if optimizers:
+        sparsifier.use(*optimizers)
     return sparsifier
+
+
+def _listed(optimizers: object) -> Sequence[Any]:
+    return list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
+
+
+def _check_optimizers(caller: str, optimizers: Sequence[object]) -> None:
+    if not optimizers:
+        raise InputError(f"{caller}(): pass the optimizers that train the model, at least one.")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"{caller}(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; "
+                "pass the one that is wrapped, if this is a wrapper."
+            )
+
+
+def _common_seed() -> int:
+    """A seed from PyTorch's generator, that of rank 0 for all: a sampled mask depends on it."""
+    seed = [int(torch.randint(2**62, ()).item())]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(seed, src=0)
+    return seed[0]
 
 
 def _remove_parameters(optimizer: Optimizer, unwanted: set[int]) -> None:
@@ -325,7 +374,8 @@ def _remove_parameters(optimizer: Optimizer, unwanted: set[int]) -> None:
         for parameter in group["params"]:
             if id(parameter) in unwanted:
                 optimizer.state.pop(parameter, None)
-        group["params"] = [p for p in group["params"] if id(p) not in unwanted]
+        # In place: LBFGS holds on to this very list.
+        group["params"][:] = [p for p in group["params"] if id(p) not in unwanted]
 
 
 def _clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:
@@ -335,26 +385,52 @@ def _clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Ca
     ``zero_grad`` alone; those of the probabilities must not survive into the next update.
     """
     plain = optimizer.zero_grad
+    clearing = [clear]
 
     def zero_grad(set_to_none: bool = True) -> None:
         plain(set_to_none)
-        clear()
+        for extra in clearing:
+            extra()
 
+    earlier = optimizer.__dict__.get("zero_grad")
     optimizer.__dict__["zero_grad"] = zero_grad
 
     def undo() -> None:
-        optimizer.__dict__.pop("zero_grad", None)
+        clearing.clear()
+        if optimizer.__dict__.get("zero_grad") is not zero_grad:
+            return  # another sparsifier has wrapped it since; it calls us, to no effect
+        if earlier is None:
+            del optimizer.__dict__["zero_grad"]
+        else:
+            optimizer.__dict__["zero_grad"] = earlier
 
     return undo
 
 
-def _watch_all_optimizers(sparsifier: Sparsifier) -> RemovableHandle:
-    """Look at every optimizer that steps anywhere, without keeping the sparsifier alive."""
-    reference = weakref.ref(sparsifier)
+class _Watch:
+    """Looks at every optimizer that steps anywhere, for sparsifiers that may have to adopt it.
 
-    def hook(optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-        watching = reference()
-        if watching is not None:
-            watching._on_any_optimizer(optimizer)
+    PyTorch offers this as a hook for the whole process. One is registered when the first sparsifier
+    is made, and stays: taking hooks away from under a running step is an error, and a sparsifier may
+    be collected at any moment.
+    """
 
-    return register_optimizer_step_pre_hook(hook)
+    def __init__(self) -> None:
+        self._watching: weakref.WeakSet[Sparsifier] = weakref.WeakSet()
+        self._registered = False
+
+    def add(self, sparsifier: Sparsifier) -> None:
+        self._watching.add(sparsifier)
+        if not self._registered:
+            register_optimizer_step_pre_hook(self._on_step)
+            self._registered = True
+
+    def discard(self, sparsifier: Sparsifier) -> None:
+        self._watching.discard(sparsifier)
+
+    def _on_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        for sparsifier in list(self._watching):
+            sparsifier._on_any_optimizer(optimizer)
+
+
+_watch = _Watch()

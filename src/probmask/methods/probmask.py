@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from probmask.checks import check_choice, check_count, check_within
 from probmask.core import schedules
 from probmask.core.allocation import largest_remainder
-from probmask.core.noise import logistic_, uniform_
+from probmask.core.noise import fold, logistic_, uniform_
 from probmask.core.official import official_mask, official_noise, official_project_
 from probmask.core.projection import project_
 from probmask.core.relaxation import bernoulli_mask, relaxed_mask
@@ -43,13 +43,14 @@ class ProbMask(Method):
     ``draws`` masks are sampled per update. ``train_weights=False`` looks for a supermask: weights
     stay as they are, by default drawn anew from Kaiming's normal distribution (``reinitialize``).
 
-    Schedules are those of the paper, per update (``every="step"``) or per epoch: the budget falls
-    from ``ramp_begin`` to ``ramp_end`` of the training, the temperature over all of it. From
-    ``freeze_at`` on (None: never, as in the paper) the exact top-K mask is fixed and only its
-    weights train on. ``prob_lr`` is Adam's rate for the probabilities; None takes the paper's 6e-3
-    and raises it for trainings shorter than the paper's.
-    The mask at the end is the exact top-K by probability, ties by weight magnitude
-    (``select="top"``), or one Bernoulli draw, as in the paper, of about K (``"sample"``).
+    Schedules are those of the paper, per update (``every="step"``) or per epoch: the budget
+    falls from ``ramp_begin`` to ``ramp_end`` of the training, the temperature over all of it.
+    From ``freeze_at`` on (None: never, as in the paper) the exact top-K mask is fixed and only
+    its weights train on; K is the final budget, also where the ramp has not got there yet.
+    ``prob_lr`` is Adam's rate for the probabilities; None takes the paper's 6e-3 and raises it
+    for trainings shorter than the paper's. The mask at the end is the exact top-K by
+    probability, ties by weight magnitude (``select="top"``), or one Bernoulli draw, as in the
+    paper, of about K (``"sample"``).
 
     ``compat="official"`` steps exactly as the released code does, accidents included: its epsilon
     and two uniforms in the relaxed mask, 21 bisections in fp32, the joint gradient of weights and
@@ -87,10 +88,12 @@ class ProbMask(Method):
         check_count(
             "ProbMask", "min_keep_per_layer", self.min_keep_per_layer, least=0, meaning="weights"
         )
+        check_choice("ProbMask", "train_weights", self.train_weights, (True, False))
+        check_choice("ProbMask", "reinitialize", self.reinitialize, (None, True, False))
         for name in ("prob_lr", "temperature_start", "temperature_end", "clip_norm"):
-            _check_optional(name, getattr(self, name), 1e-9, math.inf, "a positive number")
+            self._check(name, 1e-9, math.inf, "a positive number")
         for name in ("ramp_begin", "ramp_end", "freeze_at"):
-            _check_optional(name, getattr(self, name), 0, 1, "a part of the training")
+            self._check(name, 0, 1, "a part of the training")
         if self.ramp_begin > self.ramp_end:
             raise InputError(
                 f"ProbMask(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): the budget "
@@ -102,15 +105,31 @@ class ProbMask(Method):
                 "parameters only; drop one of the two."
             )
 
+        if self.select == "sample" and self.min_keep_per_layer > 0:
+            raise InputError(
+                f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
+                "sample promises no layer anything; drop one of the two."
+            )
+
+    def _check(self, name: str, low: float, high: float, meaning: str) -> None:
+        value = getattr(self, name)
+        if value is None and name in ("prob_lr", "clip_norm", "freeze_at"):
+            return
+        check_within("ProbMask", name, value, low, high, meaning=meaning)
+
     def begin(self, sites: Sequence[Site], context: Context) -> "ProbMasker":
         """Give every weight the probability 1; freeze weights if they are not to be trained."""
+        fresh = self.reinitialize or (self.reinitialize is None and not self.train_weights)
+        if fresh:
+            _check_fans(sites)
+        masker = ProbMasker(self, sites, context)  # refuses what it must before weights change
+        if fresh:
+            _draw_weights_(sites, context.seed)
         if not self.train_weights:
             for site in sites:
-                _freeze_weight(site, reinitialize=self.reinitialize is not False)
-        elif self.reinitialize:
-            for site in sites:
-                _kaiming_normal_(site)
-        return ProbMasker(self, sites, context)
+                site.weight.requires_grad_(False)
+                site.weight.grad = None
+        return masker
 
 
 class ProbMaskedWeight(MaskedWeight):
@@ -133,10 +152,17 @@ class ProbMaskedWeight(MaskedWeight):
         return weight * self._mask(self.prob, self.noise, self.temperature).to(weight.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved.float() if tensor.is_meta else tensor.to(moved.device)
+
+        prob, grad = self.prob.data, self.prob.grad
         super()._apply(fn, recurse)
-        self.prob.data = self.prob.data.float()
-        self.noise = fn(self.noise).float()
-        self.temperature = fn(self.temperature).float()
+        self.prob.grad = None
+        self.prob.data = move(prob)  # not through bf16 and back
+        self.prob.grad = None if grad is None else move(grad)
+        self.noise = move(self.noise)
+        self.temperature = move(self.temperature)
         return self
 
 
@@ -161,13 +187,26 @@ class ProbMasker(Masker):
         )
         self.keep = keep_of(method.sparsity, sum(sizes))
         self.least = [min(method.min_keep_per_layer, size) for size in sizes]
-        if sum(self.least) > self.keep:
+        if self.costs is not None and self._spent(self.least) > self._allowed():
+            raise InputError(
+                f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): that many weights of "
+                f"each layer take {self._spent(self.least):g} multiplications, the budget is "
+                f"{self._allowed():g}; lower it."
+            )
+        if self.costs is None and sum(self.least) > self.keep:
             raise InputError(
                 f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): {len(sizes)} layers "
                 f"would keep {sum(self.least)} weights, the budget is {self.keep}; lower it."
             )
         if method.sparsity == 0:
             self.freeze()  # everything is kept: there is nothing to learn and nothing to draw
+
+    def _spent(self, kept: Sequence[int]) -> float:
+        assert self.costs is not None
+        return math.fsum(c * k for c, k in zip(self.costs, kept, strict=True))
+
+    def _allowed(self) -> float:
+        return (1 - self.method.sparsity) * self._spent([prob.numel() for prob in self.probs])
 
     @property
     def probs(self) -> list[Tensor]:
@@ -187,7 +226,7 @@ class ProbMasker(Masker):
         """Set the temperature and draw noise that is this rank's own."""
         if self.frozen:
             return
-        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        rank = _rank()
         self._temperature = schedules.temperature(
             self._progress(now),
             start=self.method.temperature_start,
@@ -223,15 +262,7 @@ class ProbMasker(Masker):
 
     def choose(self) -> list[Tensor]:
         """Select exactly the budget by probability, ties by magnitude; or draw a sample."""
-        if self.method.select == "sample":
-            noise = [torch.empty_like(prob) for prob in self.probs]
-            return [
-                bernoulli_mask(prob, logistic_(out, self.seed, -1, index))
-                for index, (prob, out) in enumerate(zip(self.probs, noise, strict=True))
-            ]
-        chosen = self._select()
-        self._warn_of_collapse([float(mask.sum()) for mask in chosen])
-        return chosen
+        return self._sample() if self.method.select == "sample" else self._select()
 
     def metrics(self) -> dict[str, float]:
         """Budget, temperature, and how far the probabilities are from a decision."""
@@ -246,24 +277,25 @@ class ProbMasker(Masker):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The frozen masks, once there are any, and the budget and temperature last used."""
-        state: dict[str, Any] = {
+        """The seed of the noise, the budget and temperature last used, and the frozen masks."""
+        return {
+            **super().state_dict(),
+            "seed": self.seed,
             "kept_fraction": self._kept_fraction,
             "temperature": self._temperature,
-            "frozen": self.frozen,
         }
-        if self.frozen:
-            state["hard"] = [mask.hard for mask in self.masks]
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self.seed = state["seed"]
         self._kept_fraction = state["kept_fraction"]
         self._temperature = state["temperature"]
-        for index, mask in enumerate(self.masks):
-            mask.frozen = state["frozen"]
-            if mask.frozen:
-                mask.hard.copy_(state["hard"][index])
+
+    def freeze(self) -> None:
+        """Fix the masks; a layer that has none of its weights left is named."""
+        super().freeze()
+        self._warn_of_collapse([float(mask.hard.sum()) for mask in self.masks])
 
     def _progress(self, now: Progress) -> float:
         per_epoch = self.method.every == "epoch" or self.method.compat == "official"
@@ -298,6 +330,13 @@ class ProbMasker(Masker):
         probs = self.probs[which]
         official_project_(probs, fraction * sum(prob.numel() for prob in probs))
 
+    def _sample(self) -> list[Tensor]:
+        noise = [torch.empty_like(prob) for prob in self.probs]
+        return [
+            bernoulli_mask(prob, logistic_(out, self.seed, -1, index))
+            for index, (prob, out) in enumerate(zip(self.probs, noise, strict=True))
+        ]
+
     def _select(self) -> list[Tensor]:
         probs = self.probs
         ties = [weight.detach().abs() for weight in self.weights]
@@ -308,8 +347,7 @@ class ProbMasker(Masker):
                 for prob, keep, tie, name in zip(probs, budget, ties, self.names, strict=True)
             ]
         if self.costs is not None:
-            total = sum(c * prob.numel() for c, prob in zip(self.costs, probs, strict=True))
-            allowed = (1 - self.method.sparsity) * total
+            allowed = self._allowed()
             return select_within(probs, self.costs, allowed, ties=ties, minimum=self.least)
         return select_top(probs, self.keep, ties=ties, minimum=self.least, names=self.names)
 
@@ -323,14 +361,20 @@ class ProbMasker(Masker):
         return [low + more for low, more in zip(self.least, extra, strict=True)]
 
     def _warn_of_collapse(self, kept: Sequence[float]) -> None:
-        for name, count in zip(self.names, kept, strict=True):
-            if count < 1 and name not in self._warned:
+        for name, count, least in zip(self.names, kept, self.least, strict=True):
+            if count < 1 and least < 1 and name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(
                     f"{name} is losing all of its weights; min_keep_per_layer=1 forbids it.",
                     LayerCollapseWarning,
                     stacklevel=2,
                 )
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    running = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_rank() if running else 0
 
 
 def _learning_rate(method: ProbMask, total_steps: int) -> float:
@@ -346,17 +390,19 @@ def _learning_rate(method: ProbMask, total_steps: int) -> float:
     return _PAPER_RATE * math.cbrt(max(1.0, _PAPER_UPDATES / total_steps))
 
 
-def _check_optional(name: str, value: float | None, low: float, high: float, meaning: str) -> None:
-    if value is not None:
-        check_within("ProbMask", name, value, low, high, meaning=meaning)
+def _check_fans(sites: Sequence[Site]) -> None:
+    for site in sites:
+        if site.weight.dim() < 2:
+            raise InputError(
+                f"ProbMask(reinitialize): {site.name} has {site.weight.dim()} dimension and so no "
+                "fan-in to draw it by; exclude it or pass reinitialize=False."
+            )
 
 
-def _freeze_weight(site: Site, *, reinitialize: bool) -> None:
-    if reinitialize:
-        _kaiming_normal_(site)
-    site.weight.requires_grad_(False)
-    site.weight.grad = None
-
-
-def _kaiming_normal_(site: Site) -> None:
-    nn.init.kaiming_normal_(site.weight, mode="fan_in", nonlinearity="relu")
+def _draw_weights_(sites: Sequence[Site], seed: int) -> None:
+    for index, site in enumerate(sites):
+        generator = torch.Generator(device=site.weight.device)
+        generator.manual_seed(fold(seed, -2, index))
+        nn.init.kaiming_normal_(
+            site.weight, mode="fan_in", nonlinearity="relu", generator=generator
+        )
