@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
     from probmask.masking.protocol import Masker, Method
-    from probmask.masking.sparsifier import Sparsifier, Summary, attach
+    from probmask.masking.sparsifier import Sparsifier, attach
+    from probmask.masking.summary import Summary
     from probmask.methods.dense import Dense
     from probmask.methods.probmask import ProbMask
     from probmask.training.config import load_config
@@ -28,7 +29,7 @@ _HOMES = {
     "Method": "probmask.masking.protocol",
     "ProbMask": "probmask.methods.probmask",
     "Sparsifier": "probmask.masking.sparsifier",
-    "Summary": "probmask.masking.sparsifier",
+    "Summary": "probmask.masking.summary",
     "attach": "probmask.masking.sparsifier",
     "load": "probmask.artifact",
     "load_into": "probmask.artifact",

@@ -1,60 +1,27 @@
 """The sparsifier: ties a method to a model and to the optimizer that trains it."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from probmask.checks import check_count
 from probmask.errors import InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.macs import macs_per_weight
+from probmask.masking.optimizers import (
+    checked_optimizers,
+    clear_with_zero_grad,
+    remove_parameters,
+    watch,
+)
 from probmask.masking.parametrization import register, unregister
 from probmask.masking.protocol import Context, Method, Progress, Trainables
 from probmask.masking.sites import Site, find_sites
-
-
-@dataclass(frozen=True)
-class LayerSummary:
-    """What was kept of one site."""
-
-    name: str
-    shape: tuple[int, ...]
-    kept: int
-    size: int
-
-    @property
-    def sparsity(self) -> float:
-        """The fraction removed."""
-        return 1 - self.kept / self.size
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What was kept of the whole network, and of each of its layers."""
-
-    layers: tuple[LayerSummary, ...]
-
-    @property
-    def kept(self) -> int:
-        """The number of weights kept."""
-        return sum(layer.kept for layer in self.layers)
-
-    @property
-    def size(self) -> int:
-        """The number of maskable weights."""
-        return sum(layer.size for layer in self.layers)
-
-    @property
-    def sparsity(self) -> float:
-        """The fraction removed."""
-        return 1 - self.kept / self.size
+from probmask.masking.summary import LayerSummary, Summary
 
 
 class Sparsifier:
@@ -83,7 +50,7 @@ class Sparsifier:
         self._optimizers: tuple[Optimizer, ...] = ()
         self._scaler = scaler
         self._unfollow: list[Callable[[], None]] = []
-        _watch.add(self)
+        watch.add(self)
         # The model keeps the sparsifier alive: its optimizer may be known only at the first step.
         self._masker.masks[0].keep_alive(self)
         self._prepare(0)
@@ -109,13 +76,13 @@ class Sparsifier:
         Extra trainables of the method (the probabilities) are taken out of them if they are in.
         With several, masks are updated when the last of them has stepped.
         """
-        _check_optimizers("use", optimizers)
+        optimizers = checked_optimizers("use", optimizers)
         self._release_optimizers()
         self._optimizers = optimizers
         extra = {id(tensor) for tensor in self._extra_parameters()}
         for optimizer in optimizers:
-            _remove_parameters(optimizer, extra)
-            self._unfollow.append(_clear_with_zero_grad(optimizer, self._clear_gradients))
+            remove_parameters(optimizer, extra)
+            self._unfollow.append(clear_with_zero_grad(optimizer, self._clear_gradients))
         first, last = optimizers[0], optimizers[-1]
         self._unfollow.append(first.register_step_pre_hook(self._before_step).remove)
         self._unfollow.append(last.register_step_post_hook(self._after_step).remove)
@@ -169,7 +136,7 @@ class Sparsifier:
             for name in order:  # removing a parametrization puts its parameter last
                 module._parameters[name] = module._parameters.pop(name)
         self._release_optimizers()
-        _watch.discard(self)
+        watch.discard(self)
         self._finalized = True
         if batches is not None:
             reestimate_batchnorm(self._model, batches)
@@ -267,7 +234,7 @@ class Sparsifier:
         self._unfollow.clear()
         self._optimizers = ()
 
-    def _on_any_optimizer(self, optimizer: Optimizer) -> None:
+    def on_any_optimizer(self, optimizer: Optimizer) -> None:
         """Adopt the optimizer that trains our weights, or refuse one that goes past us."""
         if any(optimizer is known for known in self._optimizers):
             return
@@ -322,10 +289,7 @@ def attach(
     if steps_per_epoch is None:
         steps_per_epoch = max(1, total_steps // 100)
     check_count("attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="updates per epoch")
-    optimizers: Sequence[Optimizer] = ()
-    if optimizer is not None:
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else _listed(optimizer)
-        _check_optimizers("attach", optimizers)
+    optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
     sites = find_sites(model, include=include, exclude=exclude)
 
     def count_macs() -> tuple[int, ...]:
@@ -345,92 +309,9 @@ def attach(
     return sparsifier
 
 
-def _listed(optimizers: object) -> Sequence[Any]:
-    return list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
-
-
-def _check_optimizers(caller: str, optimizers: Sequence[object]) -> None:
-    if not optimizers:
-        raise InputError(f"{caller}(): pass the optimizers that train the model, at least one.")
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise InputError(
-                f"{caller}(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; "
-                "pass the one that is wrapped, if this is a wrapper."
-            )
-
-
 def _common_seed() -> int:
     """A seed from PyTorch's generator, that of rank 0 for all: a sampled mask depends on it."""
     seed = [int(torch.randint(2**62, ()).item())]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.broadcast_object_list(seed, src=0)
     return seed[0]
-
-
-def _remove_parameters(optimizer: Optimizer, unwanted: set[int]) -> None:
-    """Take parameters out of an optimizer; groups stay, as learning-rate schedules count them."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) in unwanted:
-                optimizer.state.pop(parameter, None)
-        # In place: LBFGS holds on to this very list.
-        group["params"][:] = [p for p in group["params"] if id(p) not in unwanted]
-
-
-def _clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:
-    """Make ``optimizer.zero_grad()`` clear the extra trainables too; return what undoes it.
-
-    A loop that skips an update (AMP's GradScaler does, on overflow) discards gradients by
-    ``zero_grad`` alone; those of the probabilities must not survive into the next update.
-    """
-    plain = optimizer.zero_grad
-    clearing = [clear]
-
-    def zero_grad(set_to_none: bool = True) -> None:
-        plain(set_to_none)
-        for extra in clearing:
-            extra()
-
-    earlier = optimizer.__dict__.get("zero_grad")
-    optimizer.__dict__["zero_grad"] = zero_grad
-
-    def undo() -> None:
-        clearing.clear()
-        if optimizer.__dict__.get("zero_grad") is not zero_grad:
-            return  # another sparsifier has wrapped it since; it calls us, to no effect
-        if earlier is None:
-            del optimizer.__dict__["zero_grad"]
-        else:
-            optimizer.__dict__["zero_grad"] = earlier
-
-    return undo
-
-
-class _Watch:
-    """Looks at every optimizer that steps anywhere, for sparsifiers that may have to adopt it.
-
-    PyTorch offers this as a hook for the whole process. One is registered when the first sparsifier
-    is made, and stays: taking hooks away from under a running step is an error, and a sparsifier may
-    be collected at any moment.
-    """
-
-    def __init__(self) -> None:
-        self._watching: weakref.WeakSet[Sparsifier] = weakref.WeakSet()
-        self._registered = False
-
-    def add(self, sparsifier: Sparsifier) -> None:
-        self._watching.add(sparsifier)
-        if not self._registered:
-            register_optimizer_step_pre_hook(self._on_step)
-            self._registered = True
-
-    def discard(self, sparsifier: Sparsifier) -> None:
-        self._watching.discard(sparsifier)
-
-    def _on_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-        for sparsifier in list(self._watching):
-            sparsifier._on_any_optimizer(optimizer)
-
-
-_watch = _Watch()

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from probmask.checks import check_choice, check_count, check_within
 from probmask.core import schedules
 from probmask.core.allocation import largest_remainder
-from probmask.core.noise import fold, logistic_, uniform_
+from probmask.core.noise import logistic_, uniform_
 from probmask.core.official import official_mask, official_noise, official_project_
 from probmask.core.projection import project_
 from probmask.core.relaxation import bernoulli_mask, relaxed_mask
 from probmask.core.selection import select_top, select_within
 from probmask.errors import InputError, LayerCollapseWarning
+from probmask.masking.initialization import check_fans, kaiming_normal_
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
 from probmask.masking.sites import Site
@@ -121,10 +122,10 @@ class ProbMask(Method):
         """Give every weight the probability 1; freeze weights if they are not to be trained."""
         fresh = self.reinitialize or (self.reinitialize is None and not self.train_weights)
         if fresh:
-            _check_fans(sites)
+            check_fans("ProbMask(reinitialize)", sites)
         masker = ProbMasker(self, sites, context)  # refuses what it must before weights change
         if fresh:
-            _draw_weights_(sites, context.seed)
+            kaiming_normal_(sites, context.seed)
         if not self.train_weights:
             for site in sites:
                 site.weight.requires_grad_(False)
@@ -388,21 +389,3 @@ def _learning_rate(method: ProbMask, total_steps: int) -> float:
     if method.compat == "official":
         return _PAPER_RATE
     return _PAPER_RATE * math.cbrt(max(1.0, _PAPER_UPDATES / total_steps))
-
-
-def _check_fans(sites: Sequence[Site]) -> None:
-    for site in sites:
-        if site.weight.dim() < 2:
-            raise InputError(
-                f"ProbMask(reinitialize): {site.name} has {site.weight.dim()} dimension and so no "
-                "fan-in to draw it by; exclude it or pass reinitialize=False."
-            )
-
-
-def _draw_weights_(sites: Sequence[Site], seed: int) -> None:
-    for index, site in enumerate(sites):
-        generator = torch.Generator(device=site.weight.device)
-        generator.manual_seed(fold(seed, -2, index))
-        nn.init.kaiming_normal_(
-            site.weight, mode="fan_in", nonlinearity="relu", generator=generator
-        )

@@ -19,7 +19,8 @@ from probmask.data import Batch, Shard, load_data
 from probmask.errors import CheckpointError, NonFiniteError
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.sites import find_sites
-from probmask.masking.sparsifier import Sparsifier, Summary, attach
+from probmask.masking.sparsifier import Sparsifier, attach
+from probmask.masking.summary import Summary
 from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import TrainConfig, make_method, to_table

@@ -1,0 +1,101 @@
+"""Following the optimizers that train a model's weights."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from probmask.errors import InputError
+
+
+def checked_optimizers(caller: str, given: object) -> tuple[Optimizer, ...]:
+    """One optimizer or several as a tuple; anything else is refused."""
+    optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not optimizers:
+        raise InputError(f"{caller}(): pass the optimizers that train the model, at least one.")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(
+                f"{caller}(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; "
+                "pass the one that is wrapped, if this is a wrapper."
+            )
+    return optimizers
+
+
+def remove_parameters(optimizer: Optimizer, unwanted: set[int]) -> None:
+    """Take parameters out of an optimizer; groups stay, as learning-rate schedules count them."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in unwanted:
+                optimizer.state.pop(parameter, None)
+        # In place: LBFGS holds on to this very list.
+        group["params"][:] = [p for p in group["params"] if id(p) not in unwanted]
+
+
+def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:
+    """Make ``optimizer.zero_grad()`` clear the extra trainables too; return what undoes it.
+
+    A loop that skips an update (AMP's GradScaler does, on overflow) discards gradients by
+    ``zero_grad`` alone; those of the probabilities must not survive into the next update.
+    """
+    plain = optimizer.zero_grad
+    clearing = [clear]
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        plain(set_to_none)
+        for extra in clearing:
+            extra()
+
+    earlier = optimizer.__dict__.get("zero_grad")
+    optimizer.__dict__["zero_grad"] = zero_grad
+
+    def undo() -> None:
+        clearing.clear()
+        if optimizer.__dict__.get("zero_grad") is not zero_grad:
+            return  # another sparsifier has wrapped it since; it calls us, to no effect
+        if earlier is None:
+            del optimizer.__dict__["zero_grad"]
+        else:
+            optimizer.__dict__["zero_grad"] = earlier
+
+    return undo
+
+
+class OptimizerWatcher(Protocol):
+    """Wants to know of every optimizer that steps anywhere."""
+
+    def on_any_optimizer(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer that is about to step."""
+
+
+class OptimizerWatch:
+    """Looks at every optimizer that steps anywhere, for sparsifiers that may have to adopt it.
+
+    PyTorch offers this as a hook for the whole process. One is registered when the first sparsifier
+    is made, and stays: taking hooks away under a running step is an error, and a sparsifier may
+    be collected at any moment.
+    """
+
+    def __init__(self) -> None:
+        self._watching: weakref.WeakSet[OptimizerWatcher] = weakref.WeakSet()
+        self._registered = False
+
+    def add(self, watcher: OptimizerWatcher) -> None:
+        """Tell ``watcher`` of every step from now on, as long as somebody else holds on to it."""
+        self._watching.add(watcher)
+        if not self._registered:
+            register_optimizer_step_pre_hook(self._on_step)
+            self._registered = True
+
+    def discard(self, watcher: OptimizerWatcher) -> None:
+        """Tell it no more."""
+        self._watching.discard(watcher)
+
+    def _on_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        for watcher in list(self._watching):
+            watcher.on_any_optimizer(optimizer)
+
+
+watch = OptimizerWatch()

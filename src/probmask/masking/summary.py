@@ -1,0 +1,40 @@
+"""What was kept of a network, in all and by layer."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """What was kept of one site."""
+
+    name: str
+    shape: tuple[int, ...]
+    kept: int
+    size: int
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction removed."""
+        return 1 - self.kept / self.size
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was kept of the whole network, and of each of its layers."""
+
+    layers: tuple[LayerSummary, ...]
+
+    @property
+    def kept(self) -> int:
+        """The number of weights kept."""
+        return sum(layer.kept for layer in self.layers)
+
+    @property
+    def size(self) -> int:
+        """The number of maskable weights."""
+        return sum(layer.size for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction removed."""
+        return 1 - self.kept / self.size
