@@ -57,7 +57,10 @@ def draw_costs(probs: Sequence[Tensor]) -> list[Tensor | float]:
 
 def flat_costs(costs: Sequence[Tensor | float], probs: Sequence[Tensor]) -> np.ndarray:
     return flat(
-        [torch.as_tensor(c).double().expand(z.shape) for c, z in zip(costs, probs, strict=True)]
+        [
+            torch.as_tensor(c, dtype=torch.float64).expand(z.shape)
+            for c, z in zip(costs, probs, strict=True)
+        ]
     )
 
 

@@ -37,7 +37,7 @@ def test_probabilities_and_weights_are_the_same_on_both(ranks, case):
 
 def test_training_went_on_through_the_freeze(ranks):
     frozen = ranks[0]["common seed"]["frozen"]
-    assert frozen == [False] * 10 + [True] * 4
+    assert frozen == [False] * 9 + [True] * 5
     assert ranks[1]["common seed"]["frozen"] == frozen
     size = 36 + 432
     for rank in ranks:

@@ -15,7 +15,7 @@ from probmask.core.relaxation import relaxed_mask
 from probmask.core.selection import select_top
 
 
-def train(w, others, network, batches, *, sparsity, seed, lr, total, draws=1, freeze_at=0.7):
+def train(w, others, network, batches, *, sparsity, seed, lr, total, draws=1, freeze_at=0.6):
     """Train in place on all of `batches`; return probabilities and, once frozen, the masks."""
     s = [torch.ones_like(weight).requires_grad_() for weight in w]
     n = sum(weight.numel() for weight in w)
@@ -49,7 +49,7 @@ def train(w, others, network, batches, *, sparsity, seed, lr, total, draws=1, fr
     return s, hard
 
 
-def _kept_fraction(done, final, begin=0.16, end=0.6):
+def _kept_fraction(done, final, begin=0.05, end=0.5):
     if done < begin:
         return 1.0
     if done >= end:

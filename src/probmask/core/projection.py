@@ -4,6 +4,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import softshrink
 from probmask.errors import InputError, NonFiniteError
 
 # Entries handled at a time: they stay in cache, and dispatch costs little beside the arithmetic.
-_CHUNK = 1 << 18
+_CHUNK = 1 << 19
 # The sample holds at least that many entries and every 256th: it predicts sums to 1 % or so.
 _SAMPLE, _STRIDE = 1 << 15, 256
 # |Σ c·s - keep| / keep at which the search stops; rounding s to fp32 adds at most 1.2e-7.
@@ -84,8 +85,8 @@ def project_(
             "to keep 2 % of n entries pass 0.02 * n."
         )
 
-    def total(partial: Tensor) -> list[float]:
-        whole: list[float] = (reduce(partial) if reduce else partial).tolist()
+    def total(part: Tensor) -> list[float]:
+        whole: list[float] = (reduce(part) if reduce else part).tolist()
         return whole
 
     keep = float(keep)  # numpy's numbers would warn where ours turn infinite
@@ -151,9 +152,9 @@ def _survey(sites: Sequence[_Site], total: _Total) -> _Extent:
     broken = [site.name for site, good in zip(sites, finite, strict=True) if not good]
     # The sum of the maxima bounds them all, and a sum is what `reduce` offers.
     top = sum(max(high, 0.0) / c for (_, high), (c, _) in zip(ends, costs, strict=True))
-    partial = [float(len(broken)), top, float(sum(len(site.z) for site in sites))]
+    found = [float(len(broken)), top, float(sum(len(site.z) for site in sites))]
     device = sites[0].z.device if sites else None
-    failures, top, n = total(torch.tensor(partial, dtype=torch.float64, device=device))
+    failures, top, n = total(torch.tensor(found, dtype=torch.float64, device=device))
     if failures:
         raise NonFiniteError(
             f"project_({', '.join(broken) or 'a tensor of another rank'}): NaN and infinity have "
@@ -188,47 +189,71 @@ def _chunks(sites: Sequence[_Site]) -> _Chunks:
 def _solve(
     chunks: _Chunks, sample: "_Sample", keep: float, extent: _Extent, total: _Total
 ) -> _Shift:
-    """The v ≥ 0 at which Σ c·clip(z - v·c, 0, 1) falls to keep."""
+    """The v ≥ 0 at which Σ c·clip(z - v·c, 0, 1) falls to keep, by predictions of the sample."""
     bracket = _Bracket(extent.top, keep)
     # fp64 takes longer; sums in fp32 are off by up to 1e-6, which is good enough to start with.
     exact = sample.scale == 1 or extent.top > 2**20
-    v = sample.invert(keep, 0.0, within=(1e-12 if sample.scale == 1 else 1e-3) * keep)
-    v = _rounded(v, extent, (1e-7 if exact else 1e-5) * keep)
-    while True:
+    proposal = sample.invert(keep, 0.0, within=(1e-12 if sample.scale == 1 else 1e-3) * keep)
+    v = 0.0
+    while bracket.admits(proposal):
+        v = _rounded(proposal, extent, (1e-7 if exact else 3e-5) * keep)
         excess = _kept(chunks, v, keep, extent, total, exact=exact) - keep
-        if not exact and abs(excess) <= 1e-5 * keep:
-            exact, near = True, sample.predict(v, excess)
-            v = near if near <= extent.top else v
-            continue  # the bracket takes no side that fp32 could have got wrong
-        if abs(excess) <= _TOLERANCE * keep or (v == 0 and excess < 0):
+        if (exact and abs(excess) <= _TOLERANCE * keep) or (v == 0 and excess < 0):
+            return _Shift(v, v, 1.0)
+        proposal = sample.predict(v, excess)
+        if exact or abs(excess) > 1e-5 * keep:  # else fp32 could have got the side wrong
+            bracket.tighten(v, excess)
+        exact = exact or abs(excess) <= 1e-4 * keep
+    # The sample misleads: it has seen too few of the entries that matter.
+    bracket.last, bracket.stalled = math.inf, False
+    return _newton(partial(_spent, chunks, total), keep, v, bracket, _TOLERANCE * keep)
+
+
+def _newton(
+    spent: Callable[[float], list[float]], keep: float, v: float, bracket: "_Bracket", within: float
+) -> _Shift:
+    """The same by Newton steps from v, given the sum and its slope as functions of v."""
+    while True:
+        kept, slope = spent(v)
+        excess = kept - keep
+        if abs(excess) <= within or (v == 0 and excess < 0):
             return _Shift(v, v, 1.0)
         bracket.tighten(v, excess)
         if bracket.closed:
             return bracket.shift()
-        v = sample.predict(v, excess)
-        exact = exact or abs(excess) <= 1e-4 * keep
-        v = bracket.step(_rounded(v, extent, (1e-7 if exact else 1e-5) * keep))
+        slope = slope or kept  # all at 1, as before training: let them begin to fall here
+        proposal = max(0.0, v + excess / slope) if slope else math.nan
+        v = proposal if bracket.admits(proposal) else bracket.middle()
+
+
+def _spent(chunks: _Chunks, total: _Total, v: float) -> list[float]:
+    """Σ c·clip(z - v·c, 0, 1), and by how much it falls per unit of v: Σ c² where 0 < s < 1."""
+    sums = []
+    for z, c in chunks:
+        s = _clip(z, c, v, exact=True)
+        sums.append(torch.stack(((s * c).sum(), (s.frac_().ceil_() * c**2).sum())))
+    return total(torch.stack(sums).sum(0) if sums else torch.zeros(2).double())
 
 
 def _kept(
     chunks: _Chunks, v: float, keep: float, extent: _Extent, total: _Total, *, exact: bool
 ) -> float:
-    """Σ c·clip(z - v·c, 0, 1), to fp64 precision if exact; by fewer operations where one may."""
-    dtype = torch.float64 if exact else None
-    simple = extent.unit and v == _float32(v)
-    unsaturated = simple and -v <= extent.least and extent.most <= 1 + v
-    harmless = simple and v * extent.n <= 3 * keep  # to add v to every entry and take it off again
+    """Σ c·clip(z - v·c, 0, 1), in fp64 if exact; by fewer operations where c = 1 allows it."""
+    simple = extent.unit and (exact or v == _float32(v))
+    # Σ clip(z, v, v+1) - n·v is the same sum, unless cancellation makes it worse.
+    shifted = simple and v * extent.n <= (1e6 if exact else 3) * keep
+    unsaturated = simple and -v <= extent.least and extent.most - v <= 1
     sums = []
     for z, c in chunks:
-        if unsaturated:
-            sums.append(softshrink(z, v).sum(dtype=dtype).double())
-        elif harmless:
-            sums.append(z.clamp(v, v + 1).sum(dtype=dtype).double() - v * len(z))
+        if shifted:
+            s = z.to(torch.float64, copy=True).clamp_(v, v + 1) if exact else z.clamp(v, v + 1)
+            sums.append(s.sum().double() - v * len(z))
+        elif unsaturated:
+            sums.append(softshrink(z.double() if exact else z, v).sum().double())
         else:
             s = _clip(z, c, v, exact=exact)
             sums.append((s * c).sum() if isinstance(c, Tensor) else s.sum().double() * c)
-    partial = torch.stack(sums).sum(0, keepdim=True) if sums else torch.zeros(1).double()
-    return total(partial)[0]
+    return total(torch.stack(sums).sum(0, keepdim=True) if sums else torch.zeros(1).double())[0]
 
 
 class _Bracket:
@@ -260,11 +285,12 @@ class _Bracket:
         share = -self.below / (self.above - self.below)
         return _Shift(_float(self.lo), _float(self.hi), share)
 
-    def step(self, v: float) -> float:
-        """v if it is inside and the step before it paid, else the middle."""
-        if self.lo < _bits(v) < self.hi and not self.stalled:
-            return v
-        # Look no further than 16 octaves down: half of all fp64 numbers are below 1e-150.
+    def admits(self, v: float) -> bool:
+        """Whether v is inside, and the step before it paid."""
+        return self.lo < _bits(v) < self.hi and not self.stalled
+
+    def middle(self) -> float:
+        """Half way, but no more than 8 octaves down: half of all fp64 numbers are below 1e-150."""
         return _float((max(self.lo, self.hi - (16 << 52)) + self.hi) // 2)
 
 
@@ -274,46 +300,30 @@ class _Sample:
     def __init__(self, sites: Sequence[_Site], extent: _Extent, total: _Total) -> None:
         # Odd: a power of two could see no more than one input channel.
         stride = min(extent.n // _SAMPLE, _STRIDE) | 1
-        self.total, self.top = total, extent.top
+        self.top = extent.top
         self.seen: tuple[float, float] | None = None
         # Joined, many small tensors take no longer than one.
         z = torch.cat([site.z[::stride].double() for site in sites] or [torch.zeros(0).double()])
         self.scale = extent.n / max(1.0, total(z.new_tensor([len(z)]))[0])
         inside = z > 0  # the others are 0 at every v ≥ 0
-        self.c: _Cost = 1.0
+        c: _Cost = 1.0
         if not extent.unit:
-            c = [torch.as_tensor(site.c, dtype=z.dtype, device=z.device) for site in sites]
-            c = [t.expand(len(site.z))[::stride] for t, site in zip(c, sites, strict=True)]
-            self.c = torch.cat(c)[inside] if c else 1.0
-        self.z = z[inside]
-
-    def spent(self, v: float) -> list[float]:
-        """The sum at v, and by how much it falls per unit of v."""
-        s = _clip(self.z, self.c, v)
-        kept = (s * self.c).sum()
-        slope = (s.frac_().ceil_() * self.c**2).sum()  # c² where 0 < s < 1
-        return self.total(torch.stack((kept, slope)).mul_(self.scale))
+            each = [torch.as_tensor(site.c, dtype=z.dtype, device=z.device) for site in sites]
+            each = [t.expand(len(site.z))[::stride] for t, site in zip(each, sites, strict=True)]
+            c = torch.cat(each)[inside] if each else 1.0
+        self.spent = partial(_spent, [(z[inside], c)], total)
 
     def invert(self, keep: float, v: float, *, within: float) -> float:
-        """Where the sample expects the sum to be keep, by Newton steps from v."""
-        bracket = _Bracket(self.top, keep)
-        while True:
-            kept, slope = self.spent(v)
-            excess = kept - keep
-            if abs(excess) <= within or (v == 0 and excess < 0):
-                return v
-            bracket.tighten(v, excess)
-            if bracket.closed:
-                return v
-            slope = slope or kept  # all at 1, as before training: let them begin to fall here
-            v = bracket.step(max(0.0, v + excess / slope) if slope else math.nan)
+        """Where the sample expects the sum to be keep."""
+        bracket = _Bracket(self.top, keep / self.scale)
+        return _newton(self.spent, keep / self.scale, v, bracket, within / self.scale).a
 
     def predict(self, v: float, excess: float) -> float:
         """Where the excess found at v should vanish: a secant step in the sample's own sum.
 
         Over the sample's sum the full one is all but a straight line, whatever the distribution.
         """
-        kept, _ = self.spent(v)
+        kept = self.spent(v)[0] * self.scale
         ratio = 1.0
         if self.seen and kept != self.seen[0]:
             ratio = (excess - self.seen[1]) / (kept - self.seen[0])

@@ -32,6 +32,8 @@ from probmask.masking.sites import Site
 # Adam's rate for the probabilities, and the number of updates it was found for (CIFAR, 300 epochs).
 _PAPER_RATE = 6e-3
 _PAPER_UPDATES = 58_800
+# Between which parts of the training the paper's budget falls.
+_PAPER_RAMP = (0.16, 0.6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class ProbMask(Method):
     ``draws`` masks are sampled per update. ``train_weights=False`` looks for a supermask: weights
     stay as they are, by default drawn anew from Kaiming's normal distribution (``reinitialize``).
 
-    Schedules are those of the paper, per update (``every="step"``) or per epoch: the budget
+    Schedules have the paper's form, per update (``every="step"``) or per epoch: the budget
     falls from ``ramp_begin`` to ``ramp_end`` of the training, the temperature over all of it.
     From ``freeze_at`` on (None: never, as in the paper) the exact top-K mask is fixed and only
     its weights train on; K is the final budget, also where the ramp has not got there yet.
@@ -55,7 +57,8 @@ class ProbMask(Method):
 
     ``compat="official"`` steps exactly as the released code does, accidents included: its epsilon
     and two uniforms in the relaxed mask, 21 bisections in fp32, the joint gradient of weights and
-    probabilities clipped to norm 3, everything scheduled per epoch.
+    probabilities clipped to norm 3, everything scheduled per epoch; ``ramp_begin``, ``ramp_end``,
+    ``every``, ``freeze_at`` and ``clip_norm`` then are the release's.
     """
 
     name: ClassVar[str] = "probmask"
@@ -69,10 +72,10 @@ class ProbMask(Method):
     prob_lr: float | None = None
     temperature_start: float = 1.0
     temperature_end: float = 0.03
-    ramp_begin: float = 0.16
-    ramp_end: float = 0.6
+    ramp_begin: float = 0.05
+    ramp_end: float = 0.5
     every: Literal["step", "epoch"] = "step"
-    freeze_at: float | None = 0.7
+    freeze_at: float | None = 0.6
     select: Literal["top", "sample"] = "top"
     min_keep_per_layer: int = 0
     clip_norm: float | None = None
@@ -305,7 +308,7 @@ class ProbMasker(Masker):
     def _schedule_budget(self, now: Progress) -> float:
         begin, end = self.method.ramp_begin, self.method.ramp_end
         if self.method.compat == "official":
-            begin, end = (math.floor(part * now.epochs) / now.epochs for part in (begin, end))
+            begin, end = (math.floor(part * now.epochs) / now.epochs for part in _PAPER_RAMP)
         in_weights = self.costs is None and self.method.compat is None
         size = sum(prob.numel() for prob in self.probs)
         final = self.keep / size if in_weights else 1 - self.method.sparsity
