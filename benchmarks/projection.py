@@ -107,7 +107,10 @@ def main() -> None:
     """Print one row per network and input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=11)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    repeats = options.repeats
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     print(f"medians of {repeats}; errors are |Σs - keep| / keep\n")

@@ -93,7 +93,7 @@ def project_(
     sites = _sites(probs, costs, names)
     extent = _survey(sites, total)
     chunks = _chunks(sites)
-    if keep == 0:
+    if keep == 0 or extent.top == 0:
         shift = _Shift(extent.top, extent.top, 1.0)  # every v ≥ max z/c leaves Σ c·s = 0
     else:
         shift = _solve(chunks, _Sample(sites, extent, total), keep, extent, total)
