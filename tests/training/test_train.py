@@ -301,11 +301,12 @@ def test_training_that_diverges_says_so(tmp_path, method):
 
 
 def test_the_bar_shows_where_the_run_is(tmp_path, capfd):
-    train(small(epochs=2), out=tmp_path / "r", make_reporter=Bar)
+    config = small(epochs=2, method__min_keep_per_layer=1)
+    train(config, out=tmp_path / "r", make_reporter=Bar)
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "probmask" in shown.err
-    assert "epoch 2/2" in shown.err
+    assert "epoch 2/2 loss" in shown.err
     assert "sparsity" in shown.err
 
 

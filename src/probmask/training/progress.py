@@ -56,9 +56,9 @@ class Bar:
 
         self._progress = Progress(
             TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=8),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=Console(stderr=True),
         )
@@ -74,7 +74,7 @@ class Bar:
     def show(self, status: Status) -> None:
         """Move the bar."""
         text = (
-            f"epoch {status.epoch}/{status.epochs}  loss {status.loss:.3f}  "
-            f"train acc {status.accuracy:5.1f} %  sparsity {100 * status.sparsity:5.1f} %"
+            f"epoch {status.epoch}/{status.epochs} loss {status.loss:.3f} "
+            f"acc {status.accuracy:.1f}% sparsity {100 * status.sparsity:.1f}%"
         )
         self._progress.update(self._task, completed=status.step, status=text)
