@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from probmask.core import projection
+from probmask.core import budget_root
 from probmask.core.projection import project_
 
 
@@ -77,18 +77,18 @@ def bisect_(probs: Sequence[Tensor], keep: float) -> float:
 
 def count_passes(probs: Sequence[Tensor], keep: float) -> int:
     """How often `project_` evaluates the budget over all entries."""
-    n, passes, kept = sum(z.numel() for z in probs), 0, projection._kept
+    n, passes, kept = sum(z.numel() for z in probs), 0, budget_root._kept
 
-    def counting(chunks: projection._Chunks, *rest: object, exact: bool) -> float:
+    def counting(chunks: budget_root.Chunks, *rest: object, exact: bool) -> float:
         nonlocal passes
         passes += sum(len(z) for z, _ in chunks) == n
         return kept(chunks, *rest, exact=exact)
 
-    projection._kept = counting
+    budget_root._kept = counting
     try:
         project_([z.clone() for z in probs], keep)
     finally:
-        projection._kept = kept
+        budget_root._kept = kept
     return passes
 
 
