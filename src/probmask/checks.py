@@ -17,7 +17,7 @@ def check_sparsity(caller: str, sparsity: object) -> None:
         assert isinstance(sparsity, int | float)
         if 0 <= sparsity < 1:
             return
-        hint = f"; for {sparsity:g} % pass {sparsity / 100:g}" if 1 < sparsity < 100 else ""
+        hint = f"; for {sparsity:g} % pass {sparsity / 100:g}" if 2 <= sparsity < 100 else ""
     else:
         hint = ""
     raise InputError(

@@ -29,15 +29,25 @@ _FLAGS = {
 }
 
 
+# What `probmask[train]` installs, by the names it is imported under.
+_EXTRAS = ("lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0 when done, 1 when it failed while working, 2 when the input is wrong."""
-    _show_warnings_in_one_line()
     if "" not in sys.path:  # the working directory, where a user's own network lies
         sys.path.append("")
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = options.command
     try:
-        command(options)
+        with warnings.catch_warnings():
+            _show_warnings_in_one_line()
+            command(options)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        _say(f"{error.name} is not installed; pip install 'probmask[train]'.")
+        return 2
     except (OSError, NonFiniteError) as error:  # a NaN is of our own making, not of the input
         _say(str(error))
         return 1
@@ -59,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
 
     evaluate = commands.add_parser("evaluate", help="measure the accuracy of a finished network")
-    evaluate.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    evaluate.add_argument("artifact", type=Path, metavar="ARTIFACT", help="a model.safetensors")
     evaluate.add_argument("--data", help="data set (default: the one it was trained on)")
     evaluate.add_argument(
         "--model", help="package.module:function, if the network is your own and you trust it"
@@ -67,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(command=_evaluate)
 
     inspect = commands.add_parser("inspect", help="show what a finished network kept, by layer")
-    inspect.add_argument("artifact", type=Path, metavar="ARTIFACT")
+    inspect.add_argument("artifact", type=Path, metavar="ARTIFACT", help="a model.safetensors")
     inspect.set_defaults(command=_inspect)
 
     listing = commands.add_parser("list", help="list the methods, models or data sets there are")
@@ -84,7 +94,7 @@ def _add_train(commands: Any) -> None:
         "train",
         help="train a sparse network",
         description="Train a sparse network. Without arguments: a small convolutional network on "
-        "handwritten digits at 98 %% sparsity, next to its dense twin.",
+        "handwritten digits at 98 % sparsity, next to its dense twin.",
     )
     train.add_argument("config", nargs="?", type=Path, metavar="RUN.toml", help="configuration")
     train.add_argument("--data", help="data set: see 'probmask list data'")
@@ -92,9 +102,9 @@ def _add_train(commands: Any) -> None:
     train.add_argument("--model", help="a name, or package.module:function for your own")
     train.add_argument("--method", help="see 'probmask list methods'")
     train.add_argument("--sparsity", type=float, help="fraction of the weights removed, in [0, 1)")
-    train.add_argument("--epochs", type=int)
+    train.add_argument("--epochs", type=int, help="passes over the training data")
     train.add_argument("--batch-size", type=int, help="over all devices together")
-    train.add_argument("--seed", type=int)
+    train.add_argument("--seed", type=int, help="decides all randomness")
     train.add_argument("--out", type=Path, metavar="DIR", help="directory of the run; must be new")
     train.add_argument("--devices", type=int, metavar="N")
     train.add_argument("--strategy", help="Lightning Fabric's: ddp, …")
@@ -222,7 +232,7 @@ _LISTINGS = {"methods": _methods, "models": _models, "data": _data}
 
 
 def _first_line(function: Callable[..., Any]) -> str:
-    return (function.__doc__ or "").strip().split("\n")[0]
+    return (function.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
 
 def _is_first_rank() -> bool:
@@ -242,7 +252,7 @@ def _print_json(value: Any) -> None:
 def _show_warnings_in_one_line() -> None:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, LayerCollapseWarning):
-            print(f"probmask: warning: {message}", file=sys.stderr)
+            _say(f"warning: {message}")
 
     warnings.showwarning = show
 

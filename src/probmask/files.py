@@ -96,7 +96,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _exists(path: Path) -> InputError:
-    return InputError(f"{path}: the file exists; pass overwrite=True (--force) to replace it")
+    return InputError(f"{path}: the file exists; pass overwrite=True to replace it")
 
 
 def _unwritable(path: Path, error: Exception) -> InputError:

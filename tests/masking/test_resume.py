@@ -52,7 +52,7 @@ def go_on(model, optimizer, scheduler, sparsifier, batches):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("stop", [0, 1, 9, 14, 15, 19])  # 14 is the update that freezes
+@pytest.mark.parametrize("stop", [0, 1, 9, 12, 13, 19])  # the thirteenth update freezes
 def test_resuming_is_bit_identical(name, stop):
     batches = make_batches("conv", STEPS)
     whole = begin(METHODS[name])

@@ -491,7 +491,7 @@ def test_the_rate_of_the_probabilities_is_raised_for_short_trainings():
     rates = [begin(total_steps=total)[2]._masker.prob_lr for total in (1000, 58_800, 1_000_000)]
     assert rates == pytest.approx([6e-3 * 58.8 ** (1 / 3), 6e-3, 6e-3])
     assert begin(prob_lr=0.5)[2]._masker.prob_lr == 0.5
-    assert begin(compat="official", total_steps=10)[2]._masker.prob_lr == 6e-3
+    assert begin(compat="official", total_steps=10, steps_per_epoch=5)[2]._masker.prob_lr == 6e-3
 
 
 # Seeds
@@ -659,3 +659,43 @@ def test_clipping_is_joint():
     before = model[0].bias.grad.clone()
     optimizer.step()
     torch.testing.assert_close(model[0].bias.grad, before * 0.01 / norm, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("cost", ["params", "flops"])
+def test_a_layer_that_must_keep_something_stays_alive_during_training(cost):
+    """At 99.9 % the narrow layer would lose everything, and with it every gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 3), nn.ReLU(), nn.Linear(3, 5)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    method = probmask.ProbMask(sparsity=0.997, cost=cost, min_keep_per_layer=1, freeze_at=None)
+    sparsifier = probmask.attach(
+        model,
+        method,
+        optimizer=optimizer,
+        total_steps=200,
+        seed=1,
+        example_inputs=torch.zeros(1, 20),
+    )
+    x, y = torch.randn(64, 20), torch.randint(5, (64,))
+    probs = list(probs_of(model).values())
+    size = sum(prob.numel() for prob in probs)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        assert all(float(prob.detach().double().sum()) >= 1 - 1e-6 for prob in probs)
+    assert sum(float(p.detach().double().sum()) for p in probs) <= 0.003 * size * (1 + 1e-6)
+    assert all(layer.kept >= 1 for layer in sparsifier.finalize().layers)
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(probmask.InputError, match=r"of 400 weights none would be kept"):
+        begin(sparsity=0.9999)
+
+
+@pytest.mark.parametrize("settings", [{"every": "epoch"}, {"compat": "official"}])
+def test_what_counts_in_epochs_must_be_told_how_long_one_is(settings):
+    with pytest.raises(probmask.InputError, match="pass steps_per_epoch= to attach"):
+        begin(**settings)

@@ -147,7 +147,9 @@ def test_the_joint_gradient_is_clipped_to_three():
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     method = probmask.ProbMask(sparsity=0.8, compat="official")
-    probmask.attach(model, method, optimizer=optimizer, total_steps=100, seed=SEED)
+    probmask.attach(
+        model, method, optimizer=optimizer, total_steps=100, steps_per_epoch=10, seed=SEED
+    )
     x, y = batches()[0]
     (1000 * functional.cross_entropy(model(x), y)).backward()
     optimizer.step()

@@ -43,7 +43,18 @@ REFUSED = [
     ({"clip_norm": -1.0}, "ProbMask(clip_norm=-1.0): a positive number, at least 1e-09."),
     (
         {"temperature_end": 0.0},
-        "ProbMask(temperature_end=0.0): a positive number, at least 1e-09.",
+        "ProbMask(temperature_end=0.0): a temperature, from 0.001 to 1.",
+    ),
+    (
+        {"temperature_start": 2.0},
+        "ProbMask(temperature_start=2.0): a temperature, from 0.001 to 1.",
+    ),
+    (
+        {"temperature_start": 0.1, "temperature_end": 0.5},
+        (
+            "ProbMask(temperature_start=0.1, temperature_end=0.5): the temperature falls; "
+            "end must not be above start."
+        ),
     ),
     ({"ramp_end": 60}, "ProbMask(ramp_end=60): a part of the training, from 0 to 1."),
     ({"freeze_at": 1.5}, "ProbMask(freeze_at=1.5): a part of the training, from 0 to 1."),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from probmask.artifact import ArtifactInfo
+from probmask.checks import is_number
 
 
 def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
@@ -16,7 +17,7 @@ def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
     uses = _counts(info.metadata.get("macs_per_weight"))
     rows = []
     for tensor in info.tensors:
-        if tensor.name not in uses and tensor.encoding == "dense":
+        if tensor.name not in uses and len(tensor.shape) < 2:
             continue
         size = _product(tensor.shape)
         macs = uses.get(tensor.name)
@@ -96,7 +97,7 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
     )
     console = _console()
     console.print(table)
-    ratio = info.file_bytes / info.dense_bytes
+    ratio = info.file_bytes / max(1, info.dense_bytes)
     _say(
         console,
         f"{path}: {_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
@@ -131,7 +132,11 @@ def _provenance(metadata: Mapping[str, Any]) -> list[str]:
             f"seed {metadata.get('seed', '?')}"
         )
     test = metadata.get("test")
-    if isinstance(test, Mapping) and {"accuracy", "correct", "total"} <= test.keys():
+    if (
+        isinstance(test, Mapping)
+        and is_number(test.get("accuracy"))
+        and {"correct", "total"} <= (test.keys())
+    ):
         lines.append(
             f"test accuracy {test['accuracy']:.2f} % ({test['correct']} of {test['total']})"
         )

@@ -87,6 +87,11 @@ def _sites(
 
 
 def _site(z: Tensor, c: Cost, name: str) -> Entries:
+    if z.device.type == "mps":
+        raise InputError(
+            f"project_({name} on {z.device}): the budget is summed in float64, which this device "
+            "does not have; train on the CPU."
+        )
     if z.dtype not in (torch.float32, torch.float64):
         raise InputError(
             f"project_({name} of dtype {z.dtype}): a budget can only be met in float32 or "

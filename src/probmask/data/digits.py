@@ -11,8 +11,13 @@ from probmask.errors import InputError
 _TEST_EVERY = 5
 
 
-def digits() -> InMemory:
-    """Load the digits: 1,442 training and 355 test images, pixels from 0 to 16."""
+def digits(directory: str | None = None) -> InMemory:
+    """Handwritten digits, 8×8 pixels: 1,442 training and 355 test images."""
+    if directory is not None:
+        raise InputError(
+            f"--data-dir {directory}: the digits come with scikit-learn and lie in no directory; "
+            "leave it out."
+        )
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

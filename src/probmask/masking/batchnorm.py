@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from probmask.errors import InputError
+from probmask.masking.modes import evaluating
 
 
 def batches_for_batchnorm(model: nn.Module, data: Iterable[Any]) -> Iterator[Any]:
@@ -36,25 +37,21 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
     if not layers:
         return 0
     data = batches_for_batchnorm(model, data)
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     batches = 0
-    try:
-        model.eval()
+    with evaluating(model):
         for layer in layers:
             layer.train()
             layer.reset_running_stats()
             layer.momentum = None  # PyTorch's word for the cumulative average
-        with torch.no_grad():
+        try:
             for batch in data:
                 _forward(model, batch, device)
                 batches += 1
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        for module, training in modes:
-            module.training = training
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
     return batches
 
 

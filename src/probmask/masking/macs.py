@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.errors import InputError
+from probmask.masking.modes import evaluating
 from probmask.masking.sites import Site
 
 
@@ -16,7 +17,8 @@ def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tu
     The convention is STR's: multiplications of weights only; BatchNorm, activations, pooling and
     biases are free; padding counts as if it were data. ``example`` is a batch for the model: a
     tensor, a sequence of positional or a mapping of keyword arguments; counts are per example of
-    it. A module that is called twice counts twice.
+    it. A module that is called twice counts twice; one that is not called (a head for training
+    only) does not count.
     """
     counts = dict.fromkeys((id(site.weight) for site in sites), 0)
     batch = _batch_size(example)
@@ -30,24 +32,13 @@ def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tu
         if isinstance(module, nn.MultiheadAttention) and id(module.out_proj.weight) in counts:
             hook = _counting_hook(counts, id(module.out_proj.weight), module, "out_proj")
             handles.append(module.register_forward_hook(hook, with_kwargs=True))
-    was_training = [(module, module.training) for module in model.modules()]
     try:
-        # Evaluation mode and no_grad, so that counting leaves no trace in BatchNorm or RNG; the
-        # fused attention kernels would bypass the hooks.
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _without_fused_attention():
+        # Counting leaves no trace in BatchNorm or RNG; fused attention would bypass the hooks.
+        with evaluating(model), torch.random.fork_rng(devices=[]), _without_fused_attention():
             _call(model, example)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in was_training:
-            module.training = training
-    for site in sites:
-        if counts[id(site.weight)] == 0:
-            raise InputError(
-                f"example_inputs: {site.name} takes part in no multiplication for them; "
-                "exclude it or budget in parameters."
-            )
     return tuple(counts[id(site.weight)] // batch for site in sites)
 
 

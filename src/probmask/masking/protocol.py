@@ -61,10 +61,12 @@ class Context:
 
     ``macs_per_weight`` counts, per site, the multiplications each of its weights takes part in for
     one example; it runs the model once and needs the example inputs given to ``attach``.
+    ``epochs_known`` tells whether the caller said what an epoch is.
     """
 
     total_steps: int
     steps_per_epoch: int
+    epochs_known: bool
     seed: int
     macs_per_weight: Callable[[], tuple[int, ...]]
 

@@ -77,8 +77,8 @@ def find_sites(
         sites.append(Site(places[0][0], pairs, weights[key]))
     if not sites:
         raise InputError(
-            "attach(model): nothing to mask; the model has no convolution, linear or attention "
-            "weight left after exclude=; name the tensors to mask with include=."
+            "attach(model): nothing to mask; no convolution, linear or attention weight is left "
+            "(recurrent layers cannot be masked); name other tensors to mask with include=."
         )
     return tuple(sites)
 

@@ -134,7 +134,8 @@ class Sparsifier:
                 site.weight.masked_fill_(~mask.hard, 0.0)
         for module, order in self._parameter_order:
             for name in order:  # removing a parametrization puts its parameter last
-                module._parameters[name] = module._parameters.pop(name)
+                if name in module._parameters:
+                    module._parameters[name] = module._parameters.pop(name)
         self._release_optimizers()
         watch.discard(self)
         self._finalized = True
@@ -280,14 +281,19 @@ def attach(
     in FLOPs. ``scaler`` is the ``GradScaler`` of an fp16 training. ``seed`` decides all noise;
     without it one is drawn from PyTorch's generator.
     """
+    if not isinstance(method, Method):
+        raise InputError(
+            f"attach(method={method!r}): expected a method, as probmask.ProbMask(sparsity=0.9) is."
+        )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InputError(
             "attach(DistributedDataParallel): DDP would not know the probabilities and ranks would "
             "drift apart; attach to the plain model, then wrap it."
         )
     check_count("attach", "total_steps", total_steps, least=1, meaning="updates planned")
+    epochs_known = steps_per_epoch is not None
     if steps_per_epoch is None:
-        steps_per_epoch = max(1, total_steps // 100)
+        steps_per_epoch = total_steps
     check_count("attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="updates per epoch")
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
     sites = find_sites(model, include=include, exclude=exclude)
@@ -298,11 +304,18 @@ def attach(
                 "attach(example_inputs=None): a budget in FLOPs needs a batch that the model "
                 "takes; pass example_inputs=."
             )
-        return macs_per_weight(model, sites, example_inputs)
+        counts = macs_per_weight(model, sites, example_inputs)
+        for site, count in zip(sites, counts, strict=True):
+            if count == 0:
+                raise InputError(
+                    f"attach(example_inputs): {site.name} takes part in no multiplication for "
+                    "them; exclude it or budget in parameters."
+                )
+        return counts
 
     if seed is None:
         seed = _common_seed()
-    context = Context(total_steps, steps_per_epoch, seed, count_macs)
+    context = Context(total_steps, steps_per_epoch, epochs_known, seed, count_macs)
     sparsifier = Sparsifier(model, method, sites, context, scaler)
     if optimizers:
         sparsifier.use(*optimizers)

@@ -24,6 +24,13 @@ class Summary:
 
     layers: tuple[LayerSummary, ...]
 
+    def __str__(self) -> str:
+        rows = [
+            f"{x.name}: {x.kept:,} of {x.size:,}, {100 * x.sparsity:.2f} %" for x in self.layers
+        ]
+        rows.append(f"all: {self.kept:,} of {self.size:,}, {100 * self.sparsity:.2f} % removed")
+        return "\n".join(rows)
+
     @property
     def kept(self) -> int:
         """The number of weights kept."""

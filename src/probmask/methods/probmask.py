@@ -94,8 +94,10 @@ class ProbMask(Method):
         )
         check_choice("ProbMask", "train_weights", self.train_weights, (True, False))
         check_choice("ProbMask", "reinitialize", self.reinitialize, (None, True, False))
-        for name in ("prob_lr", "temperature_start", "temperature_end", "clip_norm"):
+        for name in ("prob_lr", "clip_norm"):
             self._check(name, 1e-9, math.inf, "a positive number")
+        for name in ("temperature_start", "temperature_end"):
+            self._check(name, 1e-3, 1, "a temperature")
         for name in ("ramp_begin", "ramp_end", "freeze_at"):
             self._check(name, 0, 1, "a part of the training")
         if self.ramp_begin > self.ramp_end:
@@ -114,6 +116,11 @@ class ProbMask(Method):
                 f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
                 "sample promises no layer anything; drop one of the two."
             )
+        if self.temperature_end > self.temperature_start:
+            raise InputError(
+                f"ProbMask(temperature_start={self.temperature_start}, temperature_end="
+                f"{self.temperature_end}): the temperature falls; end must not be above start."
+            )
 
     def _check(self, name: str, low: float, high: float, meaning: str) -> None:
         value = getattr(self, name)
@@ -123,6 +130,11 @@ class ProbMask(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> "ProbMasker":
         """Give every weight the probability 1; freeze weights if they are not to be trained."""
+        if not context.epochs_known and (self.every == "epoch" or self.compat == "official"):
+            raise InputError(
+                f"attach(ProbMask(every={self.every!r}, compat={self.compat!r})): its schedules "
+                "count in epochs; pass steps_per_epoch= to attach."
+            )
         fresh = self.reinitialize or (self.reinitialize is None and not self.train_weights)
         if fresh:
             check_fans("ProbMask(reinitialize)", sites)
@@ -190,6 +202,11 @@ class ProbMasker(Masker):
             tuple(float(c) for c in context.macs_per_weight()) if method.cost == "flops" else None
         )
         self.keep = keep_of(method.sparsity, sum(sizes))
+        if self.keep == 0:
+            raise InputError(
+                f"ProbMask(sparsity={method.sparsity}): of {sum(sizes)} weights none would be "
+                "kept; lower it."
+            )
         self.least = [min(method.min_keep_per_layer, size) for size in sizes]
         if self.costs is not None and self._spent(self.least) > self._allowed():
             raise InputError(
@@ -329,6 +346,37 @@ class ProbMasker(Masker):
         costs = self.costs[which] if self.costs else tuple(1.0 for _ in probs)
         budget = fraction * sum(c * prob.numel() for c, prob in zip(costs, probs, strict=True))
         project_(probs, budget, costs=costs if self.costs else None, names=self.names[which])
+        if self.method.min_keep_per_layer > 0:
+            self._feed_starved(range(len(self.masks))[which], budget)
+
+    def _feed_starved(self, which: range, budget: float) -> None:
+        """Give layers with less than they must keep their best weights for good, at others' cost.
+
+        A layer whose probabilities are all zero passes no gradient: it would be dead, and the
+        network with it, long before the final selection gave it anything.
+        """
+        fed: set[int] = set()
+        while True:
+            starved = {
+                i
+                for i in which
+                if i not in fed and float(self.probs[i].sum(dtype=torch.float64)) < self.least[i]
+            }
+            if not starved:
+                return
+            fed |= starved
+            for i in starved:
+                tie = self.weights[i].detach().abs()
+                (best,) = select_top([self.probs[i]], self.least[i], ties=[tie])
+                self.probs[i].copy_(best)
+            cost = self.costs or (1.0,) * len(self.masks)
+            others = [i for i in which if i not in fed]
+            project_(
+                [self.probs[i] for i in others],
+                max(0.0, budget - sum(cost[i] * self.least[i] for i in fed)),
+                costs=[cost[i] for i in others],
+                names=[self.names[i] for i in others],
+            )
 
     def _project_official(self, which: slice, fraction: float) -> None:
         probs = self.probs[which]

@@ -35,7 +35,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: what is mapped would hold on to a file that is about to be replaced.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise _damaged(path, str(error)) from error
     if metadata.get("format") != _FORMAT:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from probmask.data import DataSource
+from probmask.masking.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,11 @@ class Score:
 def evaluate_model(
     model: nn.Module, data: DataSource, *, batch_size: int = 500, device: torch.device | None = None
 ) -> Score:
-    """Classify all test images, in evaluation mode; the model's mode is restored."""
-    was_training = model.training
-    model.eval()
+    """Classify all test images, in evaluation mode; every module's mode is restored."""
     correct = total = 0
-    with torch.no_grad():
+    with evaluating(model):
         for batch in data.testing(batch_size=batch_size):
             guess = model(batch.images.to(device)).argmax(1)
             correct += int((guess == batch.labels.to(device)).sum())
             total += len(batch.labels)
-    model.train(was_training)
     return Score(correct, total)

@@ -32,6 +32,7 @@ from probmask.version import __version__
 
 # Counters that keep the streams of random numbers apart.
 _INIT, _STEP, _MASKS = 0, 1, 2
+_SECONDS_BETWEEN_LOOKS = 0.2
 
 MakeReporter = Callable[[str, int], Reporter]
 
@@ -57,7 +58,7 @@ def train_run(
 
 def check_runnable(config: TrainConfig) -> None:
     """Build everything that a run needs, so that what is wrong is said before a file is made."""
-    data = load_data(config.data)
+    data = load_data(config.data, config.data_dir)
     steps = data.steps_per_epoch(config.batch_size)
     suggested = {"classes": data.classes, "channels": data.image_shape[0]}
     model = build_model(config.model, config.model_args, suggested=suggested)
@@ -83,7 +84,7 @@ class Training:
 
     def __init__(self, config: TrainConfig, directory: RunDirectory, fabric: Fabric) -> None:
         self.config, self.directory, self.fabric = config, directory, fabric
-        self.data = load_data(config.data)
+        self.data = load_data(config.data, config.data_dir)
         self.steps_per_epoch = self.data.steps_per_epoch(config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
         self.shard = Shard(fabric.global_rank, fabric.world_size)
@@ -114,6 +115,7 @@ class Training:
         self.log_length = 0
         # Sums over the epoch so far: loss, correct, images; of this rank's share of the batches.
         self.sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)
+        self.sparsity = 0.0
 
     def _build_model(self) -> nn.Module:
         torch.manual_seed(fold(self.config.seed, _INIT))
@@ -126,15 +128,18 @@ class Training:
             self._run(log, reporter)
 
     def _run(self, log: MetricsLog | None, reporter: Reporter) -> None:
-        started = last_checkpoint = time.monotonic()
+        started = last_checkpoint = shown = time.monotonic()
         before = self.seconds
         self.network.train()
         for batch in self._batches():
             self._update(batch)
             self.step += 1
+            now = time.monotonic()
             if self.step % self.steps_per_epoch == 0:
                 self._end_epoch(log, reporter)
-            now = time.monotonic()
+            elif now - shown >= _SECONDS_BETWEEN_LOOKS:
+                self._show(reporter, self.sums.tolist())
+                shown = now
             self.seconds = before + now - started
             if now - last_checkpoint >= self.config.checkpoint_seconds:
                 self._write_checkpoint(log)
@@ -165,7 +170,7 @@ class Training:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of this very run."""
-        if state["config"] != to_table(self.config):
+        if _deciding(state["config"]) != _deciding(to_table(self.config)):
             raise CheckpointError(
                 f"{self.directory.checkpoint}: belongs to a run with another configuration; "
                 "resume without changing settings."
@@ -182,7 +187,8 @@ class Training:
             ) from error
         self.step, self.seconds = state["step"], state["seconds"]
         self.log_length = state["log_length"]
-        self.sums.copy_(state["sums"])
+        if self.fabric.global_rank == 0:  # whose share they are; the others' is lost to the log
+            self.sums.copy_(state["sums"])
 
     def _write_checkpoint(self, log: MetricsLog | None) -> None:
         if log is None:  # another rank than the first; all hold the same state
@@ -255,7 +261,9 @@ class Training:
             group["lr"] = rate
 
     def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
-        loss, correct, images = self.sums.tolist()
+        sums = self.fabric.all_reduce(self.sums, reduce_op="sum")
+        assert isinstance(sums, Tensor)
+        loss, correct, images = sums.tolist()
         self.sums.zero_()
         if not math.isfinite(loss):
             raise NonFiniteError(
@@ -268,10 +276,21 @@ class Training:
         rate = self.raw_optimizer.param_groups[0]["lr"]
         if log is not None:
             log.write(self.step, {**values, "learning_rate": rate, **metrics})
-        sparsity = metrics.get("expected_sparsity", 0.0)
-        accuracy = values["train_accuracy"]
+        self.sparsity = metrics.get("expected_sparsity", 0.0)
+        self._show(reporter, [loss, correct, images])
+
+    def _show(self, reporter: Reporter, sums: list[float]) -> None:
+        loss, correct, images = sums
+        epoch = math.ceil(self.step / self.steps_per_epoch)
         reporter.show(
-            Status(self.step, epoch, self.config.epochs, values["loss"], accuracy, sparsity)
+            Status(
+                step=self.step,
+                epoch=epoch,
+                epochs=self.config.epochs,
+                loss=loss / images,
+                accuracy=100 * correct / images,
+                sparsity=self.sparsity,
+            )
         )
 
     def _record(self, summary: Summary, score: Score) -> dict[str, Any]:
@@ -327,3 +346,8 @@ class Training:
                 "devices": self.fabric.world_size,
             },
         }
+
+
+def _deciding(table: dict[str, Any]) -> dict[str, Any]:
+    """What of a configuration has an influence on the result."""
+    return {key: value for key, value in table.items() if key != "checkpoint_seconds"}

@@ -43,8 +43,7 @@ def train(
     )
     if not resume:
         check_runnable(launch)
-    fabric = _fabric(launch)
-    fabric.launch()
+    fabric = _launched_fabric(launch)
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)
     with ExitStack() as locks:
@@ -57,19 +56,21 @@ def train(
     return Outcome(path, record, dense)
 
 
-def _fabric(config: TrainConfig) -> Fabric:
+def _launched_fabric(config: TrainConfig) -> Fabric:
     try:
-        return Fabric(
+        fabric = Fabric(
             accelerator=config.accelerator,
             devices=config.devices,
             strategy=config.strategy,
             precision=config.precision,
         )
+        fabric.launch()
     except Exception as error:  # Lightning raises errors of many kinds here
         raise InputError(
             f"train(accelerator={config.accelerator!r}, devices={config.devices}, strategy="
             f"{config.strategy!r}): Lightning refuses: {' '.join(str(error).split())}"
         ) from error
+    return fabric
 
 
 def _prepared(
@@ -109,6 +110,7 @@ def _resumed(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, 
     found = directory.read_config()
     if config is not None:
         _check_same(config, found, directory)
+        found = replace(found, checkpoint_seconds=config.checkpoint_seconds)
     return directory.path, found
 
 

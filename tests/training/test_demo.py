@@ -1,0 +1,36 @@
+"""What the README promises of `make demo`: the default run, as it is."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import probmask
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_98_percent_sparse_network_within_two_points_of_dense(tmp_path):
+    outcome = probmask.train(out=tmp_path / "demo")
+    record, dense = outcome.record, outcome.dense
+    assert (record["kept"], record["size"]) == (2039, 101_960)
+    assert dense["test"]["accuracy"] > 97
+    assert dense["test"]["accuracy"] - record["test"]["accuracy"] <= 2
+
+
+def test_the_documented_configuration_is_the_default_one():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    documented = tomllib.loads(block)
+    assert documented.pop("model_args") == {"width": 40}
+    config = probmask.load_config(None, [("data", "digits")])
+    # Three defaults are different for digits, as the comments beside them say.
+    special = {"dense_twin": True, "accelerator": "cpu"}
+    for key, value in documented.items():
+        found = getattr(config, key)
+        if key == "optimizer":
+            assert {name: getattr(found, name) for name in value} == value
+        else:
+            assert found == special.get(key, value), key
