@@ -680,13 +680,12 @@ def test_a_layer_that_must_keep_something_stays_alive_during_training(cost):
     )
     x, y = torch.randn(64, 20), torch.randint(5, (64,))
     probs = list(probs_of(model).values())
-    size = sum(prob.numel() for prob in probs)
     for _ in range(200):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         assert all(float(prob.detach().double().sum()) >= 1 - 1e-6 for prob in probs)
-    assert sum(float(p.detach().double().sum()) for p in probs) <= 0.003 * size * (1 + 1e-6)
+    assert sum(float(p.detach().double().sum()) for p in probs) <= 21 * (1 + 1e-6)
     assert all(layer.kept >= 1 for layer in sparsifier.finalize().layers)
 
 

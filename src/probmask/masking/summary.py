@@ -25,11 +25,11 @@ class Summary:
     layers: tuple[LayerSummary, ...]
 
     def __str__(self) -> str:
-        rows = [
-            f"{x.name}: {x.kept:,} of {x.size:,}, {100 * x.sparsity:.2f} %" for x in self.layers
-        ]
-        rows.append(f"all: {self.kept:,} of {self.size:,}, {100 * self.sparsity:.2f} % removed")
-        return "\n".join(rows)
+        rows = [*self.layers, LayerSummary("all", (), self.kept, self.size)]
+        return "\n".join(
+            f"{row.name}: {row.kept:,} of {row.size:,} kept, {100 * row.sparsity:.2f} % sparse"
+            for row in rows
+        )
 
     @property
     def kept(self) -> int:
