@@ -35,15 +35,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Copies: what is mapped would hold on to a file that is about to be replaced.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise _damaged(path, str(error)) from error
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path}: is not a checkpoint of this version of probmask.")
     if metadata.get("digest") != _digest(metadata.get("state", ""), tensors):
         raise _damaged(path, "its digest does not match its content")
-    state: dict[str, Any] = _decode(json.loads(metadata["state"]), tensors)
+    # Copies: what is mapped would hold on to a file that is about to be replaced.
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    state: dict[str, Any] = _decode(json.loads(metadata["state"]), copies)
     return state
 
 

@@ -114,6 +114,8 @@ class Training:
         self.seconds = 0.0
         self.log_length = 0
         # Sums over the epoch so far: loss, correct, images; of this rank's share of the batches.
+        # The log is the first rank's: what it takes to repeat it exactly after a kill is in the
+        # checkpoint, which that rank writes without asking the others.
         self.sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)
         self.sparsity = 0.0
 
@@ -187,8 +189,7 @@ class Training:
             ) from error
         self.step, self.seconds = state["step"], state["seconds"]
         self.log_length = state["log_length"]
-        if self.fabric.global_rank == 0:  # whose share they are; the others' is lost to the log
-            self.sums.copy_(state["sums"])
+        self.sums.copy_(state["sums"])
 
     def _write_checkpoint(self, log: MetricsLog | None) -> None:
         if log is None:  # another rank than the first; all hold the same state
@@ -261,9 +262,7 @@ class Training:
             group["lr"] = rate
 
     def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
-        sums = self.fabric.all_reduce(self.sums, reduce_op="sum")
-        assert isinstance(sums, Tensor)
-        loss, correct, images = sums.tolist()
+        loss, correct, images = self.sums.tolist()
         self.sums.zero_()
         if not math.isfinite(loss):
             raise NonFiniteError(
