@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute and a half of training on an idle core
 def test_a_98_percent_sparse_network_within_two_points_of_dense(tmp_path):
     outcome = probmask.train(out=tmp_path / "demo")
     record, dense = outcome.record, outcome.dense
