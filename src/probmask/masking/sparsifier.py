@@ -20,6 +20,7 @@ from probmask.masking.optimizers import (
 )
 from probmask.masking.parametrization import register, unregister
 from probmask.masking.protocol import Context, Method, Progress, Trainables
+from probmask.masking.ranks import from_first_rank
 from probmask.masking.sites import Site, find_sites
 from probmask.masking.summary import LayerSummary, Summary
 
@@ -314,17 +315,10 @@ def attach(
         return counts
 
     if seed is None:
-        seed = _common_seed()
+        # The same on all ranks: a sampled mask depends on it.
+        seed = from_first_rank(int(torch.randint(2**62, ()).item()))
     context = Context(total_steps, steps_per_epoch, epochs_known, seed, count_macs)
     sparsifier = Sparsifier(model, method, sites, context, scaler)
     if optimizers:
         sparsifier.use(*optimizers)
     return sparsifier
-
-
-def _common_seed() -> int:
-    """A seed from PyTorch's generator, that of rank 0 for all: a sampled mask depends on it."""
-    seed = [int(torch.randint(2**62, ()).item())]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(seed, src=0)
-    return seed[0]

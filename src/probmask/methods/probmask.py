@@ -27,6 +27,7 @@ from probmask.errors import InputError, LayerCollapseWarning
 from probmask.masking.initialization import check_fans, kaiming_normal_
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
+from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
 
 # Adam's rate for the probabilities, and the number of updates it was found for (CIFAR, 300 epochs).
@@ -247,7 +248,6 @@ class ProbMasker(Masker):
         """Set the temperature and draw noise that is this rank's own."""
         if self.frozen:
             return
-        rank = _rank()
         self._temperature = schedules.temperature(
             self._progress(now),
             start=self.method.temperature_start,
@@ -255,7 +255,7 @@ class ProbMasker(Masker):
         )
         for index, mask in enumerate(self.masks):
             mask.temperature.fill_(self._temperature)
-            counters = (rank, now.step, draw, index)
+            counters = (rank(), now.step, draw, index)
             if self.method.compat == "official":
                 first = uniform_(torch.empty_like(mask.noise), self.seed, *counters, 0)
                 second = uniform_(torch.empty_like(mask.noise), self.seed, *counters, 1)
@@ -421,12 +421,6 @@ class ProbMasker(Masker):
                     LayerCollapseWarning,
                     stacklevel=2,
                 )
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    running = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_rank() if running else 0
 
 
 def _learning_rate(method: ProbMask, total_steps: int) -> float:
