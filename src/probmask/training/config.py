@@ -2,17 +2,17 @@
 
 import math
 import tomllib
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from probmask.checks import check_count, check_within
 from probmask.errors import InputError
 from probmask.masking.protocol import Method
 from probmask.methods import METHODS
-from probmask.names import lookup, nearest
+from probmask.names import lookup
+from probmask.parsing import parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def parse_config(table: Mapping[str, Any], *, source: str) -> TrainConfig:
         if method["name"] != "dense":
             method.setdefault("sparsity", 0.98)
         known["method"] = method
-    config: TrainConfig = _build(TrainConfig, known, prefix="", source=source)
+    config = parse(TrainConfig, known, prefix="", source=source)
     make_method(config, source=source)
     return config
 
@@ -127,8 +127,7 @@ def make_method(config: TrainConfig, *, source: str = "method") -> Method:
     """The method that the configuration names, with its settings."""
     settings = dict(config.method)
     kind = lookup("method", "--method", str(settings.pop("name")), METHODS)
-    method: Method = _build(kind, settings, prefix="method.", source=source)
-    return method
+    return parse(kind, settings, prefix="method.", source=source)
 
 
 def to_table(config: TrainConfig) -> dict[str, Any]:
@@ -170,61 +169,6 @@ def _assign(table: dict[str, Any], dotted: str, value: Any) -> None:
         if not isinstance(table, dict):
             raise InputError(f"--set {dotted}: {parent} is a value, not a table.")
     table[last] = value
-
-
-def _build(kind: type[Any], table: Mapping[str, Any], *, prefix: str, source: str) -> Any:
-    hints = get_type_hints(kind)
-    names = {item.name for item in fields(kind)}
-    for key in table:
-        if key not in names:
-            raise InputError(f"{source}: unknown key {prefix}{key}; {nearest(key, names)}")
-    values = {}
-    for key, value in table.items():
-        hint = hints[key]
-        if is_dataclass(hint) and isinstance(hint, type):
-            if not isinstance(value, Mapping):
-                raise InputError(f"{source}: {prefix}{key} is a table, not {value!r}.")
-            values[key] = _build(hint, value, prefix=f"{prefix}{key}.", source=source)
-        else:
-            values[key] = _typed(value, hint, key=f"{prefix}{key}", source=source)
-    missing = [
-        item.name
-        for item in fields(kind)
-        if item.name not in values and item.default is MISSING and item.default_factory is MISSING
-    ]
-    if missing:
-        raise InputError(f"{source}: {prefix}{missing[0]} is missing.")
-    return kind(**values)
-
-
-def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
-    """Check a value against the annotation of its field; a whole number serves as a float."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in kinds:
-        if kind is types.NoneType and value == "none":
-            return None
-        if get_origin(kind) is Literal and value in get_args(kind):
-            return value
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        plain = get_origin(kind) or kind
-        if plain is int and isinstance(value, bool):
-            continue
-        if isinstance(plain, type) and isinstance(value, plain):
-            return value
-    raise InputError(f"{source}: {key} = {value!r}: expected {_describe(kinds)}.")
-
-
-def _describe(kinds: Sequence[Any]) -> str:
-    words = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            words += [repr(choice) for choice in get_args(kind)]
-        elif kind is not types.NoneType:
-            plain = get_origin(kind) or kind
-            names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-            words.append(names.get(plain, "a table"))
-    return " or ".join(words)
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""Tables, as they come from TOML and JSON, made into frozen dataclasses; nothing unknown passes."""
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from probmask.errors import InputError
+from probmask.names import nearest
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: str) -> T:
+    """Make a ``kind`` of a table; unknown keys, wrong types and missing values are errors.
+
+    ``prefix`` stands before each key in an error, ``source`` says where the table is from.
+    """
+    values = parse_fields(kind, table, prefix=prefix, source=source)
+    missing = [
+        item.name
+        for item in fields(kind)  # type: ignore[arg-type]
+        if item.name not in values and item.default is MISSING and item.default_factory is MISSING
+    ]
+    if missing:
+        raise InputError(f"{source}: {prefix}{missing[0]} is missing.")
+    return kind(**values)
+
+
+def parse_fields(
+    kind: type[Any], table: Mapping[str, Any], *, prefix: str, source: str
+) -> dict[str, Any]:
+    """Check those fields of a ``kind`` that the table gives; the others may stay as they are."""
+    hints = get_type_hints(kind)
+    names = {item.name for item in fields(kind)}
+    for key in table:
+        if key not in names:
+            raise InputError(f"{source}: unknown key {prefix}{key}; {nearest(key, names)}")
+    values = {}
+    for key, value in table.items():
+        hint = hints[key]
+        if is_dataclass(hint) and isinstance(hint, type):
+            if not isinstance(value, Mapping):
+                raise InputError(f"{source}: {prefix}{key} is a table, not {value!r}.")
+            values[key] = parse(hint, value, prefix=f"{prefix}{key}.", source=source)
+        else:
+            values[key] = _typed(value, hint, key=f"{prefix}{key}", source=source)
+    return values
+
+
+def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
+    """Check a value against the annotation of its field; a whole number serves as a float."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in kinds:
+        if kind is types.NoneType and value == "none":
+            return None
+        if get_origin(kind) is tuple and isinstance(value, list | tuple):
+            item = get_args(kind)[0]
+            return tuple(_typed(each, item, key=key, source=source) for each in value)
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        plain = get_origin(kind) or kind
+        if plain is int and isinstance(value, bool):
+            continue
+        if isinstance(plain, type) and isinstance(value, plain):
+            return value
+    raise InputError(f"{source}: {key} = {value!r}: expected {_describe(kinds)}.")
+
+
+def _describe(kinds: Sequence[Any]) -> str:
+    names = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        tuple: "a list of numbers",
+    }
+    words = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += [repr(choice) for choice in get_args(kind)]
+        elif kind is not types.NoneType:
+            words.append(names.get(get_origin(kind) or kind, "a table"))
+    return " or ".join(words)
