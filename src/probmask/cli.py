@@ -9,13 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from probmask.errors import InputError, LayerCollapseWarning, NonFiniteError
+from probmask.errors import (
+    InputError,
+    LayerCollapseWarning,
+    NonFiniteError,
+    UnreadableImageWarning,
+)
 from probmask.version import __version__
 
 # Flags of `train` that stand for a key of the configuration.
 _FLAGS = {
     "data": "data",
     "data_dir": "data_dir",
+    "select_on": "select_on",
     "model": "model",
     "method": "method.name",
     "sparsity": "method.sparsity",
@@ -30,7 +36,7 @@ _FLAGS = {
 
 
 # What `probmask[train]` installs, by the names it is imported under.
-_EXTRAS = ("lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w")
+_EXTRAS = ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _say(f"{error.name} is not installed; pip install 'probmask[train]'.")
         return 2
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (OSError, NonFiniteError) as error:  # a NaN is of our own making, not of the input
         _say(str(error))
         return 1
@@ -71,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("evaluate", help="measure the accuracy of a finished network")
     evaluate.add_argument("artifact", type=Path, metavar="ARTIFACT", help="a model.safetensors")
     evaluate.add_argument("--data", help="data set (default: the one it was trained on)")
+    _add_data_place(evaluate)
     evaluate.add_argument(
         "--model", help="package.module:function, if the network is your own and you trust it"
     )
@@ -82,11 +92,19 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="list the methods, models or data sets there are")
     listing.add_argument("what", choices=("methods", "models", "data"))
+    listing.add_argument("--markdown", action="store_true", help="print a Markdown table")
     listing.set_defaults(command=_list)
 
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON, for machines")
     return parser
+
+
+def _add_data_place(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data-dir", metavar="DIR", help="where the data set lies")
+    command.add_argument(
+        "--download", action="store_true", help="fetch the data set first if it is not there"
+    )
 
 
 def _add_train(commands: Any) -> None:
@@ -98,7 +116,13 @@ def _add_train(commands: Any) -> None:
     )
     train.add_argument("config", nargs="?", type=Path, metavar="RUN.toml", help="configuration")
     train.add_argument("--data", help="data set: see 'probmask list data'")
-    train.add_argument("--data-dir", metavar="DIR", help="where the data set lies")
+    _add_data_place(train)
+    train.add_argument(
+        "--select-on",
+        metavar="val|test|none",
+        help="what runs are compared by: training images that are held out (val, the default), "
+        "the test images, or nothing, so that all training images train",
+    )
     train.add_argument("--model", help="a name, or package.module:function for your own")
     train.add_argument("--method", help="see 'probmask list methods'")
     train.add_argument("--sparsity", type=float, help="fraction of the weights removed, in [0, 1)")
@@ -159,7 +183,10 @@ def _train(options: argparse.Namespace) -> None:
         source = RunDirectory(out).config  # what is not given is as the run has it
     given = source is not None or overrides or not resume
     config = load_config(source, overrides) if given else None
-    visible = sys.stderr.isatty() and not options.json and _is_first_rank()
+    visible = _visible(options)
+    if options.download:
+        wanted = config or RunDirectory(Path(str(out))).read_config()
+        _download(wanted.data, wanted.data_dir, options)
     outcome = train(config, out=out, resume=resume, make_reporter=Bar if visible else Quiet)
     if not _is_first_rank():
         return
@@ -177,10 +204,15 @@ def _evaluate(options: argparse.Namespace) -> None:
     from probmask.training.evaluate import evaluate_model
 
     metadata = read(options.artifact).metadata
-    data = options.data or metadata.get("data")
-    if data is None:
+    trained_on = metadata.get("data")
+    data = options.data or trained_on
+    if not isinstance(data, str):
         raise InputError(f"{options.artifact}: does not say its data set; pass --data.")
-    score = evaluate_model(load(options.artifact, model=options.model), load_data(data))
+    settings = metadata.get("data_args") if data == trained_on else None
+    if options.download:
+        _download(data, options.data_dir, options)
+    source = load_data(data, options.data_dir, settings if isinstance(settings, dict) else {})
+    score = evaluate_model(load(options.artifact, model=options.model), source)
     if options.json:
         result = {"data": data, "accuracy": score.accuracy}
         _print_json({**result, "correct": score.correct, "total": score.total})
@@ -201,38 +233,58 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from probmask.analysis.tables import print_rows
+    _LISTINGS[options.what](options)
 
-    rows = _LISTINGS[options.what]()
+
+def _list_methods(options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import print_rows
+    from probmask.methods import METHODS
+
+    rows = [(name, method.summary) for name, method in METHODS.items()]
     if options.json:
         _print_json([{"name": name, "summary": summary} for name, summary in rows])
     else:
-        print_rows(("name", "what it is"), rows)
+        print_rows(("name", "what it is"), rows, markdown=options.markdown)
 
 
-def _methods() -> list[tuple[str, str]]:
-    from probmask.methods import METHODS
+def _list_models(options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import MODEL_HEADINGS, model_rows, print_rows
+    from probmask.masking.macs import CONVENTION
+    from probmask.models.catalogue import describe_models
 
-    return [(name, method.summary) for name, method in METHODS.items()]
-
-
-def _models() -> list[tuple[str, str]]:
-    from probmask.models import MODELS
-
-    return [(name, _first_line(build)) for name, build in MODELS.items()]
-
-
-def _data() -> list[tuple[str, str]]:
-    from probmask.data import DATA
-
-    return [(name, _first_line(load)) for name, load in DATA.items()]
+    described = describe_models()
+    if options.json:
+        _print_json(described)
+        return
+    print_rows(MODEL_HEADINGS, model_rows(described), markdown=options.markdown)
+    print(f"\n{CONVENTION}")
 
 
-_LISTINGS = {"methods": _methods, "models": _models, "data": _data}
+def _list_data(options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import DATA_HEADINGS, data_rows, print_rows
+    from probmask.data.catalogue import describe_data
+
+    described = describe_data()
+    if options.json:
+        _print_json(described)
+    else:
+        print_rows(DATA_HEADINGS, data_rows(described), markdown=options.markdown)
 
 
-def _first_line(function: Callable[..., Any]) -> str:
-    return (function.__doc__ or "").strip().split("\n")[0].rstrip(".")
+_LISTINGS = {"methods": _list_methods, "models": _list_models, "data": _list_data}
+
+
+def _download(data: str, directory: str | None, options: argparse.Namespace) -> None:
+    from probmask.data import download_data
+
+    # Of several ranks the first fetches; with a launcher of its own the others start after it.
+    if _is_first_rank():
+        download_data(data, directory, visible=_visible(options))
+
+
+def _visible(options: argparse.Namespace) -> bool:
+    """Whether somebody is there to see a bar."""
+    return sys.stderr.isatty() and not options.json and _is_first_rank()
 
 
 def _is_first_rank() -> bool:
@@ -251,7 +303,7 @@ def _print_json(value: Any) -> None:
 
 def _show_warnings_in_one_line() -> None:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, LayerCollapseWarning):
+        if issubclass(category, LayerCollapseWarning | UnreadableImageWarning):
             _say(f"warning: {message}")
 
     warnings.showwarning = show

@@ -17,5 +17,13 @@ class NonFiniteError(InputError):
     """A NaN or an infinity turned up where only finite numbers have a meaning."""
 
 
+class DownloadError(OSError):
+    """A file did not come over the network, or not as it was released; exit code 1."""
+
+
 class LayerCollapseWarning(UserWarning):
     """A layer has lost, or is about to lose, all of its weights."""
+
+
+class UnreadableImageWarning(UserWarning):
+    """An image file cannot be read, and is left out."""

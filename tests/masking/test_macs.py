@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import probmask
-from probmask.masking.macs import macs_per_weight
+from probmask.masking.macs import CONVENTION, Macs, count_macs, macs_per_weight
 from probmask.masking.sites import find_sites
+from probmask.models import build_model
 from reference.networks import Recurrent, Tied, Transformer, UNet, conv_net
 
 
@@ -136,6 +137,118 @@ def test_packed_attention_over_a_memory_of_another_length():
     per_weight = macs_per_weight(model, sites, (torch.randn(2, 3, 8), torch.randn(2, 7, 8)))
     total = per_weight[0] * sites[0].size
     assert total == pytest.approx((3 + 7 + 7) * 64, rel=0.12)
+
+
+POOLS = {
+    # a global average adds every element once
+    "global": (nn.AdaptiveAvgPool2d(1), (8, 7, 7), 8 * 49),
+    "global by a pair": (nn.AdaptiveAvgPool2d((1, 1)), (8, 3, 5), 8 * 15),
+    "adaptive, one side kept": (nn.AdaptiveAvgPool2d((None, 1)), (8, 3, 5), 8 * 15),
+    "adaptive, equal windows": (nn.AdaptiveAvgPool2d(2), (3, 4, 4), 3 * 16),
+    # five into two: elements 0 to 2 and 2 to 4
+    "adaptive, windows that overlap": (nn.AdaptiveAvgPool2d(2), (3, 5, 4), 3 * 6 * 4),
+    "adaptive in one": (nn.AdaptiveAvgPool1d(3), (2, 7), 2 * 9),
+    "adaptive in three": (nn.AdaptiveAvgPool3d(1), (2, 3, 4, 5), 2 * 60),
+    # any other as many as its windows hold
+    "plain": (nn.AvgPool2d(2), (3, 6, 8), 3 * 6 * 8),
+    "oblong": (nn.AvgPool2d((2, 3)), (3, 6, 9), 3 * 6 * 9),
+    "overlapping": (nn.AvgPool2d(3, stride=1), (3, 6, 6), 3 * 16 * 9),
+    "in one": (nn.AvgPool1d(2), (3, 8), 3 * 8),
+    "in three": (nn.AvgPool3d(2), (3, 4, 4, 4), 3 * 64),
+    "the largest is no sum": (nn.MaxPool2d(2), (3, 6, 8), 0),
+}
+
+
+@pytest.mark.parametrize("case", POOLS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_average_pooling(case, batch):
+    pool, shape, expected = POOLS[case]
+    counted = count_macs(pool, (), torch.randn(batch, *shape))
+    assert counted == Macs(per_weight=(), sizes=(), pooling=expected)
+
+
+@pytest.mark.parametrize("case", [case for case in POOLS if case != "the largest is no sum"])
+def test_average_pooling_against_a_naive_count(case):
+    """An output depends on as many inputs as were added up in it."""
+    pool, shape, expected = POOLS[case]
+    jacobian = torch.autograd.functional.jacobian(pool, torch.randn(1, *shape))
+    assert int((jacobian != 0).sum()) == expected
+
+
+class Pooled(nn.Module):
+    """A pooling called twice, between a convolution and a linear layer without bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.pool = nn.AvgPool2d(2)
+        self.head = nn.Linear(3 * 2 * 2, 5)
+
+    def forward(self, x):
+        return self.head(self.pool(self.pool(self.norm(self.conv(x)))).flatten(1))
+
+
+def test_totals_with_and_without_pooling():
+    model = Pooled()
+    counted = count_macs(model, find_sites(model), torch.randn(4, 2, 8, 8))
+    assert counted.per_weight == (64, 1)
+    assert counted.sizes == (54, 60)
+    assert counted.pooling == 3 * 64 + 3 * 16
+    assert counted.dense == 64 * 54 + 60
+    assert counted.dense_with_pooling == 64 * 54 + 60 + 240
+    assert counted.sparse([54, 60]) == counted.dense
+    assert counted.sparse([10, 7]) == 64 * 10 + 7
+    assert counted.sparse_with_pooling([10, 7]) == 64 * 10 + 7 + 240
+    assert counted.sparse([0, 0]) == 0
+
+
+def test_sparse_multiplications_are_each_layers_times_its_density():
+    model = build_model("resnet14", {"width": 4})
+    sites = find_sites(model)
+    counted = count_macs(model, sites, torch.zeros(1, 3, 32, 32))
+    kept = [site.size // (2 + index) for index, site in enumerate(sites)]
+    by_layers = sum(
+        uses * size * (count / size)
+        for uses, size, count in zip(counted.per_weight, counted.sizes, kept, strict=True)
+    )
+    assert counted.sparse(kept) == round(by_layers)
+    assert isinstance(counted.sparse(kept), int)
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ([54], "1 counts for 2 sites"),
+        ([54, 60, 1], "3 counts for 2 sites"),
+        ([55, 60], r"kept\[0\]=55, of a site of 54 weights"),
+        ([54, -1], r"kept\[1\]=-1, of a site of 60 weights"),
+    ],
+)
+def test_counts_that_do_not_fit_the_sites(kept, said):
+    counted = Macs(per_weight=(64, 1), sizes=(54, 60), pooling=0)
+    with pytest.raises(probmask.InputError, match=said):
+        counted.sparse(kept)
+
+
+def test_a_model_on_the_meta_device_costs_the_same():
+    model = Pooled()
+    expected = count_macs(model, find_sites(model), torch.randn(2, 2, 8, 8))
+    meta = model.to("meta")
+    assert count_macs(meta, find_sites(meta), torch.empty(2, 2, 8, 8, device="meta")) == expected
+
+
+def test_the_mask_changes_nothing_about_the_cost_of_a_weight():
+    model = build_model("smallconv", {"width": 4})
+    sites, example = find_sites(model), torch.zeros(1, 1, 8, 8)
+    before = count_macs(model, sites, example)
+    probmask.attach(model, probmask.ProbMask(sparsity=0.5), total_steps=3, seed=0)
+    assert count_macs(model, sites, example) == before
+
+
+def test_the_convention_is_one_line():
+    assert "\n" not in CONVENTION
+    assert CONVENTION.endswith("are free.")
 
 
 @pytest.mark.parametrize("form", [tuple, list, dict])

@@ -9,6 +9,7 @@ import torch
 from lightning_fabric import Fabric
 
 from probmask.cli import main
+from probmask.data import load_data
 from probmask.training.config import TrainConfig
 from probmask.training.loop import Training
 from probmask.training.run_directory import RunDirectory
@@ -42,7 +43,7 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     join_world(rank, ranks, port)
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
-    training = Training(config, RunDirectory(out), fabric)
+    training = Training(config, load_data(config.data), RunDirectory(out), fabric)
     training.network.train()
     masks = [module for module in training.model.modules() if hasattr(module, "prob")]
     noise, probs, images = [], [], []

@@ -14,6 +14,7 @@ SMALL: dict[str, Any] = {
     "model_args.width": 8,
     "batch_size": 256,
     "epochs": 3,
+    "select_on": "none",
     "threads": 1,
     "dense_twin": False,
     "tensorboard": False,

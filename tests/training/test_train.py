@@ -314,7 +314,7 @@ def test_evaluation_restores_the_mode_of_the_model():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     data = load_data("digits")
     model.train()
-    score = evaluate_model(model, data, batch_size=100)
+    score = evaluate_model(model, data)
     assert model.training
     assert score.total == 355
     assert score == evaluate_model(model.eval(), data)

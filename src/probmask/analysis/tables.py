@@ -58,11 +58,16 @@ def print_training(
     console = _console()
     console.print(table)
 
-    results = _table("network", "test accuracy", "weights", "MACs", "file", "trained in")
+    selected = record.get("selection") is not None and record["selection"]["on"] == "val"
+    accuracies = ("test accuracy", "validation") if selected else ("test accuracy",)
+    results = _table("network", *accuracies, "weights", "MACs", "file", "trained in")
     for name, run in (("dense", dense), (record["method"]["name"], record)):
         if run is not None:
-            results.add_row(name, *_result(run))
+            results.add_row(name, *_result(run, with_validation=selected))
     console.print(results)
+    skipped = record.get("unreadable", [])
+    if skipped:
+        _say(console, f"{len(skipped)} image files could not be read; record.json names them")
     _say(console, f"in {directory}: config.toml, metrics.jsonl, model.safetensors, record.json")
 
 
@@ -107,12 +112,73 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
         _say(console, line)
 
 
-def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Show a plain table."""
-    table = _table(*headings, right=False)
+def print_rows(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, markdown: bool = False
+) -> None:
+    """Show a plain table, numbers to the right, or write it as Markdown."""
+    rows = list(rows)
+    right = [all(_is_figure(row[column]) for row in rows) for column in range(len(headings))]
+    if markdown:
+        print("| " + " | ".join(headings) + " |")
+        print("|" + "|".join("---:" if figures else "---" for figures in right) + "|")
+        for row in rows:
+            print("| " + " | ".join(row) + " |")
+        return
+    table = _empty_table()
+    for heading, figures in zip(headings, right, strict=True):
+        table.add_column(heading, justify="right" if figures else "left")
     for row in rows:
         table.add_row(*row)
     _console().print(table)
+
+
+def model_rows(described: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The networks as a table; the headings are `MODEL_HEADINGS`."""
+    return [
+        (
+            model["name"],
+            _shape(model["image_shape"]),
+            f"{model['classes']}",
+            f"{model['layers']}",
+            f"{model['weights']:,}",
+            f"{model['macs']:,}",
+            f"{model['pooling_macs']:,}",
+            model["summary"],
+        )
+        for model in described
+    ]
+
+
+MODEL_HEADINGS = ("name", "images", "classes", "layers", "weights", "MACs", "pooling", "what it is")
+
+
+def data_rows(described: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The data sets as a table; the headings are `DATA_HEADINGS`."""
+    return [
+        (
+            data["name"],
+            _shape(data["image_shape"]) if data["image_shape"] else "–",
+            *(
+                "–" if data[key] is None else f"{data[key]:,}"
+                for key in ("classes", "train", "validation", "test")
+            ),
+            "–" if data["download_bytes"] is None else _bytes(data["download_bytes"]),
+            data["summary"],
+        )
+        for data in described
+    ]
+
+
+DATA_HEADINGS = (
+    "name",
+    "images",
+    "classes",
+    "training",
+    "validation",
+    "test",
+    "download",
+    "what it is",
+)
 
 
 def _counts(value: Any) -> dict[str, int]:
@@ -145,11 +211,13 @@ def _provenance(metadata: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _result(run: Mapping[str, Any]) -> tuple[str, ...]:
+def _result(run: Mapping[str, Any], *, with_validation: bool) -> tuple[str, ...]:
     test = run["test"]
     macs = run["macs"]["sparse"]
+    validation = (f"{run['selection']['accuracy']:.2f} %",) if with_validation else ()
     return (
         f"{test['accuracy']:.2f} % ({test['correct']}/{test['total']})",
+        *validation,
         f"{run['kept']:,}",
         f"{macs / 1e6:,.2f} M",
         _bytes(run["bytes"]),
@@ -168,12 +236,20 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=160)
 
 
-def _table(*headings: str, right: bool = True) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+def _empty_table() -> Table:
+    return Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+
+
+def _table(*headings: str) -> Table:
+    table = _empty_table()
     for index, heading in enumerate(headings):
-        left = index == 0 or not right or heading in ("shape", "stored as")
+        left = index == 0 or heading in ("shape", "stored as")
         table.add_column(heading, justify="left" if left else "right")
     return table
+
+
+def _is_figure(text: str) -> bool:
+    return text == "–" or text[:1].isdigit()
 
 
 def _shape(shape: Sequence[int]) -> str:

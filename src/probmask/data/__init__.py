@@ -1,19 +1,116 @@
 """The data sets, by the names they have on the command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from probmask.data.digits import digits
+from probmask.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
+from probmask.data.digits import DIGITS, digits
+from probmask.data.download import download
+from probmask.data.locations import default_directory
+from probmask.data.mnist import FASHION_MNIST, MNIST, fashion_mnist, mnist
+from probmask.data.npz import npz
+from probmask.data.photographs import IMAGENET, folder, imagenet
+from probmask.data.release import Release
+from probmask.data.remotes import REMOTES
+from probmask.data.settings import Photographs, SmallImages
 from probmask.data.source import Batch, DataSource, Shard
+from probmask.errors import InputError
 from probmask.names import lookup
+from probmask.parsing import parse_fields
 
-DATA: dict[str, Callable[[str | None], DataSource]] = {
-    "digits": digits,
+
+@dataclass(frozen=True)
+class DataSet:
+    """How a data set is loaded, its settings' defaults, and what is known of it beforehand."""
+
+    load: Callable[[Path | None, Any], DataSource]
+    defaults: SmallImages | Photographs
+    release: Release | None = None
+
+    @property
+    def summary(self) -> str:
+        """What it is, in one line."""
+        return (self.load.__doc__ or "").strip().split("\n")[0].rstrip(".")
+
+
+# ProbMask's statistics, for both.
+_CIFAR = SmallImages(padding=4, flip=True, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262))
+
+DATA: dict[str, DataSet] = {
+    "digits": DataSet(
+        digits, SmallImages(padding=1, flip=False, mean=(0.3051,), std=(0.3762,)), DIGITS
+    ),
+    "cifar10": DataSet(cifar10, _CIFAR, CIFAR10),
+    "cifar100": DataSet(cifar100, _CIFAR, CIFAR100),
+    "mnist": DataSet(
+        mnist, SmallImages(padding=2, flip=False, mean=(0.1307,), std=(0.3081,)), MNIST
+    ),
+    "fashion-mnist": DataSet(
+        fashion_mnist,
+        SmallImages(padding=2, flip=True, mean=(0.2860,), std=(0.3530,)),
+        FASHION_MNIST,
+    ),
+    "imagenet": DataSet(imagenet, Photographs(), IMAGENET),
+    "folder": DataSet(folder, Photographs()),
+    "npz": DataSet(npz, SmallImages(padding=0, flip=False)),
 }
 
 
-def load_data(name: str, directory: str | None = None) -> DataSource:
-    """Load a data set by name, from a directory if it lies in one."""
-    return lookup("data set", "--data", name, DATA)(directory)
+def load_data(
+    name: str, directory: str | Path | None = None, settings: Mapping[str, Any] | None = None
+) -> DataSource:
+    """Load a data set by name, from a directory if it lies in one; settings as in ``[data_args]``.
+
+    CIFAR and MNIST are looked for in the user's cache where no directory is given.
+    """
+    entry = _find(name)
+    return entry.load(_path(directory), check_settings(name, settings or {}))
 
 
-__all__ = ["DATA", "Batch", "DataSource", "Shard", "load_data"]
+def check_settings(name: str, settings: Mapping[str, Any]) -> SmallImages | Photographs:
+    """The settings of a data set, with its defaults where none is given."""
+    defaults = _find(name).defaults
+    given = parse_fields(type(defaults), settings, prefix="data_args.", source=f"--data {name}")
+    return replace(defaults, **given)
+
+
+def download_data(name: str, directory: str | Path | None = None, *, visible: bool) -> Path:
+    """Fetch and verify a data set that can be fetched; return the directory that it is in."""
+    _find(name)
+    if name not in REMOTES:
+        raise InputError(
+            f"--download --data {name}: cannot be downloaded; those that can are "
+            f"{', '.join(REMOTES)}."
+        )
+    place = _path(directory) or default_directory(name)
+    download(REMOTES[name], place, visible=visible)
+    return place
+
+
+def _find(name: str) -> DataSet:
+    if name not in DATA and (Path(name).suffix == ".npz" or Path(name).is_dir()):
+        kind = "npz" if Path(name).suffix == ".npz" else "folder"
+        raise InputError(
+            f"--data {name}: is a path; for your own data pass --data {kind} --data-dir {name}."
+        )
+    return lookup("data set", "--data", name, DATA)
+
+
+def _path(directory: str | Path | None) -> Path | None:
+    return None if directory is None else Path(directory).expanduser()
+
+
+__all__ = [
+    "DATA",
+    "Batch",
+    "DataSet",
+    "DataSource",
+    "Photographs",
+    "Shard",
+    "SmallImages",
+    "check_settings",
+    "download_data",
+    "load_data",
+]

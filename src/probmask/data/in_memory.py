@@ -1,16 +1,18 @@
 """Small images held in memory as bytes; augmentation and normalisation are batched tensor work."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from probmask.core.noise import fold
-from probmask.data.source import WHOLE, Batch, DataSource, Shard
-
-# Counters that keep the streams of random numbers apart.
-_ORDER, _CROP = 0, 1
+from probmask.data.augmentation import Crops, Normalisation
+from probmask.data.settings import SmallImages
+from probmask.data.source import AUGMENTATION, WHOLE, Batch, DataSource, Shard, generator
+from probmask.data.splits import for_validation
+from probmask.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -20,75 +22,121 @@ class Images:
     pixels: Tensor
     labels: Tensor
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: Tensor | slice) -> "Images":
+        return Images(self.pixels[chosen], self.labels[chosen])
+
+    def to(self, device: torch.device) -> "Images":
+        """The same on another device."""
+        return Images(self.pixels.to(device), self.labels.to(device))
+
 
 class InMemory(DataSource):
-    """A data set whose images fit in memory.
-
-    ``padding`` pixels of zeros are put around every training image before a crop of the original
-    size is taken at random; ``mean`` and ``std`` are per channel, on pixels scaled to [0, 1].
-    """
+    """A data set whose images fit in memory; they lie on the device that trains."""
 
     def __init__(
         self,
         name: str,
         train: Images,
         test: Images,
+        settings: SmallImages,
         *,
         classes: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        padding: int,
         scale: float = 255.0,
     ) -> None:
-        self.name = name
-        self.classes = classes
         channels, height, width = train.pixels.shape[1:]
+        settings = _with_statistics(settings, train, scale)
+        _check_channels(name, settings, channels)
+        self._parts = {
+            "train": train[: _limit(name, "train_images", settings.train_images, len(train))],
+            "val": train[:0],
+            "test": test[: _limit(name, "test_images", settings.test_images, len(test))],
+        }
+        self._settings = settings
+        assert settings.mean is not None
+        assert settings.std is not None
+        self._normalised = Normalisation(settings.mean, settings.std, scale=scale)
+        self.name, self.classes = name, classes
         self.image_shape = (channels, height, width)
-        self.train_size = len(train.labels)
-        self.test_size = len(test.labels)
-        self._train, self._test = train, test
-        self._padding = padding
-        self._mean = torch.tensor(mean).view(1, -1, 1, 1)
-        self._std = torch.tensor(std).view(1, -1, 1, 1)
-        self._scale = scale
+        self._count()
+
+    def _count(self) -> None:
+        self.train_size, self.val_size, self.test_size = map(len, self._parts.values())
+
+    def _replaced(self, parts: dict[str, Images]) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__.update({**self.__dict__, "_parts": parts})
+        other.__dict__.pop("_crops", None)  # those of the old images
+        other._count()
+        return other
+
+    def with_validation(self) -> Self:
+        """The same data with a tenth of its training images held out, always the same ones."""
+        train = self._parts["train"]
+        held = for_validation(self.name, train.labels.cpu()).to(train.labels.device)
+        return self._replaced({**self._parts, "train": train[~held], "val": train[held]})
+
+    def to(self, device: torch.device, *, workers: int = 0) -> Self:
+        """The same data, lying on the device; there is nothing for workers to do."""
+        return self._replaced({name: part.to(device) for name, part in self._parts.items()})
+
+    @cached_property
+    def _crops(self) -> Crops:
+        settings = self._settings
+        return Crops(self._parts["train"].pixels, padding=settings.padding, flip=settings.flip)
 
     def training(
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE
     ) -> Iterator[Batch]:
-        """The training batches of an epoch, shuffled and cropped at random."""
-        steps = self.steps_per_epoch(batch_size)
-        order = torch.randperm(self.train_size, generator=_generator(seed, _ORDER, epoch))
-        part = batch_size // shard.ranks
-        for position in range(start, steps):
-            begin = position * batch_size + shard.rank * part
-            chosen = order[begin : begin + part]
-            generator = _generator(seed, _CROP, epoch, position, shard.rank)
-            pixels = random_crop(self._train.pixels[chosen], self._padding, generator)
-            yield Batch(self._normalised(pixels), self._train.labels[chosen])
+        """The training batches of an epoch, shuffled, cropped and mirrored at random."""
+        labels = self._parts["train"].labels
+        places = self._places(epoch, batch_size=batch_size, seed=seed, start=start, shard=shard)
+        for position, _, chosen in places:
+            random = generator(seed, AUGMENTATION, epoch, position, shard.rank)
+            pixels, shown = self._crops.draw(chosen, random)
+            yield Batch(self._normalised(pixels), labels[shown])
+
+    def validation(self, *, batch_size: int) -> Iterator[Batch]:
+        """All held-out training images once, in order."""
+        return self._in_order("val", batch_size)
 
     def testing(self, *, batch_size: int) -> Iterator[Batch]:
         """All test images once, in order."""
-        for begin in range(0, self.test_size, batch_size):
-            pixels = self._test.pixels[begin : begin + batch_size]
-            yield Batch(self._normalised(pixels), self._test.labels[begin : begin + batch_size])
+        return self._in_order("test", batch_size)
 
-    def _normalised(self, pixels: Tensor) -> Tensor:
-        return (pixels.float() / self._scale - self._mean) / self._std
-
-
-def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Shift each image by up to ``padding`` pixels either way, filling up with zeros."""
-    if padding == 0:
-        return images
-    count, channels, height, width = images.shape
-    padded = torch.nn.functional.pad(images, (padding,) * 4)
-    top, left = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
-    rows = (top + torch.arange(height)).view(count, 1, height, 1)
-    columns = (left + torch.arange(width)).view(count, 1, 1, width)
-    image = torch.arange(count).view(count, 1, 1, 1)
-    channel = torch.arange(channels).view(1, channels, 1, 1)
-    return padded[image, channel, rows, columns]
+    def _in_order(self, name: str, batch_size: int) -> Iterator[Batch]:
+        part = self._parts[name]
+        for begin in range(0, len(part), batch_size):
+            images = part[begin : begin + batch_size]
+            yield Batch(self._normalised(images.pixels), images.labels)
 
 
-def _generator(seed: int, *counters: int) -> torch.Generator:
-    return torch.Generator().manual_seed(fold(seed, *counters))
+def _limit(name: str, setting: str, asked: int | None, there: int) -> int:
+    if asked is not None and asked > there:
+        raise InputError(
+            f"data_args.{setting}={asked}: {name} has only {there}; ask for fewer or leave it out."
+        )
+    return there if asked is None else asked
+
+
+def _with_statistics(settings: SmallImages, train: Images, scale: float) -> SmallImages:
+    if settings.mean is not None:
+        return settings
+    total = torch.zeros(2, train.pixels.shape[1], dtype=torch.float64)
+    for begin in range(0, len(train), 4096):  # in parts: in fp64 all of it would be large
+        values = train.pixels[begin : begin + 4096].double() / scale
+        total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
+    mean, square = total / (train.pixels.numel() / train.pixels.shape[1])
+    std = (square - mean.square()).clamp(min=0).sqrt()
+    std[std < 1e-6] = 1.0  # a channel that is everywhere the same
+    return replace(settings, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def _check_channels(name: str, settings: SmallImages, channels: int) -> None:
+    if settings.mean is not None and len(settings.mean) != channels:
+        raise InputError(
+            f"data_args.mean={list(settings.mean)}: {name} has {channels} channel"
+            f"{'s' if channels > 1 else ''}; give one number for each."
+        )

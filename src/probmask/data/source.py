@@ -1,12 +1,18 @@
 """What a data set is to the trainer: batches that are a function of seed, epoch and position."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
+import torch
 from torch import Tensor
 
+from probmask.core.noise import fold
 from probmask.errors import InputError
+
+# Counters that keep the streams of random numbers apart.
+ORDER, AUGMENTATION = 0, 1
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,15 @@ class DataSource(ABC):
 
     The training batch at a given epoch and position is a pure function of the seed, so that a
     resumed run sees exactly the batches it would have seen, from the middle of an epoch too.
+    Validation images are training images that are held out; there are none until
+    `with_validation` takes them out.
     """
 
     name: str
     classes: int
     image_shape: tuple[int, int, int]
     train_size: int
+    val_size: int = 0
     test_size: int
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -52,6 +61,25 @@ class DataSource(ABC):
         return self.train_size // batch_size
 
     @abstractmethod
+    def with_validation(self) -> Self:
+        """The same data with a part of its training images held out, always the same ones."""
+
+    @abstractmethod
+    def to(self, device: torch.device, *, workers: int = 0) -> Self:
+        """The same data, whose batches come on the device, made by so many worker processes.
+
+        Neither has an influence on what is in them. Without workers this process makes them.
+        """
+
+    def check(self, *, visible: bool) -> None:
+        """Refuse now what would fail later; ``visible`` shows how far a long check has come."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """The files that had to be left out so far, each with the reason."""
+        return {}
+
+    @abstractmethod
     def training(
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE
     ) -> Iterator[Batch]:
@@ -61,5 +89,25 @@ class DataSource(ABC):
         """
 
     @abstractmethod
+    def validation(self, *, batch_size: int) -> Iterator[Batch]:
+        """All held-out training images once, in order, not augmented."""
+
+    @abstractmethod
     def testing(self, *, batch_size: int) -> Iterator[Batch]:
         """All test images once, in order, not augmented."""
+
+    def _places(
+        self, epoch: int, *, batch_size: int, seed: int, start: int, shard: Shard
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """For each training batch of the epoch: its position, where this rank's slice begins in the
+        epoch's order, and the numbers of its images."""
+        order = torch.randperm(self.train_size, generator=generator(seed, ORDER, epoch))
+        part = batch_size // shard.ranks
+        for position in range(start, self.steps_per_epoch(batch_size)):
+            begin = position * batch_size + shard.rank * part
+            yield position, begin, order[begin : begin + part]
+
+
+def generator(seed: int, *counters: int) -> torch.Generator:
+    """Random numbers that depend on nothing but seed and counters."""
+    return torch.Generator().manual_seed(fold(seed, *counters))

@@ -1,37 +1,90 @@
-"""Multiply-accumulate operations per weight, counted by running the model once."""
+"""Multiply-accumulate operations of a network, counted by running it once.
 
-from collections.abc import Mapping, Sequence
+The convention is STR's: a multiplication with its addition counts once, and a sparse layer costs
+its dense count times its density. RigL's figures count multiplications and additions separately,
+which makes them about twice as large: the two must not be compared.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AvgPoolNd
 
 from probmask.errors import InputError
 from probmask.masking.modes import evaluating
 from probmask.masking.sites import Site
 
+CONVENTION = (
+    "MACs by STR's convention: a multiply-accumulate counts once; convolutions and linear layers "
+    "count, each layer's MACs times its density; average pooling counts one per input element it "
+    "adds; BatchNorm, activations and biases are free."
+)
+
+
+@dataclass(frozen=True)
+class Macs:
+    """The cost of one example: per site, how often each weight is used; and average pooling."""
+
+    per_weight: tuple[int, ...]
+    sizes: tuple[int, ...]
+    pooling: int
+
+    @property
+    def dense(self) -> int:
+        """Multiplications of all weights."""
+        return self.sparse(self.sizes)
+
+    def sparse(self, kept: Sequence[int]) -> int:
+        """Multiplications of the weights that are left, given how many there are per site."""
+        if len(kept) != len(self.sizes):
+            raise InputError(
+                f"Macs.sparse(kept): {len(kept)} counts for {len(self.sizes)} sites; pass how many "
+                "weights each site keeps."
+            )
+        for index, (count, size) in enumerate(zip(kept, self.sizes, strict=True)):
+            if not 0 <= count <= size:
+                raise InputError(
+                    f"Macs.sparse(kept): kept[{index}]={count}, of a site of {size} weights; pass "
+                    "how many of them it keeps."
+                )
+        return sum(uses * count for uses, count in zip(self.per_weight, kept, strict=True))
+
+    @property
+    def dense_with_pooling(self) -> int:
+        """Multiplications of all weights, and what average pooling adds."""
+        return self.dense + self.pooling
+
+    def sparse_with_pooling(self, kept: Sequence[int]) -> int:
+        """Multiplications of the weights that are left, and what average pooling adds."""
+        return self.sparse(kept) + self.pooling
+
 
 def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tuple[int, ...]:
-    """Count, per site, in how many multiplications each weight takes part for one example.
+    """Count, per site, in how many multiplications each weight takes part for one example."""
+    return count_macs(model, sites, example).per_weight
 
-    The convention is STR's: multiplications of weights only; BatchNorm, activations, pooling and
-    biases are free; padding counts as if it were data. ``example`` is a batch for the model: a
-    tensor, a sequence of positional or a mapping of keyword arguments; counts are per example of
-    it. A module that is called twice counts twice; one that is not called (a head for training
-    only) does not count.
+
+def count_macs(model: nn.Module, sites: Sequence[Site], example: Any) -> Macs:
+    """Count what one example costs, by `CONVENTION`; padding counts as if it were data.
+
+    ``example`` is a batch for the model: a tensor, a sequence of positional or a mapping of keyword
+    arguments; counts are per example of it. A module that is called twice counts twice; one that is
+    not called (a head for training only) does not count. Pooling is seen where it is a module. A
+    model on the meta device is counted without computing anything.
     """
-    counts = dict.fromkeys((id(site.weight) for site in sites), 0)
     batch = _batch_size(example)
-    handles = []
-    for site in sites:
-        for module, name in site.holders:
-            hook = _counting_hook(counts, id(site.weight), module, name)
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
-    # Attention uses the weight of its output projection without calling that module.
-    for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention) and id(module.out_proj.weight) in counts:
-            hook = _counting_hook(counts, id(module.out_proj.weight), module, "out_proj")
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    weights, pools = [id(site.weight) for site in sites], _average_pools(model)
+    counts: Counter[int] = Counter()
+    handles = [
+        module.register_forward_hook(_adding(counts, key, measure), with_kwargs=True)
+        for key, module, measure in [*_users(model, sites), *_pooling(pools)]
+    ]
     try:
         # Counting leaves no trace in BatchNorm or RNG; fused attention would bypass the hooks.
         with evaluating(model), torch.random.fork_rng(devices=[]), _without_fused_attention():
@@ -39,7 +92,11 @@ def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tu
     finally:
         for handle in handles:
             handle.remove()
-    return tuple(counts[id(site.weight)] // batch for site in sites)
+    return Macs(
+        per_weight=tuple(counts[key] // batch for key in weights),
+        sizes=tuple(site.size for site in sites),
+        pooling=sum(counts[id(pool)] for pool in pools) // batch,
+    )
 
 
 class _without_fused_attention:  # noqa: N801 - reads as a statement
@@ -74,11 +131,27 @@ def _batch_size(example: Any) -> int:
     return int(first.shape[0])
 
 
-def _counting_hook(counts: dict[int, int], key: int, module: nn.Module, name: str) -> Any:
+# What one call of a module adds to a count, from its arguments, keyword arguments and output.
+_Measure = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
+
+
+def _adding(counts: Counter[int], key: int, measure: _Measure) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        counts[key] += _uses(module, name, args, kwargs, output)
+        counts[key] += measure(args, kwargs, output)
 
     return hook
+
+
+def _users(model: nn.Module, sites: Sequence[Site]) -> Iterator[tuple[int, nn.Module, _Measure]]:
+    """Every module that uses the weight of a site when it is called."""
+    for site in sites:
+        for module, name in site.holders:
+            yield id(site.weight), module, partial(_uses, module, name)
+    # Attention uses the weight of its output projection without calling that module.
+    wanted = {id(site.weight) for site in sites}
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention) and id(module.out_proj.weight) in wanted:
+            yield id(module.out_proj.weight), module, partial(_uses, module, "out_proj")
 
 
 def _uses(
@@ -104,4 +177,39 @@ def _uses(
     raise InputError(
         f"MACs of {type(module).__name__}.{name} are unknown: its weights are not used in a "
         "convolution, a linear layer or attention; exclude it or budget in parameters."
+    )
+
+
+def _average_pools(model: nn.Module) -> list[_AvgPoolNd | _AdaptiveAvgPoolNd]:
+    return [m for m in model.modules() if isinstance(m, _AvgPoolNd | _AdaptiveAvgPoolNd)]
+
+
+def _pooling(
+    pools: Sequence[_AvgPoolNd | _AdaptiveAvgPoolNd],
+) -> Iterator[tuple[int, nn.Module, _Measure]]:
+    for pool in pools:
+        yield id(pool), pool, partial(_added, pool)
+
+
+def _window(pool: _AvgPoolNd) -> int:
+    """How many elements become one."""
+    kernel: Any = pool.kernel_size
+    dimensions = 3 if isinstance(pool, nn.AvgPool3d) else 2  # in one, it is always a tuple
+    return int(math.prod(kernel if isinstance(kernel, tuple | list) else [kernel] * dimensions))
+
+
+def _added(
+    pool: _AvgPoolNd | _AdaptiveAvgPoolNd,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> int:
+    """How many elements were added up in one call: the sizes of all windows together."""
+    if isinstance(pool, _AvgPoolNd):
+        return int(output.numel()) * _window(pool)
+    given = [*args, *kwargs.values()][0]
+    # Windows of adaptive pooling differ in size; over batch and channels each is a single element.
+    return math.prod(
+        sum(-(-(i + 1) * size // parts) - i * size // parts for i in range(parts))
+        for size, parts in zip(given.shape, output.shape, strict=True)
     )

@@ -2,6 +2,12 @@
 
 from torch import Tensor, nn
 
+from probmask.models.arguments import check_at_least, check_sizes
+from probmask.models.initialization import draw_
+
+# Two poolings halve the image twice.
+_SMALLEST = 4
+
 
 class SmallConv(nn.Module):
     """Four 3 by 3 convolutions with BatchNorm, halving the image twice, and a linear classifier."""
@@ -21,16 +27,18 @@ class SmallConv(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return one logit per class."""
+        check_at_least("smallconv", images, _SMALLEST)
         logits: Tensor = self.classifier(self.pool(self.features(images)).flatten(1))
         return logits
 
 
 def smallconv(*, classes: int = 10, channels: int = 1, width: int = 40) -> SmallConv:
-    """Four convolutions and a classifier: 101,960 weights at the default width."""
+    """Four convolutions with BatchNorm and a classifier, for the digits."""
+    check_sizes("smallconv", classes=classes, channels=channels, width=width)
     return SmallConv(classes=classes, channels=channels, width=width)
 
 
 def _block(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_in", nonlinearity="relu")
+    draw_(convolution)
     return convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)

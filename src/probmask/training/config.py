@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probmask.checks import check_count, check_within
+from probmask.data import check_settings
 from probmask.errors import InputError
 from probmask.masking.protocol import Method
 from probmask.methods import METHODS
@@ -46,13 +47,19 @@ class TrainConfig:
     """Everything that decides a training run.
 
     ``method`` holds the method's name and its settings; ``model_args`` go to the function that
-    builds the model. ``batch_size`` is over all devices together. ``dense_twin`` trains a dense
-    network first, under the same settings, to compare with. A checkpoint is written every
-    ``checkpoint_seconds``; when it is written has no influence on the result.
+    builds the model, ``data_args`` are the settings of the data set. ``select_on`` says what runs
+    are to be compared by when one of them is chosen: with "val" a part of the training images is
+    held out and the finished network measured on it, so that the test images are left for the
+    final figure; with "none" all images train. ``batch_size`` is over all devices together.
+    ``dense_twin`` trains a dense network first, under the same settings, to compare with. A
+    checkpoint is written every ``checkpoint_seconds``, and ``workers`` processes read image files;
+    neither has an influence on the result.
     """
 
     data: str = "digits"
     data_dir: str | None = None
+    data_args: Mapping[str, Any] = field(default_factory=dict)
+    select_on: Literal["val", "test", "none"] = "val"
     model: str = "smallconv"
     model_args: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(
@@ -69,6 +76,7 @@ class TrainConfig:
     strategy: str = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     threads: int | None = None
+    workers: int | None = None
     checkpoint_seconds: float = 30.0
     tensorboard: bool = True
 
@@ -81,6 +89,8 @@ class TrainConfig:
         )
         if self.threads is not None:
             check_count("train", "threads", self.threads, least=1, meaning="threads")
+        if self.workers is not None:
+            check_count("train", "workers", self.workers, least=0, meaning="processes")
         if self.batch_size % self.devices:
             raise InputError(
                 f"train(batch_size={self.batch_size}, devices={self.devices}): the batch is split "
@@ -88,11 +98,31 @@ class TrainConfig:
             )
 
 
+# What has no influence on the result, and may therefore be another after a resume.
+INDIFFERENT = frozenset(("checkpoint_seconds", "workers"))
+
+_SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
 # What makes sense for a data set where neither file nor flag says otherwise.
 _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
     # One thread: on so small a problem a second gains little, and loses much on a busy machine.
     # And on the CPU, where the same seed gives the same bits.
     "digits": {"model": "smallconv", "dense_twin": True, "threads": 1, "accelerator": "cpu"},
+    "cifar10": _SMALL_IMAGES,
+    "cifar100": _SMALL_IMAGES,
+    # The paper's settings, which are STR's.
+    "imagenet": {
+        "model": "resnet50",
+        "epochs": 100,
+        "batch_size": 256,
+        "label_smoothing": 0.1,
+        "optimizer": {
+            "lr": 0.256,
+            "momentum": 0.875,
+            "weight_decay": 3.0517578125e-05,
+            "warmup_epochs": 5,
+        },
+    },
+    "folder": {"model": "resnet50"},
 }
 
 
@@ -106,7 +136,7 @@ def load_config(path: str | Path | None, overrides: Sequence[tuple[str, Any]] = 
     if isinstance(method, Mapping) and method.get("name") == "dense":
         table.setdefault("dense_twin", False)  # it would be the same run twice
     for key, value in _DEFAULTS_BY_DATA.get(str(data), {}).items():
-        table.setdefault(key, value)
+        table[key] = _filled_up(table[key], value) if key in table else value
     return parse_config(table, source=str(path) if path is not None else "the command line")
 
 
@@ -120,6 +150,7 @@ def parse_config(table: Mapping[str, Any], *, source: str) -> TrainConfig:
         known["method"] = method
     config = parse(TrainConfig, known, prefix="", source=source)
     make_method(config, source=source)
+    check_settings(config.data, config.data_args)
     return config
 
 
@@ -151,6 +182,13 @@ def parse_value(text: str) -> Any:
 def as_dense_twin(config: TrainConfig) -> TrainConfig:
     """The same run with nothing removed."""
     return replace(config, method={"name": "dense"}, dense_twin=False)
+
+
+def _filled_up(given: Any, default: Any) -> Any:
+    """What is given, and of a table also the defaults of those keys that are not."""
+    if isinstance(given, Mapping) and isinstance(default, Mapping):
+        return {**default, **given}
+    return given
 
 
 def _read(path: Path) -> dict[str, Any]:

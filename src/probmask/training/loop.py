@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 from probmask.artifact import save
 from probmask.core import schedules
 from probmask.core.noise import fold
-from probmask.data import Batch, Shard, load_data
-from probmask.errors import CheckpointError, NonFiniteError
-from probmask.masking.macs import macs_per_weight
+from probmask.data import Batch, DataSource, Shard
+from probmask.errors import CheckpointError, InputError, NonFiniteError
+from probmask.masking.macs import CONVENTION, count_macs
 from probmask.masking.sites import find_sites
 from probmask.masking.sparsifier import Sparsifier, attach
 from probmask.masking.summary import Summary
-from probmask.models import build_model, model_settings
+from probmask.models import MODELS, build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.config import TrainConfig, make_method, to_table
+from probmask.training.config import INDIFFERENT, TrainConfig, make_method, to_table
 from probmask.training.evaluate import Score, evaluate_model
 from probmask.training.metrics import MetricsLog
 from probmask.training.progress import Quiet, Reporter, Status
@@ -33,12 +34,15 @@ from probmask.version import __version__
 # Counters that keep the streams of random numbers apart.
 _INIT, _STEP, _MASKS = 0, 1, 2
 _SECONDS_BETWEEN_LOOKS = 0.2
+# BatchNorm is estimated anew from at most so many images: all of CIFAR, but not all of ImageNet.
+_IMAGES_FOR_BATCHNORM = 50_000
 
 MakeReporter = Callable[[str, int], Reporter]
 
 
 def train_run(
     config: TrainConfig,
+    data: DataSource,
     directory: RunDirectory,
     fabric: Fabric,
     make_reporter: MakeReporter = Quiet,
@@ -47,7 +51,7 @@ def train_run(
     if directory.finished:
         directory.checkpoint.unlink(missing_ok=True)  # killed between the record and this
         return directory.read_record()
-    training = Training(config, directory, fabric)
+    training = Training(config, data, directory, fabric)
     if directory.checkpoint.exists():
         training.restore(read_checkpoint(directory.checkpoint))
     reporter = make_reporter(str(config.method["name"]), training.total_steps)
@@ -56,14 +60,12 @@ def train_run(
     return training.finish()
 
 
-def check_runnable(config: TrainConfig) -> None:
+def check_runnable(config: TrainConfig, data: DataSource) -> None:
     """Build everything that a run needs, so that what is wrong is said before a file is made."""
-    data = load_data(config.data, config.data_dir)
     steps = data.steps_per_epoch(config.batch_size)
-    suggested = {"classes": data.classes, "channels": data.image_shape[0]}
-    model = build_model(config.model, config.model_args, suggested=suggested)
+    model = build_model(config.model, config.model_args, suggested=_suggested(data))
     example = torch.zeros(1, *data.image_shape)
-    macs_per_weight(model, find_sites(model), example)
+    _check_takes(model, example, config)
     attach(
         model,
         make_method(config),
@@ -82,14 +84,17 @@ class Training:
     therefore holds no generator state, and a resumed run repeats an uninterrupted one bit by bit.
     """
 
-    def __init__(self, config: TrainConfig, directory: RunDirectory, fabric: Fabric) -> None:
+    def __init__(
+        self, config: TrainConfig, data: DataSource, directory: RunDirectory, fabric: Fabric
+    ) -> None:
         self.config, self.directory, self.fabric = config, directory, fabric
-        self.data = load_data(config.data, config.data_dir)
+        self.data = data
         self.steps_per_epoch = self.data.steps_per_epoch(config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
         self.shard = Shard(fabric.global_rank, fabric.world_size)
-        suggested = {"classes": self.data.classes, "channels": self.data.image_shape[0]}
-        self.model_args = model_settings(config.model, config.model_args, suggested=suggested)
+        self.model_args = model_settings(
+            config.model, config.model_args, suggested=_suggested(data)
+        )
         self.model = self._build_model()
         self.example = torch.zeros(1, *self.data.image_shape)
         optimizer = torch.optim.SGD(
@@ -149,16 +154,26 @@ class Training:
 
     def finish(self) -> dict[str, Any]:
         """Make the network final, measure it, write artifact and record."""
-        data = self.data.training(
-            self.config.epochs, batch_size=self.config.batch_size, seed=self.config.seed
+        batch_size = self.config.batch_size
+        batches = self.data.training(
+            self.config.epochs, batch_size=batch_size, seed=self.config.seed
         )
-        summary = self.sparsifier.finalize(data=(batch.images for batch in data))
-        score = evaluate_model(self.model, self.data, device=self.fabric.device)
-        record = self._record(summary, score)
+        some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
+        summary = self.sparsifier.finalize(data=(batch.images for batch in some))
+        record = self._record(summary)
         if self.fabric.global_rank == 0:
             described = {
                 key: record[key]
-                for key in ("model", "model_args", "data", "method", "seed", "sparsity", "test")
+                for key in (
+                    "model",
+                    "model_args",
+                    "data",
+                    "data_args",
+                    "method",
+                    "seed",
+                    "sparsity",
+                    "test",
+                )
             }
             described["macs_per_weight"] = {
                 layer["name"]: layer["macs_per_weight"] for layer in record["layers"]
@@ -169,6 +184,12 @@ class Training:
             self.directory.checkpoint.unlink(missing_ok=True)
         finished: dict[str, Any] = self.fabric.broadcast(record)
         return finished
+
+    def _selection_score(self, test: Score) -> Score | None:
+        """What this run is to be compared with others by."""
+        if self.config.select_on == "val":
+            return evaluate_model(self.model, self.data, part="val", device=self.fabric.device)
+        return test if self.config.select_on == "test" else None
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of this very run."""
@@ -292,9 +313,8 @@ class Training:
             )
         )
 
-    def _record(self, summary: Summary, score: Score) -> dict[str, Any]:
-        sites = find_sites(self.model)
-        counts = macs_per_weight(self.model, sites, self.example.to(self.fabric.device))
+    def _record(self, summary: Summary) -> dict[str, Any]:
+        macs = count_macs(self.model, find_sites(self.model), self.example.to(self.fabric.device))
         layers = [
             {
                 "name": layer.name,
@@ -302,24 +322,22 @@ class Training:
                 "kept": layer.kept,
                 "size": layer.size,
                 "sparsity": layer.sparsity,
-                "macs_per_weight": macs,
+                "macs_per_weight": uses,
             }
-            for layer, macs in zip(summary.layers, counts, strict=True)
+            for layer, uses in zip(summary.layers, macs.per_weight, strict=True)
         ]
         settings = make_method(self.config).settings()
-        dense, sparse = (
-            sum(m * n for m, n in zip(counts, sizes, strict=True))
-            for sizes in (
-                [layer.size for layer in summary.layers],
-                [layer.kept for layer in summary.layers],
-            )
-        )
+        sparse = macs.sparse([layer.kept for layer in summary.layers])
         # In the currency that was asked for.
-        reached = 1 - sparse / dense if settings.get("cost") == "flops" else summary.sparsity
+        reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
+        test = evaluate_model(self.model, self.data, device=self.fabric.device)
+        selection = self._selection_score(test)
         return {
             "model": self.config.model,
             "model_args": self.model_args,
             "data": self.config.data,
+            "data_args": dict(self.config.data_args),
+            "train_images": self.data.train_size,
             "method": dict(self.config.method),
             "seed": self.config.seed,
             "epochs": self.config.epochs,
@@ -327,8 +345,17 @@ class Training:
             "sparsity": {"asked": settings["sparsity"], "reached": reached},
             "kept": summary.kept,
             "size": summary.size,
-            "macs": {"dense": dense, "sparse": sparse},
-            "test": {"correct": score.correct, "total": score.total, "accuracy": score.accuracy},
+            "macs": {
+                "dense": macs.dense,
+                "sparse": sparse,
+                "pooling": macs.pooling,
+                "convention": CONVENTION,
+            },
+            "selection": None
+            if selection is None
+            else {"on": self.config.select_on, **selection.as_table()},
+            "test": test.as_table(),
+            "unreadable": sorted(self.data.unreadable),
             "layers": layers,
             "seconds": round(self.seconds, 3),
             "config": to_table(self.config),
@@ -347,6 +374,27 @@ class Training:
         }
 
 
+def _suggested(data: DataSource) -> dict[str, Any]:
+    """What a network may want to know of the data."""
+    channels, height, width = data.image_shape
+    size = height if height == width else [height, width]
+    return {"classes": data.classes, "channels": channels, "image_size": size}
+
+
+def _check_takes(model: nn.Module, example: Tensor, config: TrainConfig) -> None:
+    """Refuse images that one of our networks is not made for; the user's own speak themselves."""
+    try:
+        count_macs(model, find_sites(model), example)
+    except RuntimeError as error:
+        if config.model not in MODELS:
+            raise
+        shape = "×".join(str(size) for size in example.shape[1:])
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"--model {config.model}: does not take the {shape} images of {config.data}: {reason}."
+        ) from error
+
+
 def _deciding(table: dict[str, Any]) -> dict[str, Any]:
     """What of a configuration has an influence on the result."""
-    return {key: value for key, value in table.items() if key != "checkpoint_seconds"}
+    return {key: value for key, value in table.items() if key not in INDIFFERENT}

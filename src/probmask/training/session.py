@@ -1,5 +1,6 @@
 """What `probmask train` does: a run in a directory, with its dense twin if wanted."""
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +9,15 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
+from probmask.data import DataSource, load_data
 from probmask.errors import InputError
-from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
+from probmask.training.config import (
+    INDIFFERENT,
+    TrainConfig,
+    as_dense_twin,
+    load_config,
+    to_table,
+)
 from probmask.training.loop import MakeReporter, check_runnable, train_run
 from probmask.training.progress import Quiet
 from probmask.training.run_directory import RunDirectory, unused_directory
@@ -41,19 +49,35 @@ def train(
     launch = config or (
         RunDirectory(Path(str(out))).read_config() if resumes else load_config(None)
     )
+    data = load_data(launch.data, launch.data_dir, launch.data_args)
+    if launch.select_on == "val":
+        data = data.with_validation()
     if not resume:
-        check_runnable(launch)
+        check_runnable(launch, data)
+        data.check(visible=make_reporter is not Quiet)
     fabric = _launched_fabric(launch)
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)
     with ExitStack() as locks:
         path, config = _prepared(fabric, config, out, resume=resume, locks=locks)
+        data = data.to(fabric.device, workers=_workers(launch))
         dense = None
         if config.dense_twin:
             twin = RunDirectory(path / "dense")
-            dense = _run_twin(as_dense_twin(config), twin, fabric, make_reporter)
-        record = train_run(config, RunDirectory(path), fabric, make_reporter)
+            dense = _run_twin(as_dense_twin(config), data, twin, fabric, make_reporter)
+        record = train_run(config, data, RunDirectory(path), fabric, make_reporter)
     return Outcome(path, record, dense)
+
+
+# More processes read faster than any GPU trains; a container may see all cores of a large host.
+_MOST_WORKERS = 16
+
+
+def _workers(config: TrainConfig) -> int:
+    """How many processes read images for this rank: the devices of a machine share its cores."""
+    if config.workers is not None:
+        return config.workers
+    return min(max(1, (os.cpu_count() or 1) // config.devices), _MOST_WORKERS)
 
 
 def _launched_fabric(config: TrainConfig) -> Fabric:
@@ -110,13 +134,12 @@ def _resumed(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, 
     found = directory.read_config()
     if config is not None:
         _check_same(config, found, directory)
-        found = replace(found, checkpoint_seconds=config.checkpoint_seconds)
+        found = replace(found, **{key: getattr(config, key) for key in INDIFFERENT})
     return directory.path, found
 
 
 def _check_same(wanted: TrainConfig, found: TrainConfig, directory: RunDirectory) -> None:
-    # How often checkpoints are written has no influence on the result; all else may have.
-    wanted = replace(wanted, checkpoint_seconds=found.checkpoint_seconds)
+    wanted = replace(wanted, **{key: getattr(found, key) for key in INDIFFERENT})
     ours, theirs = to_table(wanted), to_table(found)
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
@@ -127,7 +150,11 @@ def _check_same(wanted: TrainConfig, found: TrainConfig, directory: RunDirectory
 
 
 def _run_twin(
-    config: TrainConfig, directory: RunDirectory, fabric: Fabric, make_reporter: MakeReporter
+    config: TrainConfig,
+    data: DataSource,
+    directory: RunDirectory,
+    fabric: Fabric,
+    make_reporter: MakeReporter,
 ) -> dict[str, Any]:
     if fabric.global_rank == 0:
         if directory.path.exists():
@@ -135,7 +162,7 @@ def _run_twin(
         if not directory.config.exists():
             directory.create(config)
     fabric.barrier()
-    return train_run(config, directory, fabric, make_reporter)
+    return train_run(config, data, directory, fabric, make_reporter)
 
 
 def default_directory(config: TrainConfig) -> Path:

@@ -1,0 +1,203 @@
+"""CIFAR-10 and CIFAR-100, from the official binary or python release, unpacked or as tar.gz.
+
+A binary file is a row of records: the label, or for CIFAR-100 the coarse and the fine label, a byte
+each, and 3,072 bytes of pixels, the red plane first. A python file is a pickled dictionary of the
+same; it is parsed, never executed.
+"""
+
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from probmask.data.in_memory import Images, InMemory
+from probmask.data.locations import default_directory, missing
+from probmask.data.pickled import read_pickle
+from probmask.data.release import Release, damaged
+from probmask.data.settings import SmallImages
+from probmask.errors import InputError
+
+CIFAR10 = Release("cifar10", 10, (3, 32, 32), train_images=50_000, test_images=10_000)
+CIFAR100 = Release("cifar100", 100, (3, 32, 32), train_images=50_000, test_images=10_000)
+_PIXELS = 3 * 32 * 32
+_LARGEST_FILE = 200_000_000  # CIFAR-100's training images take 155 MB
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The files of one form of the release, in the folder that its archive unpacks to."""
+
+    folder: str
+    archive: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    binary: bool
+
+
+_NUMBERS = range(1, 6)
+_LAYOUTS = {
+    "cifar10": (
+        _Layout(
+            "cifar-10-batches-bin",
+            "cifar-10-binary.tar.gz",
+            tuple(f"data_batch_{number}.bin" for number in _NUMBERS),
+            ("test_batch.bin",),
+            binary=True,
+        ),
+        _Layout(
+            "cifar-10-batches-py",
+            "cifar-10-python.tar.gz",
+            tuple(f"data_batch_{number}" for number in _NUMBERS),
+            ("test_batch",),
+            binary=False,
+        ),
+    ),
+    "cifar100": (
+        _Layout(
+            "cifar-100-binary",
+            "cifar-100-binary.tar.gz",
+            ("train.bin",),
+            ("test.bin",),
+            binary=True,
+        ),
+        _Layout("cifar-100-python", "cifar-100-python.tar.gz", ("train",), ("test",), binary=False),
+    ),
+}
+
+
+def cifar10(directory: Path | None, settings: SmallImages) -> InMemory:
+    """Photographs of ten kinds of things."""
+    return _load(CIFAR10, directory, settings)
+
+
+def cifar100(directory: Path | None, settings: SmallImages) -> InMemory:
+    """Photographs of a hundred kinds of things."""
+    return _load(CIFAR100, directory, settings)
+
+
+def _load(release: Release, directory: Path | None, settings: SmallImages) -> InMemory:
+    path = directory or default_directory(release.name)
+    layout, place = _find(release, path)
+    files = _read(place, layout)
+    read = _from_binary if layout.binary else _from_python
+    train, test = (
+        _joined([read(release, files[name], place / name) for name in names])
+        for names in (layout.train, layout.test)
+    )
+    release.check(train, test, source=place)
+    return InMemory(release.name, train, test, settings, classes=release.classes)
+
+
+def _find(release: Release, path: Path) -> tuple[_Layout, Path]:
+    """The form of the release that is there, and the folder or archive that holds its files."""
+    layouts = _LAYOUTS[release.name]
+    for layout in layouts:
+        for folder in (path / layout.folder, path):
+            if (folder / layout.train[0]).is_file():
+                return layout, folder
+        for archive in (path / layout.archive, path):
+            if archive.is_file() and archive.name == layout.archive:
+                return layout, archive
+    if path.is_file():
+        names = " or ".join(layout.archive for layout in layouts)
+        raise InputError(
+            f"--data-dir {path}: is not called as an archive of {release.name} is; expected "
+            f"{names}, or a directory that holds it."
+        )
+    looked_for = " or ".join(f"{layout.folder}/" for layout in layouts)
+    raise missing(release.name, path, looked_for)
+
+
+def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
+    names = (*layout.train, *layout.test)
+    if place.is_dir():
+        return {name: _read_file(place / name) for name in names}
+    try:
+        with tarfile.open(place, "r:*") as archive:
+            return _read_members(archive, layout.folder, names, place)
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise damaged(place, " ".join(str(error).split())) from error
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_FILE:
+            raise damaged(path, f"{size:,} bytes are more than any file of CIFAR has")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def _read_members(
+    archive: tarfile.TarFile, folder: str, names: Sequence[str], source: Path
+) -> dict[str, bytes]:
+    """Read the files out of the archive, in the order in which they lie there; unpack nothing."""
+    wanted = {f"{folder}/{name}": name for name in names}
+    files: dict[str, bytes] = {}
+    for member in archive:
+        name = wanted.get(member.name.removeprefix("./"))
+        if name is None or not member.isfile():
+            continue
+        if member.size > _LARGEST_FILE:
+            raise damaged(source, f"{member.name} is said to have {member.size:,} bytes")
+        content = archive.extractfile(member)
+        assert content is not None  # it is a file
+        files[name] = content.read()
+        if len(files) == len(names):
+            return files
+    absent = next(name for name in names if name not in files)
+    raise damaged(source, f"it holds no {folder}/{absent}")
+
+
+def _from_binary(release: Release, data: bytes, source: Path) -> Images:
+    label_bytes = 2 if release is CIFAR100 else 1
+    record = label_bytes + _PIXELS
+    if not data or len(data) % record:
+        raise damaged(source, f"{len(data):,} bytes are no whole number of {record}-byte records")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, record)
+    return _images(rows[:, label_bytes:], rows[:, label_bytes - 1])
+
+
+def _from_python(release: Release, data: bytes, source: Path) -> Images:
+    content = read_pickle(data, source=str(source))
+    kind = "fine_labels" if release is CIFAR100 else "labels"
+    pixels, labels = _entry(content, "data"), _entry(content, kind)
+    fits = (
+        isinstance(pixels, np.ndarray)
+        and pixels.dtype == np.uint8
+        and pixels.ndim == 2
+        and pixels.shape[1] == _PIXELS
+        and isinstance(labels, list)
+        and all(type(label) is int and abs(label) < 2**31 for label in labels)
+        and len(labels) == len(pixels)
+    )
+    if not fits:
+        raise damaged(source, f"it holds no table of images under 'data' and '{kind}'")
+    return _images(pixels, np.array(labels))
+
+
+def _entry(content: Any, key: str) -> Any:
+    """Look up a key, which is bytes as Python 2 wrote it and text as Python 3 would."""
+    if not isinstance(content, Mapping):
+        return None
+    return content.get(key.encode(), content.get(key))
+
+
+def _images(pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]") -> Images:
+    return Images(
+        torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()),
+        torch.from_numpy(labels.astype(np.int64)),
+    )
+
+
+def _joined(parts: Sequence[Images]) -> Images:
+    return Images(
+        torch.cat([part.pixels for part in parts]), torch.cat([part.labels for part in parts])
+    )

@@ -1,0 +1,81 @@
+"""From an image file to bytes of the size that the network takes: crops as ImageNet's users do."""
+
+import math
+import random
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+# A random crop has this part of the image's area, and this ratio of width to height.
+_AREA = (0.08, 1.0)
+_RATIO = (3 / 4, 4 / 3)
+_ATTEMPTS = 10
+# The shorter side is scaled to 256 where the centre of 224 is cut out.
+_MARGIN = 256 / 224
+
+
+class UnreadableImageError(Exception):
+    """A file is not an image, or only a part of one."""
+
+
+def decode(path: Path) -> Image.Image:
+    """Read an image of any kind (grey, palette, CMYK, …) as RGB."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata, which nobody here looks at
+            with Image.open(path) as image:
+                return image.convert("RGB")
+    except Exception as error:  # broken files raise nearly anything in the decoders
+        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+
+
+def random_view(image: Image.Image, size: int, chance: random.Random) -> Tensor:
+    """A random part of the image scaled to ``size``, mirrored half of the time."""
+    box = random_box(image.width, image.height, chance)
+    view = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
+    if chance.random() < 0.5:
+        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return _as_tensor(view)
+
+
+def central_view(image: Image.Image, size: int) -> Tensor:
+    """The centre of the image, of ``size``, after its shorter side is scaled a little larger."""
+    shorter = round(size * _MARGIN)
+    scale = shorter / min(image.size)
+    width, height = (
+        shorter if side == min(image.size) else int(side * scale) for side in image.size
+    )
+    scaled = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return _as_tensor(scaled.crop((left, top, left + size, top + size)))
+
+
+def random_box(width: int, height: int, chance: random.Random) -> tuple[int, int, int, int]:
+    """A box (left, top, right, bottom) of random area, shape and place within the image."""
+    for _ in range(_ATTEMPTS):
+        area = width * height * chance.uniform(*_AREA)
+        ratio = math.exp(chance.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left, top = chance.randint(0, width - across), chance.randint(0, height - down)
+            return left, top, left + across, top + down
+    return _central_box(width, height)
+
+
+def _central_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """The largest central box whose ratio is allowed, for images too narrow to find one."""
+    across, down = width, height
+    if width / height < _RATIO[0]:
+        down = round(width / _RATIO[0])
+    elif width / height > _RATIO[1]:
+        across = round(height * _RATIO[1])
+    left, top = (width - across) // 2, (height - down) // 2
+    return left, top, left + across, top + down
+
+
+def _as_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

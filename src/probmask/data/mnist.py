@@ -1,0 +1,85 @@
+"""MNIST and Fashion-MNIST, from their idx files, plain or gzipped.
+
+An idx file begins with two zero bytes, the type of its values (8: bytes), the number of its
+dimensions, and each dimension as four bytes, the most significant first; the values follow.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probmask.data.in_memory import Images, InMemory
+from probmask.data.locations import default_directory, missing
+from probmask.data.release import Release, damaged
+from probmask.data.settings import SmallImages
+from probmask.errors import InputError
+
+MNIST = Release("mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
+FASHION_MNIST = Release("fashion-mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
+_BYTES = 8
+_LARGEST_FILE = 100_000_000  # the training images take 47 MB
+
+
+def mnist(directory: Path | None, settings: SmallImages) -> InMemory:
+    """Handwritten digits."""
+    return _load(MNIST, directory, settings)
+
+
+def fashion_mnist(directory: Path | None, settings: SmallImages) -> InMemory:
+    """Pictures of clothes."""
+    return _load(FASHION_MNIST, directory, settings)
+
+
+def _load(release: Release, directory: Path | None, settings: SmallImages) -> InMemory:
+    folder = directory or default_directory(release.name)
+    train, test = (
+        Images(
+            read_idx(_find(release, folder, f"{stem}-images", 3), 3).unsqueeze(1),
+            read_idx(_find(release, folder, f"{stem}-labels", 1), 1).long(),
+        )
+        for stem in ("train", "t10k")
+    )
+    release.check(train, test, source=folder)
+    return InMemory(release.name, train, test, settings, classes=release.classes)
+
+
+def _find(release: Release, folder: Path, stem: str, dimensions: int) -> Path:
+    # With a dot is how some tools unpack them; torchvision keeps them in a folder "raw".
+    names = [f"{stem}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
+    for place in (folder, folder / "raw"):
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+    raise missing(release.name, folder, names[0])
+
+
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """Read an idx file of bytes with so many dimensions."""
+    data = _content(path)
+    header = 4 + 4 * dimensions
+    if len(data) < header or data[:4] != bytes((0, 0, _BYTES, dimensions)):
+        raise damaged(path, f"it does not begin as an idx file of {dimensions}-dimensional bytes")
+    shape = struct.unpack(f">{dimensions}I", data[4:header])
+    if math.prod(shape) != len(data) - header:
+        raise damaged(path, f"{len(data) - header:,} values for a shape of {shape}")
+    values = np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    return torch.from_numpy(values.copy())
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(path, str(error)) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
+    if len(data) > _LARGEST_FILE:
+        raise damaged(path, f"more than {_LARGEST_FILE:,} bytes")
+    return data

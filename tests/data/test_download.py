@@ -1,0 +1,391 @@
+"""Downloads from a real server on this machine, with everything that goes wrong on the way."""
+
+import gzip
+import hashlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from probmask.data.download import Remote, download
+from probmask.data.remotes import REMOTES
+from probmask.errors import DownloadError, InputError
+
+CONTENT = bytes(range(256)) * 1000
+ADVICE = "; try again, or fetch it by hand and put it into "
+
+
+def sha256(content):
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each path with the actions it is given, one a request, the last for ever."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.actions = {}
+        self.requests = []
+        self.closing = threading.Event()
+
+    def offer(self, name, *actions, content=CONTENT):
+        """Serve the content, or whatever the actions do; return what it should be."""
+        self.actions[f"/{name}"] = list(actions) or [serve(content)]
+        return Remote(f"{self.url}/{name}", sha256(content), len(content))
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        actions = self.server.actions.get(self.path, [status(404)])
+        (actions.pop(0) if len(actions) > 1 else actions[0])(self)
+
+    def log_message(self, *_):
+        pass
+
+    def begin(self, length, **headers):
+        self.send_response(200)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+
+
+def serve(content, **headers):
+    def action(handler):
+        handler.begin(len(content), **headers)
+        handler.wfile.write(content)
+
+    return action
+
+
+def serve_without_length(content):
+    def action(handler):
+        handler.begin(None)
+        handler.wfile.write(content)
+
+    return action
+
+
+def status(code):
+    return lambda handler: handler.send_error(code)
+
+
+def go_round_in_circles(handler):
+    handler.send_response(302)
+    handler.send_header("Location", handler.path)
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def hang_up(handler):
+    """Close without a word."""
+
+
+def cut(handler):
+    """Promise everything, send half."""
+    handler.begin(len(CONTENT))
+    handler.wfile.write(CONTENT[: len(CONTENT) // 2])
+
+
+def stall(handler):
+    """Send half, then nothing more."""
+    cut(handler)
+    handler.wfile.flush()
+    handler.server.closing.wait(60)
+
+
+def interrupt(handler):
+    """Press Ctrl-C in the middle."""
+    cut(handler)
+    handler.wfile.flush()
+    time.sleep(0.05)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    handler.server.closing.wait(60)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy") or name == "PROBMASK_MIRROR":
+            monkeypatch.delenv(name)
+    with Server() as server:
+        # By default a server looks only twice a second whether it should end.
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("visible", [False, True])
+def test_files_arrive_in_a_new_directory(server, tmp_path, capfd, visible):
+    remotes = [server.offer("a.bin"), server.offer("b.bin", content=b"other")]
+    directory = tmp_path / "new" / "directory"
+    paths = download(remotes, directory, visible=visible)
+    assert paths == [directory / "a.bin", directory / "b.bin"]
+    assert contents(directory) == {"a.bin": CONTENT, "b.bin": b"other"}
+    out, err = capfd.readouterr()
+    assert out == ""
+    if visible:
+        assert "a.bin" in err
+        assert "256.0/256.0 kB" in err
+        assert "b.bin" in err
+        assert "5/5 bytes" in err
+    else:
+        assert err == ""
+
+
+def test_an_empty_list_makes_no_directory(tmp_path):
+    assert download([], tmp_path / "new", visible=True) == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_part_of_a_file_never_has_its_name(server, tmp_path):
+    halfway = []
+
+    def look(handler):
+        cut(handler)
+        handler.wfile.flush()
+        halfway.extend(path.name for path in tmp_path.iterdir())
+        handler.wfile.write(CONTENT[len(CONTENT) // 2 :])
+
+    download([server.offer("a.bin", look)], tmp_path, visible=False)
+    assert contents(tmp_path) == {"a.bin": CONTENT}
+    assert "a.bin" not in halfway
+
+
+def test_md5_is_accepted_too(server, tmp_path):
+    remote = server.offer("a.bin")
+    remote = Remote(remote.url, f"md5:{hashlib.md5(CONTENT).hexdigest()}", remote.size)
+    download([remote], tmp_path, visible=False)
+    download([remote], tmp_path, visible=False)
+    assert server.requests == ["/a.bin"]
+
+
+def test_what_is_there_is_not_fetched_again(server, tmp_path):
+    here, missing = server.offer("a.bin"), server.offer("b.bin", content=b"other")
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    paths = download([here, missing], tmp_path, visible=False)
+    assert paths == [tmp_path / "a.bin", tmp_path / "b.bin"]
+    assert server.requests == ["/b.bin"]
+
+
+def test_another_file_of_the_name_is_never_overwritten(server, tmp_path):
+    remotes = [server.offer("a.bin"), server.offer("b.bin")]
+    (tmp_path / "b.bin").write_bytes(b"mine")
+    with pytest.raises(InputError) as caught:
+        download(remotes, tmp_path, visible=False)
+    assert str(caught.value) == (
+        f"{tmp_path / 'b.bin'}: is not the released file (its digest is {sha256(b'mine')}, the "
+        f"release's {sha256(CONTENT)}); move it away, and it is downloaded anew."
+    )
+    assert contents(tmp_path) == {"b.bin": b"mine"}
+    assert server.requests == []
+
+
+def test_a_directory_of_the_name_is_refused(server, tmp_path):
+    (tmp_path / "a.bin").mkdir()
+    with pytest.raises(InputError, match=r"a.bin: cannot be read \(Is a directory\); move it away"):
+        download([server.offer("a.bin")], tmp_path, visible=False)
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (status(404), "the server answered 404 Not Found"),
+        (status(503), "the server answered 503 Service Unavailable"),
+        (go_round_in_circles, "Exceeded 30 redirects"),
+        (hang_up, "the connection broke off"),
+        (cut, "the connection broke off"),
+        (stall, "the server was silent for 0.2 s"),
+        (serve(b"a page to log in"), "what came has 16 bytes, not 256,000"),
+        (serve_without_length(CONTENT[:-1]), "what came has 255,999 bytes, not 256,000"),
+        (
+            serve(CONTENT[::-1]),
+            f"what came is not the released file (its digest is not {sha256(CONTENT)})",
+        ),
+    ],
+)
+@pytest.mark.parametrize("visible", [False, True])
+def test_a_failure_says_what_happened_and_leaves_nothing(server, tmp_path, action, reason, visible):
+    remote = server.offer("a.bin", action)
+    with pytest.raises(DownloadError) as caught:
+        download([remote], tmp_path, visible=visible, timeout=0.2, retries=0)
+    assert str(caught.value) == f"{remote.url}: {reason}{ADVICE}{tmp_path}."
+    assert contents(tmp_path) == {}
+
+
+def test_without_a_server_there_is_no_connection(server, tmp_path):
+    # A port that is taken, so that nobody else gets it, and that nobody listens on.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        remote = Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/a.bin", sha256(b""), 0)
+        with pytest.raises(DownloadError, match=r"the connection failed \(Connection refused\)"):
+            download([remote], tmp_path, visible=False, retries=0)
+
+
+def test_what_came_before_the_failure_stays(server, tmp_path):
+    remotes = [server.offer("a.bin"), server.offer("b.bin", status(404)), server.offer("c.bin")]
+    with pytest.raises(DownloadError, match=r"b\.bin: the server answered 404"):
+        download(remotes, tmp_path, visible=False)
+    assert contents(tmp_path) == {"a.bin": CONTENT}
+    server.offer("b.bin")
+    download(remotes, tmp_path, visible=False)
+    assert server.requests == ["/a.bin", "/b.bin", "/b.bin", "/c.bin"]
+
+
+@pytest.mark.parametrize("failure", [cut, status(429)])
+def test_a_passing_failure_is_followed_by_another_attempt(server, tmp_path, capfd, failure):
+    remote = server.offer("a.bin", failure, serve(CONTENT))
+    download([remote], tmp_path, visible=True, retries=1)
+    assert contents(tmp_path) == {"a.bin": CONTENT}
+    assert len(server.requests) == 2
+    assert "256.0/256.0 kB" in capfd.readouterr().err
+
+
+def test_a_refusal_is_not_followed_by_another_attempt(server, tmp_path):
+    with pytest.raises(DownloadError, match="403 Forbidden"):
+        download([server.offer("a.bin", status(403))], tmp_path, visible=False, retries=5)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
+def test_a_compressed_file_is_not_unpacked_on_the_way(server, tmp_path, encoding):
+    packed = gzip.compress(CONTENT)
+    action = serve(packed, Content_Encoding=encoding)
+    download([server.offer("a.gz", action, content=packed)], tmp_path, visible=False)
+    assert contents(tmp_path) == {"a.gz": packed}
+
+
+def test_ctrl_c_passes_through_and_leaves_nothing(server, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            download([server.offer("a.bin", interrupt)], tmp_path, visible=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert contents(tmp_path) == {}
+
+
+def test_others_may_read_the_file_as_the_umask_says(server, tmp_path):
+    before = os.umask(0o027)
+    try:
+        (path,) = download([server.offer("a.bin")], tmp_path, visible=False)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_poochs_logger_is_as_it_was(server, tmp_path):
+    import pooch
+
+    level = pooch.get_logger().level
+    download([server.offer("a.bin")], tmp_path, visible=False)
+    assert pooch.get_logger().level == level < logging.CRITICAL
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_mirror_stands_in_for_all_but_the_name(server, tmp_path, monkeypatch, end):
+    remote = server.offer("some/where/a.bin")
+    monkeypatch.setenv("PROBMASK_MIRROR", f"{server.url}/some/where{end}")
+    elsewhere = Remote("https://release.invalid/~me/v1/a.bin", remote.digest, remote.size)
+    download([elsewhere], tmp_path, visible=False)
+    assert contents(tmp_path) == {"a.bin": CONTENT}
+    assert server.requests == ["/some/where/a.bin"]
+
+
+def test_a_mirror_is_not_trusted(server, tmp_path, monkeypatch):
+    server.offer("a.bin", serve(CONTENT[::-1]))
+    monkeypatch.setenv("PROBMASK_MIRROR", server.url)
+    elsewhere = Remote("https://release.invalid/a.bin", sha256(CONTENT), len(CONTENT))
+    with pytest.raises(DownloadError, match=re.escape(f"{server.url}/a.bin: what came is not")):
+        download([elsewhere], tmp_path, visible=False, retries=0)
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "mirror",
+    [
+        "/data/mirror",
+        "file:///data",
+        "host/path",
+        "http:///path",
+        "http://[bad/path",
+        "http://a b/",
+    ],
+)
+def test_a_mirror_that_is_no_web_address_is_refused(server, tmp_path, monkeypatch, mirror):
+    monkeypatch.setenv("PROBMASK_MIRROR", mirror)
+    with pytest.raises(InputError, match="is no address of a web server; write http://host/path"):
+        download([server.offer("a.bin")], tmp_path, visible=False)
+    assert server.requests == []
+
+
+def test_a_full_disk_is_noticed_before_the_first_byte(server, tmp_path):
+    small, large = server.offer("a.bin"), Remote(f"{server.url}/b.bin", sha256(b""), 2**60)
+    with pytest.raises(InputError, match=r"takes 1,152,921,504,607,102,976 bytes and [\d,]+ are"):
+        download([small, large], tmp_path / "new", visible=False)
+    assert server.requests == []
+    assert contents(tmp_path) == {}
+
+
+def test_a_file_in_place_of_the_directory_is_refused(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file: cannot be made a directory \(File exists\)"):
+        download([server.offer("a.bin")], tmp_path / "file", visible=False)
+
+
+def test_a_directory_that_takes_no_files_is_refused(server, tmp_path):
+    tmp_path.chmod(0o500)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("root may write everywhere")
+    with pytest.raises(InputError, match="is not writable; give another directory"):
+        download([server.offer("a.bin")], tmp_path, visible=False)
+
+
+def test_without_pooch_it_says_what_to_install(server, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    remote = server.offer("a.bin")
+    with pytest.raises(
+        InputError, match=r"^--download needs pooch; pip install 'probmask\[train\]'"
+    ):
+        download([remote], tmp_path / "new", visible=False)
+    assert contents(tmp_path) == {}
+    (tmp_path / "a.bin").write_bytes(CONTENT)
+    assert download([remote], tmp_path, visible=False) == [tmp_path / "a.bin"]
+
+
+@pytest.mark.parametrize("name", REMOTES)
+def test_the_releases_are_well_formed(name):
+    for remote in REMOTES[name]:
+        assert re.fullmatch(r"https?://[\w.-]+/(.+/)?[\w.-]+\.gz", remote.url)
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}", remote.digest)
+        assert remote.size > 4000
+        assert remote.filename == remote.url.split("/")[-1]
+    assert len({remote.filename for remote in REMOTES[name]}) == len(REMOTES[name])
+
+
+def test_no_two_releases_have_the_same_file():
+    digests = [remote.digest for remotes in REMOTES.values() for remote in remotes]
+    assert len(set(digests)) == len(digests) == 10
+
+
+def test_the_name_of_a_file_leaves_out_what_follows_its_path():
+    assert Remote("https://host/a/b.tar.gz?download=1#x", "sha256:", 0).filename == "b.tar.gz"
