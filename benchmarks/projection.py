@@ -19,30 +19,14 @@ from torch import Tensor
 
 from probmask.core import budget_root
 from probmask.core.projection import project_
+from probmask.masking.sites import find_sites
+from probmask.models import build_model
 
 
-def resnet50() -> list[tuple[int, ...]]:
-    """Shapes of the stem, 16 bottlenecks with 4 projecting shortcuts, and the classifier."""
-    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7)]
-    wide = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += [(width, wide, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
-            shapes += [(4 * width, wide, 1, 1)] if block == 0 else []
-            wide = 4 * width
-    return [*shapes, (1000, 2048, 1, 1)]
-
-
-def resnet32() -> list[tuple[int, ...]]:
-    """Shapes of the stem, 15 basic blocks with 2 projecting shortcuts, and the classifier."""
-    shapes: list[tuple[int, ...]] = [(32, 3, 3, 3)]
-    wide = 32
-    for width in (32, 64, 128):
-        for _ in range(5):
-            shapes += [(width, wide, 3, 3), (width, width, 3, 3)]
-            shapes += [(width, wide, 1, 1)] if width != wide else []
-            wide = width
-    return [*shapes, (10, 128, 1, 1)]
+def layer_shapes(network: str) -> list[tuple[int, ...]]:
+    """The shapes of the weights that can be masked."""
+    with torch.device("meta"):
+        return [tuple(site.weight.shape) for site in find_sites(build_model(network, {}))]
 
 
 def inputs(shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[str, list[Tensor], float]]:
@@ -116,8 +100,8 @@ def main() -> None:
     print(f"medians of {repeats}; errors are |Σs - keep| / keep\n")
     print("| network | input | bisection ms | ours ms | ratio | passes | its error | our error |")
     print("|---|---|---|---|---|---|---|---|")
-    for network in (resnet50, resnet32):
-        for name, probs, keep in inputs(network()):
+    for network in ("resnet50", "resnet32"):
+        for name, probs, keep in inputs(layer_shapes(network)):
             passes = count_passes(probs, keep)  # also the warm-up
             theirs, ours = zip(
                 *(
@@ -131,7 +115,7 @@ def main() -> None:
                 for runs in (theirs, ours)
             )
             print(
-                f"| {network.__name__} | {name} | {slow:.1f} | {fast:.1f} | {slow / fast:.1f} "
+                f"| {network} | {name} | {slow:.1f} | {fast:.1f} | {slow / fast:.1f} "
                 f"| {passes} | {off:.1e} | {exact:.1e} |"
             )
 

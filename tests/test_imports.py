@@ -33,6 +33,9 @@ HEAVY = {
     "lightning_utilities",
     "pytorch_lightning",
     "matplotlib",
+    "PIL",
+    "pooch",
+    "requests",
     "rich",
     "sklearn",
     "tensorboard",
@@ -77,7 +80,7 @@ def test_every_public_name_resolves(name):
 
 def test_the_list_of_public_names_is_complete_and_sorted():
     assert list(probmask.__all__) == sorted(probmask.__all__)
-    assert set(probmask.__all__) == set(probmask._HOMES) | {"__version__"}
+    assert set(probmask.__all__) == {*probmask._HOMES, *probmask._PACKAGES, "__version__"}
     assert dir(probmask) == sorted(probmask.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = probmask.nothing

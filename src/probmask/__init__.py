@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probmask.version import __version__
 
 if TYPE_CHECKING:
+    from probmask import data, models
     from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
     from probmask.masking.protocol import Masker, Method
@@ -38,6 +39,8 @@ _HOMES = {
     "load_config": "probmask.training.config",
     "train": "probmask.training.session",
 }
+# Packages whose content is reached through them: probmask.models.resnet32().
+_PACKAGES = ("data", "models")
 
 __all__ = [
     "ArtifactError",
@@ -52,9 +55,11 @@ __all__ = [
     "Summary",
     "__version__",
     "attach",
+    "data",
     "load",
     "load_config",
     "load_into",
+    "models",
     "read",
     "save",
     "train",
@@ -64,6 +69,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"probmask.{name}")
     raise AttributeError(f"module 'probmask' has no attribute {name!r}")
 
 

@@ -277,9 +277,9 @@ _LISTINGS = {"methods": _list_methods, "models": _list_models, "data": _list_dat
 def _download(data: str, directory: str | None, options: argparse.Namespace) -> None:
     from probmask.data import download_data
 
-    # Of several ranks the first fetches; with a launcher of its own the others start after it.
-    if _is_first_rank():
-        download_data(data, directory, visible=_visible(options))
+    # Every rank of a launcher that starts them together, as none may go on without the files; what
+    # is there already is not fetched again, and a file gets its name when it is complete.
+    download_data(data, directory, visible=_visible(options))
 
 
 def _visible(options: argparse.Namespace) -> bool:

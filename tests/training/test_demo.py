@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import probmask
+from probmask.data import DATA
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,7 @@ def test_the_documented_configuration_is_the_default_one():
     (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     documented = tomllib.loads(block)
     assert documented.pop("model_args") == {"width": 40}
+    assert documented.pop("data_args") == {"padding": DATA["digits"].defaults.padding}
     config = probmask.load_config(None, [("data", "digits")])
     # Three defaults are different for digits, as the comments beside them say.
     special = {"dense_twin": True, "accelerator": "cpu"}
