@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from probmask import data, models
     from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
-    from probmask.masking.protocol import Masker, Method
+    from probmask.masking.protocol import Masker, Method, Probe
     from probmask.masking.sparsifier import Sparsifier, attach
     from probmask.masking.summary import Summary
     from probmask.methods.dense import Dense
@@ -29,6 +29,7 @@ _HOMES = {
     "Masker": "probmask.masking.protocol",
     "Method": "probmask.masking.protocol",
     "ProbMask": "probmask.methods.probmask",
+    "Probe": "probmask.masking.protocol",
     "Sparsifier": "probmask.masking.sparsifier",
     "Summary": "probmask.masking.summary",
     "attach": "probmask.masking.sparsifier",
@@ -51,6 +52,7 @@ __all__ = [
     "Masker",
     "Method",
     "ProbMask",
+    "Probe",
     "Sparsifier",
     "Summary",
     "__version__",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import probmask
+from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
 from probmask.masking.sites import Site
@@ -60,11 +61,11 @@ class RandomMasker(Masker):
     def before_forward(self, now: Progress, draw: int) -> None:
         self.moments.append(f"before {now.step}")
 
-    def after_backward(self, now: Progress, parameters: Sequence[Tensor]) -> None:
-        assert all(parameter.grad is not None for parameter in parameters)
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        assert all(parameter.grad is not None for parameter in optimizers.parameters)
         self.moments.append(f"backward {now.step}")
 
-    def after_update(self, now: Progress) -> None:
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         self.moments.append(f"update {now.step}")
 
 
@@ -96,7 +97,9 @@ class ScalingMasker(Masker):
 
     def trainables(self) -> list[Trainables]:
         scales = [mask.scale for mask in self.masks]
-        return [Trainables(torch.optim.SGD(scales, lr=1.0), lambda now: 0.1 * (1 - now.fraction))]
+        return [
+            Trainables(torch.optim.SGD(scales, lr=1.0), lambda now, _: 0.1 * (1 - now.fraction))
+        ]
 
     def penalty(self) -> Tensor | float:
         return sum(mask.scale.square() for mask in self.masks)

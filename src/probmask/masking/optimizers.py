@@ -1,9 +1,10 @@
 """Following the optimizers that train a model's weights."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -61,6 +62,47 @@ def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Cal
             optimizer.__dict__["zero_grad"] = earlier
 
     return undo
+
+
+class WeightOptimizers:
+    """The optimizers that train the weights, as far as a method may see and touch them."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = tuple(optimizers)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Everything that they train."""
+        return [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate at this moment: the first group's."""
+        return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
+
+    def momentum(self, weight: Tensor) -> Tensor | None:
+        """The running mean of the weight's gradient, if its optimizer has one already."""
+        state = self._state(weight)
+        found = state.get("momentum_buffer", state.get("exp_avg"))
+        return found if isinstance(found, Tensor) else None
+
+    def restart_(self, weight: Tensor, where: Tensor | None = None) -> None:
+        """Forget what is remembered of a weight's gradients, or of those entries of it."""
+        for value in self._state(weight).values():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                value.zero_() if where is None else value.masked_fill_(where, 0)
+
+    def restart_all_(self) -> None:
+        """Forget everything that is remembered of gradients."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def _state(self, weight: Tensor) -> dict[str, Any]:
+        for optimizer in self._optimizers:
+            if weight in optimizer.state:
+                state: dict[str, Any] = optimizer.state[weight]
+                return state
+        return {}
 
 
 class OptimizerWatcher(Protocol):

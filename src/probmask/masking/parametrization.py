@@ -41,6 +41,10 @@ class MaskedWeight(nn.Module, ABC):
     def training_weight(self, weight: Tensor) -> Tensor:
         """The weight that the network computes with while it is being trained."""
 
+    def settled_weight(self, weight: Tensor) -> Tensor:
+        """What the weights that stay are in evaluation, and become when the mask is frozen."""
+        return weight
+
     def follow(self, source: HardMaskSource, *, leads: bool = False) -> None:
         """Take hard masks from ``source`` from now on; one of its masks leads."""
         self._source = source
@@ -55,6 +59,10 @@ class MaskedWeight(nn.Module, ABC):
         self.hard.copy_(hard)
         self._made_from = self._versions(weight)
 
+    def outdate(self) -> None:
+        """Have the hard mask made anew at its next use, whatever has changed."""
+        self._made_from = ()
+
     def is_current(self, weight: Tensor) -> bool:
         """Whether the hard mask needs no refreshing."""
         return self.frozen or self._made_from == self._versions(weight)
@@ -66,6 +74,8 @@ class MaskedWeight(nn.Module, ABC):
         # A compiled graph cannot look at version counters; eval() has looked for it.
         if not torch.compiler.is_compiling() and not self.is_current(weight):
             self._refresh()
+        if not self.frozen:
+            weight = self.settled_weight(weight)
         masked: Tensor = _HardMasked.apply(weight, self.hard, *self.parameters())  # type: ignore[no-untyped-call]
         return masked
 
@@ -74,7 +84,7 @@ class MaskedWeight(nn.Module, ABC):
         super().train(mode)
         if not mode:
             if self._leads:
-                self._made_from = ()  # changes made through .data leave no trace in any counter
+                self.outdate()  # changes made through .data leave no trace in any counter
             self._refresh()
         return self
 

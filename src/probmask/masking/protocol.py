@@ -8,20 +8,25 @@ holds all state. Training then passes through three moments, over and over:
     after_backward   gradients are there, nothing is updated yet: clip them, look at them, grow
     after_update     weights and extra trainables are updated: project, prune, schedule
 
-The sparsifier (`probmask.attach`) calls them; a method never hooks anything itself.
+The sparsifier (`probmask.attach`) calls them; a method never hooks an optimizer itself. A method
+that trains, prunes and trains again divides one training into phases (`Method.phases`): they are
+stretches of the same run, so that a checkpoint at any update resumes in the right one, and the
+epochs of all of them are counted.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from probmask.checks import check_sparsity
+from probmask.errors import InputError
+from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
 
@@ -56,8 +61,37 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A stretch of the training with a learning-rate schedule of its own.
+
+    The rate falls along a cosine to zero or stays; ``rate_scale`` times the rate asked for.
+    """
+
+    name: str
+    epochs: int
+    rate: Literal["cosine", "constant"] = "cosine"
+    rate_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Data for methods that look at some before they decide: batches of inputs and targets.
+
+    ``batches`` is any iterable that can be gone through again and again, as a DataLoader can;
+    ``criterion`` is the loss that is trained, of outputs and targets. With several ranks every one
+    may bring batches of its own: what is measured is averaged.
+    """
+
+    batches: Iterable[Any]
+    criterion: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+
+@dataclass(frozen=True)
 class Context:
     """What a method may know of the training it is put into.
+
+    ``phase_ends`` are the updates at which the phases end, the last of them ``total_steps``.
+    ``probe`` is there if the caller gave one: ask by `required_probe`.
 
     ``macs_per_weight`` counts, per site, the multiplications each of its weights takes part in for
     one example; it runs the model once and needs the example inputs given to ``attach``.
@@ -69,17 +103,30 @@ class Context:
     epochs_known: bool
     seed: int
     macs_per_weight: Callable[[], tuple[int, ...]]
+    model: nn.Module
+    phase_ends: tuple[int, ...]
+    probe: Probe | None = None
+
+    def required_probe(self, method: str) -> Probe:
+        """The probe, or a refusal that says how to give one."""
+        if self.probe is None:
+            raise InputError(
+                f"attach({method}): looks at data to decide what stays; pass "
+                "probe=probmask.Probe(loader)."
+            )
+        return self.probe
 
 
 @dataclass(frozen=True)
 class Trainables:
     """Tensors that a method trains beside the weights, and how.
 
-    ``learning_rate`` gives the rate at each moment; the optimizer's other settings stay as made.
+    ``learning_rate`` gives the rate at each moment from the progress and the rate of the weights;
+    the optimizer's other settings stay as made.
     """
 
     optimizer: Optimizer
-    learning_rate: Callable[[Progress], float]
+    learning_rate: Callable[[Progress, float], float]
 
 
 class Masker(ABC):
@@ -113,11 +160,20 @@ class Masker(ABC):
         """A term that the training loop adds to the loss."""
         return 0.0
 
-    def after_backward(self, now: Progress, parameters: Sequence[Tensor]) -> None:
-        """Act on gradients; ``parameters`` are what the user's optimizers train."""
+    def observe(self, loss: Tensor, draw: int) -> None:
+        """Take note of the loss of a draw, for methods that learn from it alone."""
 
-    def after_update(self, now: Progress) -> None:
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Act on gradients, before the optimizers do."""
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Act on updated weights and trainables."""
+
+    def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Go over to the next phase; the first, 0, begins without a call."""
+
+    def release(self) -> None:
+        """Let go of the model's modules, if the method has put hooks on them."""
 
     def metrics(self) -> dict[str, float]:
         """Numbers worth a line in a log."""
@@ -146,11 +202,16 @@ class Masker(ABC):
             for (mask, weight), hard in zip(pairs, self.choose(), strict=True):
                 mask.harden(hard, weight)
 
+    @torch.no_grad()
     def freeze(self) -> None:
         """Fix the hard masks as they are now, for training and evaluation alike."""
         self.refresh_hard_masks()
-        for mask in self.masks:
-            mask.frozen = True
+        for mask, weight in zip(self.masks, self.weights, strict=True):
+            if not mask.frozen:
+                settled = mask.settled_weight(weight)
+                if settled is not weight:
+                    weight.copy_(settled)
+                mask.frozen = True
 
     @property
     def frozen(self) -> bool:
@@ -164,6 +225,9 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    group: ClassVar[str] = "other"
+    year: ClassVar[int | None] = None
+    reference: ClassVar[str] = ""
 
     sparsity: float
 
@@ -173,6 +237,10 @@ class Method(ABC):
     @abstractmethod
     def begin(self, sites: Sequence[Site], context: Context) -> Masker:
         """Put the method to work on the sites of one model."""
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        """How a training is divided for which so many epochs were asked for."""
+        return (Phase("train", epochs),)
 
     def settings(self) -> dict[str, Any]:
         """The method's settings by name, as its constructor takes them."""

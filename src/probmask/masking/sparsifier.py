@@ -1,6 +1,7 @@
 """The sparsifier: ties a method to a model and to the optimizer that trains it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,13 +14,14 @@ from probmask.errors import InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.optimizers import (
+    WeightOptimizers,
     checked_optimizers,
     clear_with_zero_grad,
     remove_parameters,
     watch,
 )
 from probmask.masking.parametrization import register, unregister
-from probmask.masking.protocol import Context, Method, Progress, Trainables
+from probmask.masking.protocol import Context, Method, Phase, Probe, Progress, Trainables
 from probmask.masking.ranks import from_first_rank
 from probmask.masking.sites import Site, find_sites
 from probmask.masking.summary import LayerSummary, Summary
@@ -99,6 +101,10 @@ class Sparsifier:
                 self._prepare(draw)
             yield 1 / self._masker.draws
 
+    def observe(self, loss: Tensor) -> None:
+        """Tell the method the loss of this draw; only those that learn from it alone need it."""
+        self._masker.observe(loss.detach(), self._draw)
+
     def penalty(self) -> Tensor | float:
         """The method's own term of the loss (zero for methods that have none)."""
         return self._masker.penalty()
@@ -138,6 +144,7 @@ class Sparsifier:
                 if name in module._parameters:
                     module._parameters[name] = module._parameters.pop(name)
         self._release_optimizers()
+        self._masker.release()
         watch.discard(self)
         self._finalized = True
         if batches is not None:
@@ -184,15 +191,9 @@ class Sparsifier:
                 f"{self._draw + 1} of them; wrap forward and backward in "
                 "'for share in sparsifier.draws():'."
             )
-        parameters = [
-            parameter
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
         with torch.no_grad():
             self._unscale()
-            self._masker.after_backward(self.now, parameters)
+            self._masker.after_backward(self.now, WeightOptimizers(self._optimizers))
 
     def _unscale(self) -> None:
         # The scaler unscales the gradients of its optimizer, which the probabilities are not in.
@@ -204,12 +205,15 @@ class Sparsifier:
 
     @torch.no_grad()
     def _after_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
-        now = self.now
+        now, optimizers = self.now, WeightOptimizers(self._optimizers)
         if not self._masker.frozen:
-            self._train_extra(now)
+            self._train_extra(now, optimizers.rate)
         self._clear_gradients()
-        self._masker.after_update(now)
+        self._masker.after_update(now, optimizers)
         self._step += 1
+        ended = [phase for phase, end in enumerate(self._context.phase_ends) if end == self._step]
+        for phase in ended[:-1] if self._step == self._context.total_steps else ended:
+            self._masker.begin_phase(phase + 1, self.now, optimizers)
         self._prepare(0)
 
     @torch.no_grad()
@@ -217,10 +221,10 @@ class Sparsifier:
         self._draw = draw
         self._masker.before_forward(self.now, draw)
 
-    def _train_extra(self, now: Progress) -> None:
+    def _train_extra(self, now: Progress, rate: float) -> None:
         for group in self._trainables:
             for settings in group.optimizer.param_groups:
-                settings["lr"] = group.learning_rate(now)
+                settings["lr"] = group.learning_rate(now, rate)
             group.optimizer.step()
 
     def _extra_parameters(self) -> list[Tensor]:
@@ -267,6 +271,7 @@ def attach(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     example_inputs: Any = None,
+    probe: Probe | None = None,
     scaler: GradScaler | None = None,
     seed: int | None = None,
 ) -> Sparsifier:
@@ -279,7 +284,8 @@ def attach(
 
     ``include`` and ``exclude`` are name patterns (see `find_sites`). ``steps_per_epoch`` is needed
     by methods that count in epochs. ``example_inputs`` is a batch for the model, needed to budget
-    in FLOPs. ``scaler`` is the ``GradScaler`` of an fp16 training. ``seed`` decides all noise;
+    in FLOPs. ``probe`` gives data to methods that look at some before they decide (SNIP, GraSP,
+    MLPrune). ``scaler`` is the ``GradScaler`` of an fp16 training. ``seed`` decides all noise;
     without it one is drawn from PyTorch's generator.
     """
     if not isinstance(method, Method):
@@ -317,8 +323,24 @@ def attach(
     if seed is None:
         # The same on all ranks: a sampled mask depends on it.
         seed = from_first_rank(int(torch.randint(2**62, ()).item()))
-    context = Context(total_steps, steps_per_epoch, epochs_known, seed, count_macs)
+    context = Context(
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        epochs_known=epochs_known,
+        seed=seed,
+        macs_per_weight=count_macs,
+        model=model,
+        phase_ends=_phase_ends(method, total_steps, steps_per_epoch),
+        probe=probe,
+    )
     sparsifier = Sparsifier(model, method, sites, context, scaler)
     if optimizers:
         sparsifier.use(*optimizers)
     return sparsifier
+
+
+def _phase_ends(method: Method, total_steps: int, steps_per_epoch: int) -> tuple[int, ...]:
+    """The updates at which the method's phases end, in proportion to their epochs."""
+    phases: Sequence[Phase] = method.phases(max(1, round(total_steps / steps_per_epoch)))
+    lengths = list(accumulate(phase.epochs for phase in phases))
+    return tuple(round(total_steps * length / lengths[-1]) for length in lengths)

@@ -25,6 +25,7 @@ from probmask.core.relaxation import bernoulli_mask, relaxed_mask
 from probmask.core.selection import select_top, select_within
 from probmask.errors import InputError, LayerCollapseWarning
 from probmask.masking.initialization import check_fans, kaiming_normal_
+from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
 from probmask.masking.ranks import rank
@@ -239,7 +240,7 @@ class ProbMasker(Masker):
         """Adam on the probabilities, its rate on a cosine."""
         optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr)
 
-        def learning_rate(now: Progress) -> float:
+        def learning_rate(now: Progress, _: float) -> float:
             return self.prob_lr * schedules.cosine(self._progress(now))
 
         return [Trainables(optimizer, learning_rate)]
@@ -263,13 +264,13 @@ class ProbMasker(Masker):
             else:
                 logistic_(mask.noise, self.seed, *counters)
 
-    def after_backward(self, now: Progress, parameters: Sequence[Tensor]) -> None:
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Clip the joint gradient of weights and probabilities."""
         limit = 3.0 if self.method.compat == "official" else self.method.clip_norm
         if limit is not None:
-            nn.utils.clip_grad_norm_([*parameters, *self.probs], limit)
+            nn.utils.clip_grad_norm_([*optimizers.parameters, *self.probs], limit)
 
-    def after_update(self, now: Progress) -> None:
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Project the probabilities onto the budget of this moment; freeze when it is time."""
         if self.frozen:
             return

@@ -50,10 +50,11 @@ class TrainConfig:
     builds the model, ``data_args`` are the settings of the data set. ``select_on`` says what runs
     are to be compared by when one of them is chosen: with "val" a part of the training images is
     held out and the finished network measured on it, so that the test images are left for the
-    final figure; with "none" all images train. ``batch_size`` is over all devices together.
-    ``dense_twin`` trains a dense network first, under the same settings, to compare with. A
-    checkpoint is written every ``checkpoint_seconds``, and ``workers`` processes read image files;
-    neither has an influence on the result.
+    final figure; with "none" all images train. ``include`` and ``exclude`` are patterns of names
+    of weights that are masked beside the usual ones, or not at all. ``batch_size`` is over all
+    devices together. ``dense_twin`` trains a dense network first, under the same settings, to
+    compare with. A checkpoint is written every ``checkpoint_seconds``, and ``workers`` processes
+    read image files; neither has an influence on the result.
     """
 
     data: str = "digits"
@@ -62,6 +63,8 @@ class TrainConfig:
     select_on: Literal["val", "test", "none"] = "val"
     model: str = "smallconv"
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     method: Mapping[str, Any] = field(
         default_factory=lambda: {"name": "probmask", "sparsity": 0.98}
     )
@@ -210,8 +213,10 @@ def _assign(table: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, Mapping) else value
-        for key, value in table.items()
-        if value is not None
-    }
+    return {key: _plain(value) for key, value in table.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _without_none(value)
+    return list(value) if isinstance(value, tuple) else value

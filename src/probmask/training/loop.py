@@ -4,8 +4,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from probmask.core.noise import fold
 from probmask.data import Batch, DataSource, Shard
 from probmask.errors import CheckpointError, InputError, NonFiniteError
 from probmask.masking.macs import CONVENTION, count_macs
+from probmask.masking.protocol import Phase, Probe
 from probmask.masking.sites import find_sites
 from probmask.masking.sparsifier import Sparsifier, attach
 from probmask.masking.summary import Summary
@@ -36,6 +38,7 @@ _INIT, _STEP, _MASKS = 0, 1, 2
 _SECONDS_BETWEEN_LOOKS = 0.2
 # BatchNorm is estimated anew from at most so many images: all of CIFAR, but not all of ImageNet.
 _IMAGES_FOR_BATCHNORM = 50_000
+_PROBE_EPOCH = -1  # no epoch of the training has this order
 
 MakeReporter = Callable[[str, int], Reporter]
 
@@ -66,12 +69,16 @@ def check_runnable(config: TrainConfig, data: DataSource) -> None:
     model = build_model(config.model, config.model_args, suggested=_suggested(data))
     example = torch.zeros(1, *data.image_shape)
     _check_takes(model, example, config)
+    method = make_method(config)
     attach(
         model,
-        make_method(config),
-        total_steps=config.epochs * steps,
+        method,
+        total_steps=total_epochs(method.phases(config.epochs)) * steps,
         steps_per_epoch=steps,
+        include=config.include,
+        exclude=config.exclude,
         example_inputs=example,
+        probe=_probe(config, data),
         seed=config.seed,
     )
 
@@ -90,7 +97,10 @@ class Training:
         self.config, self.directory, self.fabric = config, directory, fabric
         self.data = data
         self.steps_per_epoch = self.data.steps_per_epoch(config.batch_size)
-        self.total_steps = config.epochs * self.steps_per_epoch
+        method = make_method(config)
+        self.phases = method.phases(config.epochs)
+        self.epochs = total_epochs(self.phases)
+        self.total_steps = self.epochs * self.steps_per_epoch
         self.shard = Shard(fabric.global_rank, fabric.world_size)
         self.model_args = model_settings(
             config.model, config.model_args, suggested=_suggested(data)
@@ -106,11 +116,14 @@ class Training:
         )
         self.sparsifier: Sparsifier = attach(
             self.model,
-            make_method(config),
+            method,
             optimizer=optimizer,
             total_steps=self.total_steps,
             steps_per_epoch=self.steps_per_epoch,
+            include=config.include,
+            exclude=config.exclude,
             example_inputs=self.example,
+            probe=_probe(config, data),
             seed=fold(config.seed, _MASKS),
         )
         self.raw_optimizer = optimizer
@@ -155,9 +168,7 @@ class Training:
     def finish(self) -> dict[str, Any]:
         """Make the network final, measure it, write artifact and record."""
         batch_size = self.config.batch_size
-        batches = self.data.training(
-            self.config.epochs, batch_size=batch_size, seed=self.config.seed
-        )
+        batches = self.data.training(self.epochs, batch_size=batch_size, seed=self.config.seed)
         some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
         summary = self.sparsifier.finalize(data=(batch.images for batch in some))
         record = self._record(summary)
@@ -235,7 +246,7 @@ class Training:
 
     def _batches(self) -> Iterator[Batch]:
         first_epoch, position = divmod(self.step, self.steps_per_epoch)
-        for epoch in range(first_epoch, self.config.epochs):
+        for epoch in range(first_epoch, self.epochs):
             yield from self.data.training(
                 epoch,
                 batch_size=self.config.batch_size,
@@ -258,6 +269,7 @@ class Training:
                     logits, labels, label_smoothing=self.config.label_smoothing
                 )
                 self.fabric.backward(share * (loss + self.sparsifier.penalty()))
+            self.sparsifier.observe(loss)
         if self.config.optimizer.clip_norm is not None:
             weights = [p for g in self.raw_optimizer.param_groups for p in g["params"]]
             nn.utils.clip_grad_norm_(weights, self.config.optimizer.clip_norm)
@@ -269,16 +281,29 @@ class Training:
         self.sums[1] += (logits.argmax(1) == labels).sum()
         self.sums[2] += len(labels)
 
+    def _phase(self) -> tuple[Phase, int]:
+        """The phase that the run is in, and the update at which it began."""
+        begin = 0
+        for phase in self.phases:
+            end = begin + phase.epochs * self.steps_per_epoch
+            if self.step < end:
+                return phase, begin
+            begin = end
+        raise AssertionError("the run is over")
+
     def _set_learning_rate(self) -> None:
         settings = self.config.optimizer
-        position = self.step
+        phase, begin = self._phase()
+        length = phase.epochs * self.steps_per_epoch
+        position = self.step - begin
         if settings.every == "epoch":
             position -= self.step % self.steps_per_epoch
-        progress = position / self.total_steps
-        rate = settings.lr * schedules.cosine(progress)
-        if settings.warmup_epochs > 0:
-            until = settings.warmup_epochs / self.config.epochs
-            rate *= schedules.warm_up((self.step + 1) / self.total_steps, until=until)
+        rate = settings.lr * phase.rate_scale
+        if phase.rate == "cosine":
+            rate *= schedules.cosine(position / length)
+            if settings.warmup_epochs > 0:
+                until = settings.warmup_epochs / phase.epochs
+                rate *= schedules.warm_up((self.step - begin + 1) / length, until=until)
         for group in self.raw_optimizer.param_groups:
             group["lr"] = rate
 
@@ -306,7 +331,7 @@ class Training:
             Status(
                 step=self.step,
                 epoch=epoch,
-                epochs=self.config.epochs,
+                epochs=self.epochs,
                 loss=loss / images,
                 accuracy=100 * correct / images,
                 sparsity=self.sparsity,
@@ -314,7 +339,8 @@ class Training:
         )
 
     def _record(self, summary: Summary) -> dict[str, Any]:
-        macs = count_macs(self.model, find_sites(self.model), self.example.to(self.fabric.device))
+        sites = find_sites(self.model, include=self.config.include, exclude=self.config.exclude)
+        macs = count_macs(self.model, sites, self.example.to(self.fabric.device))
         layers = [
             {
                 "name": layer.name,
@@ -340,7 +366,8 @@ class Training:
             "train_images": self.data.train_size,
             "method": dict(self.config.method),
             "seed": self.config.seed,
-            "epochs": self.config.epochs,
+            "epochs": self.epochs,
+            "phases": [asdict(phase) for phase in self.phases],
             "updates": self.total_steps,
             "sparsity": {"asked": settings["sparsity"], "reached": reached},
             "kept": summary.kept,
@@ -372,6 +399,35 @@ class Training:
                 "devices": self.fabric.world_size,
             },
         }
+
+
+def total_epochs(phases: Sequence[Phase]) -> int:
+    """The epochs of all phases together: what the training costs."""
+    return sum(phase.epochs for phase in phases)
+
+
+def _probe(config: TrainConfig, data: DataSource) -> Probe:
+    """Training batches for methods that look at some, the same on every rank."""
+
+    def criterion(outputs: Tensor, targets: Tensor) -> Tensor:
+        smoothing = config.label_smoothing
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+    return Probe(_ProbeBatches(config, data), criterion)
+
+
+class _ProbeBatches:
+    """The training batches in an order of their own, from the beginning whenever asked."""
+
+    def __init__(self, config: TrainConfig, data: DataSource) -> None:
+        self._config, self._data = config, data
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = self._data.training(
+            _PROBE_EPOCH, batch_size=self._config.batch_size, seed=self._config.seed
+        )
+        for batch in batches:
+            yield batch.images, batch.labels
 
 
 def _suggested(data: DataSource) -> dict[str, Any]:
