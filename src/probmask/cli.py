@@ -240,11 +240,23 @@ def _list_methods(options: argparse.Namespace) -> None:
     from probmask.analysis.tables import print_rows
     from probmask.methods import METHODS
 
-    rows = [(name, method.summary) for name, method in METHODS.items()]
+    described = [
+        {
+            "name": name,
+            "group": method.group,
+            "year": method.year,
+            "summary": method.summary,
+            "reference": method.reference,
+        }
+        for name, method in METHODS.items()
+    ]
     if options.json:
-        _print_json([{"name": name, "summary": summary} for name, summary in rows])
-    else:
-        print_rows(("name", "what it is"), rows, markdown=options.markdown)
+        _print_json(described)
+        return
+    rows = [
+        (row["name"], row["group"], str(row["year"] or "–"), row["summary"]) for row in described
+    ]
+    print_rows(("name", "group", "year", "what it does"), rows, markdown=options.markdown)
 
 
 def _list_models(options: argparse.Namespace) -> None:

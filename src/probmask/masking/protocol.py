@@ -225,7 +225,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    group: ClassVar[str] = "other"
+    group: ClassVar[str] = "yours"
     year: ClassVar[int | None] = None
     reference: ClassVar[str] = ""
 

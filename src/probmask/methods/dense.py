@@ -19,6 +19,7 @@ class Dense(Method):
 
     name: ClassVar[str] = "dense"
     summary: ClassVar[str] = "keeps every weight: the baseline"
+    group: ClassVar[str] = "floors"
 
     sparsity: float = 0.0
 

@@ -65,6 +65,12 @@ class ProbMask(Method):
 
     name: ClassVar[str] = "probmask"
     summary: ClassVar[str] = "a probability per weight under one global budget (CVPR 2021)"
+    group: ClassVar[str] = "compared in the paper"
+    year: ClassVar[int | None] = 2021
+    reference: ClassVar[str] = (
+        "Zhou, Zhang, Xu, Zhang: Effective Sparsification of Neural Networks with Global Sparsity "
+        "Constraint, CVPR 2021"
+    )
 
     scope: Literal["global", "layer"] = "global"
     cost: Literal["params", "flops"] = "params"

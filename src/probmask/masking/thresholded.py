@@ -1,0 +1,172 @@
+"""Weights that are in the network as long as they exceed a threshold, which all of them may cross.
+
+Unlike under a stored mask, a weight outside goes on being trained: it gets the gradient of the
+effective weight, or a part of it, and comes back when it has grown. Everything is a function of
+the weights and of the progress, so that nothing has to be saved for a resume.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from probmask.core import schedules
+from probmask.core.selection import select_top
+from probmask.core.threshold import cut_between
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.protocol import Masker, Progress
+from probmask.masking.sites import Site
+
+Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class ThresholdedWeight(MaskedWeight):
+    """One site: which weights exceed the threshold, and what becomes of them.
+
+    There are two thresholds: that of the moment, for training, and that of the final budget, for
+    evaluation. While nothing is removed (``whole``) the effective weight is the weight itself.
+    """
+
+    def __init__(self, site: Site, *, outside: float = 1.0) -> None:
+        super().__init__(site)
+        self.outside = outside
+        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.threshold = torch.zeros((), device=site.weight.device)
+        self.settled_threshold = torch.zeros((), device=site.weight.device)
+        self.whole = self.settled_whole = True
+
+    @abstractmethod
+    def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+        """The weight that the network computes with, of the dtype given; 0 if not active."""
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """The effective weight at the threshold of the moment; its gradient goes straight."""
+        if self.whole:
+            return weight
+        return self._apply_rule(weight, self.active, self.threshold)
+
+    def settled_weight(self, weight: Tensor) -> Tensor:
+        """The effective weight at the threshold of the final budget."""
+        if self.settled_whole:
+            return weight
+        return self._apply_rule(weight, self.hard, self.settled_threshold)
+
+    def cut(self, active: Tensor, threshold: float, *, whole: bool) -> None:
+        """Train with these weights until the next cut."""
+        self.active.copy_(active)
+        self.threshold.fill_(threshold)
+        self.whole = whole
+
+    def settle(self, threshold: float, *, whole: bool) -> None:
+        """Evaluate at this threshold."""
+        self.settled_threshold.fill_(threshold)
+        self.settled_whole = whole
+
+    def _apply_rule(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+        result: Tensor = _StraightThrough.apply(  # type: ignore[no-untyped-call]
+            weight, active, threshold, self._in_full_precision, self.outside
+        )
+        return result
+
+    def _in_full_precision(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+        wide = weight if weight.dtype == torch.float64 else weight.float()
+        return self.effective(wide, active, threshold).to(weight.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.active = fn(self.active).bool()
+        # Not through bf16 and back.
+        self.threshold = self.threshold.to(fn(self.threshold).device)
+        self.settled_threshold = self.settled_threshold.to(fn(self.settled_threshold).device)
+        return self
+
+
+class _StraightThrough(torch.autograd.Function):
+    """rule(w); the gradient passes as it is, outside the active weights a part of it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, active: Tensor, threshold: Tensor, rule: Rule, outside: float
+    ) -> Tensor:
+        ctx.save_for_backward(active)
+        ctx.outside = outside
+        return rule(weight, active, threshold)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.outside != 1:
+            (active,) = ctx.saved_tensors
+            grad = torch.where(active, grad, ctx.outside * grad)
+        return grad, None, None, None, None
+
+
+class ThresholdMasker(Masker):
+    """Keeps the largest weights of a budget that falls cubically; cuts anew before each forward.
+
+    ``scales`` multiply the magnitudes of each site before they are compared. From ``freeze_at`` on
+    the effective weights of the final budget are the weights, and only they train on.
+    """
+
+    masks: tuple[ThresholdedWeight, ...]
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        masks: Sequence[ThresholdedWeight],
+        keep: int,
+        *,
+        ramp: tuple[float, float] = (0.0, 0.0),
+        freeze_at: float | None = None,
+        scales: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(sites, masks)
+        self.keep = keep
+        self.size = sum(site.size for site in sites)
+        self.ramp, self.freeze_at = ramp, freeze_at
+        self.scales = tuple(scales) if scales is not None else (1.0,) * len(masks)
+        self._kept = self.size
+        if keep == self.size:
+            self.freeze()  # everything is kept: there is nothing to cut
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Cut at the budget of this moment; freeze when it is time."""
+        if self.frozen:
+            return
+        if self.freeze_at is not None and now.fraction >= self.freeze_at:
+            self.freeze()
+            return
+        self._kept = self.budget(now)
+        masks, thresholds = self.select(self._kept)
+        for mask, active, threshold in zip(self.masks, masks, thresholds, strict=True):
+            mask.cut(active, threshold, whole=self._kept == self.size)
+
+    def budget(self, now: Progress) -> int:
+        """How many weights are kept at this moment."""
+        begin, end = self.ramp
+        final = self.keep / self.size
+        share = schedules.kept_fraction(now.fraction, final, begin=begin, end=end)
+        return round(share * self.size)
+
+    def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
+        """The largest weights of all sites, and the threshold of each site that they exceed."""
+        values = [
+            weight.detach().abs() if scale == 1 else weight.detach().abs().float() * scale
+            for weight, scale in zip(self.weights, self.scales, strict=True)
+        ]
+        masks = select_top(values, keep, names=self.names)
+        threshold = cut_between(values, masks)
+        return masks, [threshold / scale for scale in self.scales]
+
+    def choose(self) -> list[Tensor]:
+        """The largest weights of the final budget; evaluation is at their threshold."""
+        masks, thresholds = self.select(self.keep)
+        for mask, threshold in zip(self.masks, thresholds, strict=True):
+            mask.settle(threshold, whole=self.keep == self.size)
+        return masks
+
+    def metrics(self) -> dict[str, float]:
+        """How sparse the network is at the moment."""
+        kept = self.keep if self.frozen else self._kept
+        return {"expected_sparsity": 1 - kept / self.size}

@@ -1,0 +1,79 @@
+"""Feather: a threshold between soft and hard, with straight-through gradients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from probmask.checks import check_within
+from probmask.errors import InputError
+from probmask.masking.budgets import checked_keep
+from probmask.masking.protocol import Context, Method
+from probmask.masking.sites import Site
+from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker
+
+# Beyond this sparsity the paper halves the gradient of weights outside.
+_EXTREME = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feather(Method):
+    """Threshold all weights at once, continuously and almost without shrinking the large ones.
+
+    w_e = sign(w) (|w|³ - θ³)^⅓ where |w| > θ, else 0; dL/dw = g where |w| > θ, else ϑ g, g the
+    gradient of w_e. θ, one for all layers, is the quantile of |w| at the sparsity of the moment,
+    which rises cubically from ``ramp_begin`` to ``ramp_end`` of the training. ``outside`` is ϑ;
+    None takes the paper's: 0.5 for a sparsity above 0.95, else 1.
+    """
+
+    name: ClassVar[str] = "feather"
+    summary: ClassVar[str] = "a threshold between soft and hard, straight-through gradients"
+    group: ClassVar[str] = "newer rivals"
+    year: ClassVar[int | None] = 2023
+    reference: ClassVar[str] = (
+        "A. Glentis Georgoulakis, G. Retsinas and P. Maragos, Feather: An Elegant Solution to "
+        "Effective DNN Sparsification, BMVC 2023"
+    )
+
+    ramp_begin: float = 0.0
+    ramp_end: float = 0.5
+    outside: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ramp_begin", "ramp_end"):
+            value = getattr(self, name)
+            check_within("Feather", name, value, 0, 1, meaning="a part of the training")
+        if self.ramp_begin > self.ramp_end:
+            raise InputError(
+                f"Feather(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): sparsity rises "
+                "from begin to end; begin must not come after end."
+            )
+        if self.outside is not None:
+            check_within("Feather", "outside", self.outside, 0, 1, meaning="a part of the gradient")
+
+    def begin(self, sites: Sequence[Site], context: Context) -> ThresholdMasker:
+        """Start dense."""
+        outside = self.outside
+        if outside is None:
+            outside = 0.5 if self.sparsity > _EXTREME else 1.0
+        masks = [FeatherWeight(site, outside=outside) for site in sites]
+        ramp = (self.ramp_begin, self.ramp_end)
+        return ThresholdMasker(sites, masks, checked_keep(self, sites), ramp=ramp)
+
+
+class FeatherWeight(ThresholdedWeight):
+    """One site: sign(w) (|w|³ - θ³)^⅓ where active."""
+
+    def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+        """w (1 - r³)^⅓ with r = θ / |w|, and 1 - r³ as (1 - r)(1 + r + r²), which loses nothing.
+
+        |w|³ would underflow for small weights.
+        """
+        size = weight.abs().clamp_min(torch.finfo(weight.dtype).tiny)
+        ratio = threshold / size
+        excess = ((size - threshold) / size).clamp_min(0.0)
+        shrunk = weight * (excess * (1 + ratio + ratio.square())).pow(1 / 3)
+        return torch.where(active, shrunk, 0.0)

@@ -1,0 +1,129 @@
+"""What every method holds to, whatever it does; see CONTRIBUTING.md."""
+
+import copy
+
+import pytest
+import torch
+
+from contracts.training import KEEP, SIZE, SPARSITY, STEPS, Run, batches, train_all
+from probmask.methods import METHODS
+from reference import two_ranks
+
+SPARSE = sorted(set(METHODS) - {"dense"})
+# Its weights are never trained, so that nothing of it equals dense training.
+NEVER_DENSE = {"edge-popup"}
+
+
+def differing(one, other):
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+@pytest.fixture(scope="module")
+def finished():
+    """Each method's uninterrupted run, made when it is first asked for."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            run = Run(name)
+            made[name] = (run, run.finish())
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_budget_is_exact(name, finished):
+    run, final = finished(name)
+    kept = sum(int(final[layer.name].count_nonzero()) for layer in run.summary.layers)
+    assert (run.summary.kept, run.summary.size) == (KEEP, SIZE)
+    assert kept <= KEEP  # a weight that stays may happen to be zero
+    assert kept >= KEEP - 3
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_is_left_is_a_plain_model(name, finished):
+    run, final = finished(name)
+    assert [key for key in final if "parametrizations" in key] == []
+    assert all(torch.isfinite(value).all() for value in final.values())
+    assert all(not module._forward_hooks for module in run.model.modules())
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_same_seed_gives_the_same_bits(name, finished):
+    assert differing(finished(name)[1], Run(name).finish()) == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_resumes_bit_by_bit_in_every_phase(name, finished):
+    ends = finished(name)[0].sparsifier._context.phase_ends
+    begins = (0, *ends[:-1])
+    middles = {(begin + end) // 2 for begin, end in zip(begins, ends, strict=True)}
+    stops = sorted({1, 3 * STEPS // 4, STEPS - 1, *middles, *ends[:-1]})
+    run = Run(name)
+    states = [run.go(stop).checkpoint() for stop in stops]
+    for stop, state in zip(stops, states, strict=True):
+        resumed = Run(name, seed=99).restore(state).finish()
+        assert differing(finished(name)[1], resumed) == [], f"resumed after {stop} updates"
+
+
+@pytest.mark.parametrize("name", sorted(set(SPARSE) - NEVER_DENSE))
+def test_sparsity_zero_is_dense_training(name):
+    dense = Run("dense").finish()
+    assert differing(dense, Run(name, sparsity=0.0).finish()) == []
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_may_end_at_any_moment(name):
+    run = Run(name).go(STEPS // 3)
+    run.data = run.data[: STEPS // 3]
+    run.finish()
+    assert run.summary.kept == (SIZE if name == "dense" else KEEP)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_copy_is_the_same_network(name):
+    run = Run(name).go(STEPS // 2)
+    twin = copy.deepcopy(run.model).eval()
+    images, _ = batches(1, seed=9)[0]
+    with torch.no_grad():
+        assert torch.equal(run.model.eval()(images), twin(images))
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_evaluation_before_the_end_is_the_network_one_would_get(name):
+    run = Run(name).go(STEPS // 2)
+    images, _ = batches(1, seed=9)[0]
+    with torch.no_grad():
+        before = run.model.eval()(images)
+        run.model.train()
+        run.data = run.data[: STEPS // 2]
+        run.finish()
+        assert torch.allclose(before, run.model.eval()(images), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return two_ranks.run(train_all, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_two_ranks_agree(name, ranks):
+    first, second = (found[name] for found in ranks)
+    assert differing(first, second) == []
+
+
+def test_sparsity_and_name_are_what_the_command_line_says():
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert method.summary
+        assert method.group in (
+            "compared in the paper",
+            "discussed in the paper",
+            "newer rivals",
+            "floors",
+        )
+        if name != "dense":
+            assert method(sparsity=SPARSITY).sparsity == SPARSITY

@@ -1,0 +1,132 @@
+"""A small training that every method goes through, and one of two ranks."""
+
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import probmask
+from probmask.errors import LayerCollapseWarning
+from probmask.methods import METHODS
+
+STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
+SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
+KEEP = SIZE - round(SPARSITY * SIZE)
+
+
+def network():
+    """A convolution, a grouped one, a transposed one and a linear layer; no BatchNorm."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 16, 2, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+def batches(count=STEPS, seed=1, size=12):
+    """Inputs whose class shows, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        labels = torch.randint(3, (size,), generator=generator)
+        images = torch.randn(size, 2, 6, 6, generator=generator)
+        images[:, 0] += labels.view(-1, 1, 1).float()
+        made.append((images, labels))
+    return made
+
+
+class Run:
+    """A method at work on the network, step by step."""
+
+    def __init__(self, name, *, sparsity=SPARSITY, seed=3, steps=STEPS, wrap=False, data=None):
+        settings = {} if name == "dense" else {"sparsity": sparsity}
+        self.method = METHODS[name](**settings)
+        self.model = network()
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3
+        )
+        self.data = data or batches(steps)
+        self.sparsifier = probmask.attach(
+            self.model,
+            self.method,
+            optimizer=self.optimizer,
+            total_steps=steps,
+            steps_per_epoch=STEPS_PER_EPOCH,
+            probe=probmask.Probe(self.data[:4]),
+            seed=seed,
+        )
+        self.network = DistributedDataParallel(self.model) if wrap else self.model
+        self.step = 0
+
+    def go(self, until):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LayerCollapseWarning)
+            while self.step < until:
+                self._update(*self.data[self.step])
+                self.step += 1
+        return self
+
+    def _update(self, images, labels):
+        self.optimizer.zero_grad()
+        for share in self.sparsifier.draws():
+            loss = nn.functional.cross_entropy(self.network(images), labels)
+            (share * (loss + self.sparsifier.penalty())).backward()
+            self.sparsifier.observe(loss)
+        self.optimizer.step()
+
+    def finish(self):
+        self.go(len(self.data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LayerCollapseWarning)
+            self.summary = self.sparsifier.finalize()
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def checkpoint(self):
+        """Everything as a file would hold it: copies."""
+        return _copied(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "sparsifier": self.sparsifier.state_dict(),
+                "step": self.step,
+            }
+        )
+
+    def restore(self, state):
+        state = _copied(state)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sparsifier.load_state_dict(state["sparsifier"])
+        self.step = state["step"]
+        return self
+
+
+def _copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def train_all(rank):
+    """Every method under DistributedDataParallel, each rank with batches of its own."""
+    found = {}
+    for name in METHODS:
+        run = Run(name, steps=16, wrap=True, data=batches(16, seed=50 + rank))
+        try:
+            found[name] = run.finish()
+        except Exception as error:  # or the other rank would wait for ever
+            found[name] = f"{type(error).__name__}: {error}"
+            raise
+    return found

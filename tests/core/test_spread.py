@@ -1,0 +1,62 @@
+"""The spread of a budget over layers."""
+
+import pytest
+import torch
+
+from probmask.core.allocation import erdos_renyi, uniform
+from probmask.core.selection import kept_counts
+from probmask.core.spread import Spread
+from probmask.errors import InputError
+
+NAMES = ("a", "b", "c")
+
+
+def values():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.rand(shape, generator=generator) for shape in ((4, 2), (5, 10), (4, 5, 2, 2))]
+
+
+def test_one_order_over_all_layers():
+    given = values()
+    masks = Spread(allocation="global").select(given, 30, NAMES)
+    cut = torch.cat([v.flatten() for v in given]).sort(descending=True).values[29]
+    assert all(torch.equal(m, v >= cut) for m, v in zip(masks, given, strict=True))
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "er", "erk"])
+def test_the_largest_of_each_layer(allocation):
+    given = values()
+    shapes = [tuple(v.shape) for v in given]
+    counts = (
+        uniform([8, 50, 80], 30)
+        if allocation == "uniform"
+        else erdos_renyi(shapes, 30, kernel=allocation == "erk")
+    )
+    masks = Spread(allocation=allocation).select(given, 30, NAMES)
+    assert kept_counts(masks) == counts
+    for mask, v in zip(masks, given, strict=True):
+        assert v[mask].min() > v[~mask].max()
+
+
+@pytest.mark.parametrize("allocation", ["global", "uniform", "er", "erk"])
+def test_dense_layers_are_whole_and_the_total_is_the_same(allocation):
+    spread = Spread(allocation=allocation, dense_first=True, dense_last=True)
+    counts = kept_counts(spread.select(values(), 100, NAMES))
+    assert counts == [8, 12, 80]
+    spread.check("X", [8, 50, 80], 88)
+    text = "X: the dense layers alone hold 88 weights, the budget is 87 of 138; lower sparsity"
+    with pytest.raises(InputError, match=text):
+        spread.check("X", [8, 50, 80], 87)
+
+
+@pytest.mark.parametrize("allocation", ["global", "uniform", "er", "erk"])
+def test_no_layer_grows_as_the_spare_part_shrinks(allocation):
+    """As it would if the layers' numbers were rounded anew for each total."""
+    given, spread = values(), Spread(allocation=allocation)
+    for keep in range(10, 130, 37):
+        last = [torch.ones_like(v, dtype=torch.bool) for v in given]
+        for part in range(12, -1, -1):
+            masks = spread.select(given, keep, NAMES, spare=part / 12)
+            assert not any(bool((m & ~old).any()) for m, old in zip(masks, last, strict=True))
+            last = masks
+        assert sum(kept_counts(last)) == keep

@@ -1,0 +1,110 @@
+"""AutoPrune: the gradients it defines, and that the sign of a decides."""
+
+import pytest
+import torch
+from torch import nn
+
+from probmask import InputError
+from probmask.methods.autoprune import AutoPrune, slope, surrogate
+from reference.networks import build, loss_of
+from reference.sparse_training import (
+    SparseTraining,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_resumes,
+    in_bf16,
+)
+
+
+def half_in(kind="softplus"):
+    training = SparseTraining(AutoPrune(sparsity=0.6, surrogate=kind), "mlp")
+    generator = torch.Generator().manual_seed(0)
+    for mask, _ in training.masker.gated:
+        mask.gate.data.normal_(generator=generator)
+    return training
+
+
+@pytest.mark.parametrize("kind", ["softplus", "leaky"])
+def test_the_gradients_are_those_of_the_definition(kind):
+    training = half_in(kind)
+    loss_of(training.model, training.batches[0]).backward()
+    twin = build("mlp")
+    layers = [module for module in twin if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for layer, (mask, weight) in zip(layers, training.masker.gated, strict=True):
+            layer.weight.copy_(weight * (mask.gate > 0))
+    loss_of(twin, training.batches[0]).backward()
+    for layer, (mask, weight) in zip(layers, training.masker.gated, strict=True):
+        effective = layer.weight.grad
+        a = mask.gate.detach()
+        inside = a > 0
+        assert torch.allclose(weight.grad, effective * inside, atol=1e-7)
+        h = torch.sigmoid(a) if kind == "softplus" else torch.where(inside, 1.0, 0.01)
+        expected = effective * weight.detach().sign() * h
+        assert torch.allclose(mask.gate.grad, expected, atol=1e-7)
+        assert mask.gate.grad[~inside].any()  # what is out can come back
+
+
+@pytest.mark.parametrize("kind", ["softplus", "leaky"])
+def test_the_slope_is_that_of_the_surrogate(kind):
+    a = torch.tensor([-2.0, -0.1, 0.3, 4.0], requires_grad=True)
+    surrogate(a, kind).sum().backward()
+    assert torch.allclose(a.grad, slope(a.detach(), kind))
+
+
+def test_the_penalty_against_its_formula():
+    training = half_in()
+    training.masker.pressure = 2.0
+    a = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    expected = 2.0 * torch.nn.functional.softplus(a.double()).mean()
+    assert training.sparsifier.penalty().item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_every_weight_is_in_at_first():
+    training = SparseTraining(AutoPrune(sparsity=0.6), "mlp")
+    assert training.masker.kept_now() == training.masker.size
+
+
+def test_steering_brings_the_count_to_the_budget():
+    training = SparseTraining(AutoPrune(sparsity=0.8), steps=200).go()
+    assert training.masker.kept_now() == pytest.approx(training.masker.keep, rel=0.25)
+
+
+def test_the_largest_a_stay():
+    training = SparseTraining(AutoPrune(sparsity=0.8, freeze_at=None), steps=60).go()
+    a = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    training.sparsifier.summary()
+    hard = torch.cat([mask.hard.flatten() for mask in training.masker.masks])
+    assert a[hard].min() >= a[~hard].max()
+
+
+@pytest.mark.parametrize("network", ["depthwise", "unet", "transformer", "tied"])
+def test_the_budget_is_exact(network):
+    assert_exact_budget(AutoPrune(sparsity=0.85), network)
+
+
+@pytest.mark.parametrize("freeze_at", [None, 0.5])
+def test_it_resumes_bit_by_bit(freeze_at):
+    assert_resumes(AutoPrune(sparsity=0.8, freeze_at=freeze_at))
+
+
+def test_sparsity_zero_is_dense_training():
+    assert_dense_at_zero(AutoPrune)
+
+
+def test_a_bf16_network_has_fp32_parameters():
+    training = in_bf16(AutoPrune(sparsity=0.8))
+    assert all(mask.gate.dtype == torch.float32 for mask, _ in training.masker.gated)
+    training.finish()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"surrogate": "relu"}, r"AutoPrune\(surrogate='relu'\): one of 'softplus', 'leaky'"),
+        ({"strength": -1}, r"AutoPrune\(strength=-1\)"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        AutoPrune(sparsity=0.9, **settings)

@@ -1,0 +1,216 @@
+"""Dynamic Network Surgery: cutting, splicing, and steering c to the budget."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import probmask
+from probmask import InputError
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.protocol import Progress
+from probmask.methods.dns import DNS
+from reference.networks import assert_same_state, build, make_batches, sgd, state_of, step, train
+
+STEPS = 20
+
+
+def begin(name="depthwise", model=None, seed=5, **settings):
+    model = build(name) if model is None else model
+    optimizer = sgd(model)
+    method = DNS(**({"sparsity": 0.8} | settings))
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS, seed=seed)
+    return model, optimizer, sparsifier
+
+
+def masks_of(sparsifier):
+    return [mask.active.clone() for mask in sparsifier._masker.masks]
+
+
+def surgery(sparsifier, update=10):
+    """What follows an update, without one."""
+    now = Progress(update, STEPS, STEPS)
+    with torch.no_grad():
+        sparsifier._masker.after_update(now, WeightOptimizers(()))
+
+
+def test_a_worked_example_of_cutting_and_splicing():
+    model = nn.Sequential(nn.Linear(6, 1, bias=False))
+    with torch.no_grad():
+        # mean 4 and deviation 2, so that c = 0.5 makes the threshold 5, the band 4.5 to 5.5
+        model[0].weight.copy_(torch.tensor([[2.0, -2.0, 2.0, -6.0, 6.0, 6.0]]))
+    _, _, sparsifier = begin(model=model, sparsity=0.5, c=0.5, gamma=0.0)
+    surgery(sparsifier)
+    assert masks_of(sparsifier)[0].int().tolist() == [[0, 0, 0, 1, 1, 1]]
+    with torch.no_grad():
+        # 5.6 splices, 5.4 does not; 4.6 stays, 4.4 and -4.5 are cut: by the statistics of the start
+        sparsifier.sites[0].weight.copy_(torch.tensor([[5.6, -5.4, 0.0, -4.6, 4.4, -4.5]]))
+    surgery(sparsifier)
+    assert masks_of(sparsifier)[0].int().tolist() == [[1, 0, 0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_the_c_that_is_found_is_the_rule_with_that_c(scope):
+    """The steered mask is the one the two thresholds leave, for a c between two weights' limits."""
+    model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0, scope=scope)
+    train(model, optimizer, make_batches("depthwise", 8))
+    masker, before = sparsifier._masker, masks_of(sparsifier)
+    with torch.no_grad():
+        for weight in masker.weights:
+            weight += 0.05 * torch.randn_like(weight)
+    surgery(sparsifier)
+    after = masks_of(sparsifier)
+    assert any(not torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert sum(int(a.sum()) for a in after) == 64
+    limits = [
+        (weight.detach().abs() / torch.where(active, 0.9, 1.1) - mean) / deviation
+        for weight, active, (mean, deviation) in zip(
+            masker.weights, before, masker.statistics, strict=True
+        )
+    ]
+    for mask, active in zip(masker.masks, before, strict=True):
+        mask.active.copy_(active)
+    for group in [range(4)] if scope == "global" else [[i] for i in range(4)]:
+        stays = torch.cat([limits[i][after[i]] for i in group]).min()
+        goes = torch.cat([limits[i][~after[i]] for i in group]).max()
+        assert stays > goes
+        by_rule = masker._above(float(stays + goes) / 2)
+        assert all(torch.equal(by_rule[i], after[i]) for i in group)
+
+
+def test_what_is_cut_learns_on_and_comes_back():
+    model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0)
+    cut_once = [torch.zeros(site.shape, dtype=torch.bool) for site in sparsifier.sites]
+    back = 0
+    for done, batch in enumerate(make_batches("depthwise", 15), start=1):
+        values = [site.weight.detach().clone() for site in sparsifier.sites]
+        masks = masks_of(sparsifier)
+        step(model, optimizer, batch)
+        for site, value, active, cut in zip(sparsifier.sites, values, masks, cut_once, strict=True):
+            if done > 6 and bool((~active).any()):
+                assert bool((site.weight != value)[~active].any())
+            cut |= ~active
+        back += sum(int((c & a).sum()) for c, a in zip(cut_once, masks_of(sparsifier), strict=True))
+    assert back > 0
+
+
+def test_the_gradient_of_what_is_cut_is_that_of_the_effective_weight():
+    model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0)
+    batches = make_batches("depthwise", 8)
+    train(model, optimizer, batches)
+    twin = copy.deepcopy(model)
+    plain = build("depthwise")
+    plain.load_state_dict(
+        {
+            name.replace("parametrizations.", "").replace(".original", ""): value
+            for name, value in model.state_dict().items()
+        }
+    )
+    with torch.no_grad():
+        for (_, weight), active in zip(
+            [(n, p) for n, p in plain.named_parameters() if p.dim() > 1],
+            masks_of(sparsifier),
+            strict=True,
+        ):
+            weight.masked_fill_(~active, 0.0)
+    for network in (twin, plain):
+        nn.functional.cross_entropy(network(batches[0][0]), batches[0][1]).backward()
+    dense = [p.grad for p in plain.parameters() if p.dim() > 1]
+    ours = [m.parametrizations.weight.original.grad for m in twin if hasattr(m, "parametrizations")]
+    for a, b in zip(ours, dense, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_the_ramp_and_the_end():
+    model, optimizer, sparsifier = begin(ramp_begin=0.2, ramp_end=0.6, freeze_at=0.8, gamma=0.0)
+    masker = sparsifier._masker
+    for done, batch in enumerate(make_batches("depthwise", STEPS), start=1):
+        step(model, optimizer, batch)
+        x = min(1.0, max(0.0, (done / STEPS - 0.2) / 0.4))
+        assert masker.active_count == pytest.approx(64 + 256 * (1 - x) ** 3, abs=0.501)
+        assert sparsifier.frozen == (done >= 16)
+    masks = masks_of(sparsifier)
+    for site, active in zip(sparsifier.sites, masks, strict=True):
+        assert not bool(site.weight[~active].any())
+    assert sparsifier.finalize().kept == 64
+
+
+def test_surgery_gets_rarer():
+    masker = begin(gamma=9.0, ramp_begin=0.0)[2]._masker
+    early = sum(masker._operates(step, 0.0) for step in range(200))
+    late = sum(masker._operates(step, 1.0) for step in range(2000))
+    assert early == 200
+    assert 130 < late < 270  # probability 1/10
+    assert begin(seed=6)[2]._masker._operates(3, 0.0) == masker._operates(3, 0.0)
+
+
+@pytest.mark.parametrize("c", [-100.0, 0.5, 3.0])
+def test_a_fixed_c_ends_at_the_budget_too(c):
+    model, optimizer, sparsifier = begin(c=c)
+    train(model, optimizer, make_batches("depthwise", 15))
+    free = sparsifier._masker.active_count
+    assert (free == 320) == (c == -100.0)
+    train(model, optimizer, make_batches("depthwise", 5))
+    assert sparsifier.finalize().kept == 64
+
+
+def test_ending_early_gives_the_budget():
+    for done in (0, 5, 10):
+        model, optimizer, sparsifier = begin()
+        train(model, optimizer, make_batches("depthwise", done))
+        assert sparsifier.finalize().kept == 64
+
+
+@pytest.mark.parametrize("stop", [5, 10, 19])
+def test_resuming_is_bit_identical(stop):
+    batches = make_batches("depthwise", STEPS)
+    whole = begin()
+    train(*whole[:2], batches)
+    first, second = begin(), begin(seed=8)
+    train(*first[:2], batches[:stop])
+    for part, other in zip(second, first, strict=True):
+        part.load_state_dict(other.state_dict())
+    train(*second[:2], batches[stop:])
+    assert whole[2].finalize() == second[2].finalize()
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_sparsity_zero_is_dense_training():
+    model, optimizer, sparsifier = begin(sparsity=0)
+    dense = build("depthwise")
+    batches = make_batches("depthwise", STEPS)
+    train(model, optimizer, batches)
+    train(dense, sgd(dense), batches)
+    sparsifier.finalize()
+    assert_same_state(state_of(model), state_of(dense))
+
+
+def test_a_layer_of_equal_weights_and_low_precision():
+    model = build("mlp").bfloat16()
+    nn.init.zeros_(model[4].weight)
+    model, optimizer, sparsifier = begin("mlp", model=model)
+    train(model, optimizer, [(x.bfloat16(), y) for x, y in make_batches("mlp", STEPS)])
+    assert sparsifier.finalize().kept == 80
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"c": "big"}, "DNS(c='big'): deviations above the mean, from -100 to 100."),
+        ({"band": 1}, "DNS(band=1): a part of the threshold, from 0 to 0.99."),
+        ({"gamma": -1}, "DNS(gamma=-1): how fast surgery gets rarer, at least 0."),
+        ({"scope": "net"}, "DNS(scope='net'): one of 'global', 'layer'."),
+        (
+            {"ramp_end": 0.95},
+            (
+                "DNS(ramp_begin=0.38, ramp_end=0.95, freeze_at=0.92): surgery begins, reaches the "
+                "budget and ends in this order."
+            ),
+        ),
+    ],
+)
+def test_refused_with_the_value_and_the_rule(settings, text):
+    with pytest.raises(InputError) as caught:
+        DNS(sparsity=0.9, **settings)
+    assert str(caught.value) == text

@@ -1,0 +1,97 @@
+"""DNW: per-layer top-k, straight-through gradients, weights that come back."""
+
+import pytest
+import torch
+
+from probmask import InputError
+from probmask.methods.dnw import DNW
+from reference.masked_run import (
+    SIZES,
+    MaskedRun,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_exact_if_ended_early,
+    assert_resumes,
+    assert_takes_half_precision,
+    effective_gradients,
+)
+
+
+def test_each_layer_computes_with_its_largest_weights_at_every_update():
+    run = MaskedRun(DNW(sparsity=0.75))
+    for until in range(1, 24):
+        for weight, mask in zip(run.weights, run.masks, strict=True):
+            keep = weight.numel() // 4
+            order = weight.detach().abs().flatten().sort(descending=True).values
+            expected = torch.where(weight.detach().abs() >= order[keep - 1], weight.detach(), 0.0)
+            assert torch.equal(mask(weight).detach(), expected)
+        run.go(until)
+
+
+def test_the_gradient_of_the_effective_weight_goes_to_all_weights():
+    run = MaskedRun(DNW(sparsity=0.75))
+    effective, gradients = effective_gradients(run)
+    for weight, seen, gradient in zip(run.weights, effective, gradients, strict=True):
+        assert torch.equal(weight.grad, gradient)
+        assert gradient[seen == 0].abs().max() > 0
+
+
+def test_a_weight_that_has_grown_comes_back():
+    run = MaskedRun(DNW(sparsity=0.75))
+    weight, mask = run.weights[0], run.masks[0]
+    outside = (~mask.active).nonzero()[0]
+    with torch.no_grad():
+        weight[tuple(outside)] = 10.0
+    run.go(1)
+    assert mask.active[tuple(outside)]
+    assert int(mask.active.sum()) == weight.numel() // 4
+
+
+def test_every_layer_has_the_same_fraction():
+    kept = [layer.kept for layer in assert_exact_budget(DNW(sparsity=0.75)).layers]
+    assert kept == [size // 4 for size in SIZES]
+
+
+def test_dense_layers_count_and_the_others_pay():
+    for allocation in ("uniform", "er", "erk", "global"):
+        method = DNW(sparsity=0.5, dense_first=True, dense_last=True, allocation=allocation)
+        kept = [layer.kept for layer in assert_exact_budget(method).layers]
+        assert (kept[0], kept[-1]) == (SIZES[0], SIZES[-1])
+        assert sum(kept) == sum(SIZES) // 2
+
+
+def test_dense_layers_beyond_the_budget_are_refused():
+    with pytest.raises(InputError, match=r"DNW\(sparsity=0\.9\): the dense layers alone hold 72"):
+        MaskedRun(DNW(sparsity=0.9, dense_first=True))
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "er", "erk", "global"])
+def test_the_contract(allocation):
+    method = DNW(sparsity=0.83, allocation=allocation)
+    assert_exact_budget(method)
+    assert_exact_if_ended_early(method)
+    assert_resumes(method, stops=(1, 13))
+
+
+def test_nothing_removed_and_half_precision():
+    assert_dense_at_zero(DNW)
+    assert_takes_half_precision(DNW(sparsity=0.8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"allocation": "even"}, "DNW(allocation='even'): one of 'uniform', 'er', 'erk', 'global'"),
+        ({"dense_first": "no"}, "DNW(dense_first='no'): one of True, False."),
+        ({"sparsity": 90}, "DNW(sparsity=90): sparsity is the fraction removed"),
+    ],
+)
+def test_refusals(settings, text):
+    with pytest.raises(InputError) as caught:
+        DNW(**({"sparsity": 0.9} | settings))
+    assert text in str(caught.value)
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(InputError, match=r"DNW\(sparsity=0\.9999\): of 304 weights none would"):
+        MaskedRun(DNW(sparsity=0.9999))

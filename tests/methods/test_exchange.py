@@ -1,0 +1,171 @@
+"""Dropping and growing as pure functions, each alone."""
+
+import math
+
+import pytest
+import torch
+
+import probmask
+from probmask.masking.sites import find_sites
+from probmask.methods.exchange import (
+    at_random,
+    drop_smallest,
+    exchange,
+    falling,
+    gradient_magnitude,
+    interval,
+    is_due,
+    largest,
+)
+from probmask.methods.sparse_start import dense_layers, layer_counts, random_masks
+from reference import two_ranks
+from reference.exchange_contract import SIZES, mixed, train_on_two_ranks
+from reference.networks import assert_same_state
+
+
+def mask(*indices, size=8):
+    chosen = torch.zeros(size, dtype=torch.bool)
+    chosen[list(indices)] = True
+    return chosen
+
+
+def test_the_largest_are_looked_for_among_some_only():
+    scores = torch.tensor([9.0, 1.0, 5.0, 0.0, 7.0, 3.0])
+    among = mask(1, 2, 3, 5, size=6)
+    assert torch.equal(largest(scores, among, 2), mask(2, 5, size=6))
+    assert torch.equal(largest(scores, among, 4), among)
+    assert not largest(scores, among, 0).any()
+
+
+def test_a_score_of_zero_is_better_than_not_being_asked():
+    assert torch.equal(largest(torch.zeros(4), mask(2, 3, size=4), 1), mask(2, size=4))
+
+
+def test_of_equal_ones_the_earlier_is_chosen():
+    assert torch.equal(largest(torch.ones(8), mask(1, 4, 6), 2), mask(1, 4))
+
+
+def test_the_smallest_active_ones_are_dropped():
+    sizes = torch.tensor([0.1, 0.5, 0.3, 0.9, 0.0, 0.0, 0.0, 0.0])
+    assert torch.equal(drop_smallest(sizes, mask(0, 1, 2, 3), 2), mask(1, 3))
+
+
+def test_an_exchange_by_hand():
+    sizes = torch.tensor([0.1, 0.5, 0.3, 0.9, 0.0, 0.0, 0.0, 0.0])
+    scores = torch.tensor([1.0, 1.0, 1.0, 1.0, 5.0, 0.0, 7.0, 3.0])
+    assert torch.equal(exchange(sizes, mask(0, 1, 2, 3), scores, 2), mask(1, 3, 4, 6))
+
+
+def test_what_was_dropped_can_return_at_once():
+    sizes = torch.tensor([0.1, 0.5, 0.3, 0.9, 0.0, 0.0, 0.0, 0.0])
+    scores = torch.tensor([6.0, 1.0, 1.0, 1.0, 5.0, 0.0, 7.0, 3.0])
+    assert torch.equal(exchange(sizes, mask(0, 1, 2, 3), scores, 2), mask(0, 1, 3, 6))
+
+
+def test_a_full_layer_is_left_as_it_is():
+    assert exchange(torch.rand(8), mask(*range(8)), torch.rand(8), 3).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_exchange_is_what_sorting_gives(seed):
+    torch.manual_seed(seed)
+    sizes, scores, active = torch.rand(50), torch.rand(50), torch.rand(50) < 0.4
+    on = sorted(active.nonzero().flatten().tolist(), key=lambda i: sizes[i])
+    count = len(on) // 3
+    left = set(on[count:])
+    off = sorted(set(range(50)) - left, key=lambda i: -scores[i])
+    expected = left | set(off[:count])
+    found = exchange(sizes, active, scores, count)
+    assert set(found.nonzero().flatten().tolist()) == expected
+
+
+def test_drawing_has_no_preference():
+    among = mask(0, 2, 3, 5, 7)
+    hits = sum(at_random(among, 2, 0, draw).int() for draw in range(400))
+    assert not hits[~among].any()
+    assert hits.sum() == 800
+    assert (hits[among] - 160).abs().max() < 5 * math.sqrt(400 * 0.4 * 0.6)
+
+
+def test_drawing_depends_on_seed_and_counters_alone():
+    among = torch.ones(100, dtype=torch.bool)
+    assert torch.equal(at_random(among, 10, 1, 2, 3), at_random(among, 10, 1, 2, 3))
+    assert not torch.equal(at_random(among, 10, 1, 2, 3), at_random(among, 10, 1, 3, 2))
+
+
+def test_how_often():
+    assert interval(None, 100, 60_000) == 100
+    assert interval(None, 100, 60) == 3
+    assert interval(None, 100, 5) == 1
+    assert interval(7, 100, 5) == 7
+    assert [step for step in range(10) if is_due(step, 3)] == [3, 6, 9]
+
+
+def test_along_a_cosine():
+    assert falling(0, 0.5, 0.1) == 0.5
+    assert falling(0.5, 0.5, 0.1) == pytest.approx(0.3)
+    assert falling(1, 0.5, 0.1) == pytest.approx(0.1)
+    assert falling(2, 0.5, 0.1) == pytest.approx(0.1)
+
+
+def test_a_weight_without_gradient_has_none_of_any_size():
+    weight = torch.ones(3, requires_grad=True)
+    assert torch.equal(gradient_magnitude(weight), torch.zeros(3))
+
+
+# The start
+
+
+def test_uniform_with_the_first_layer_dense():
+    sites = find_sites(mixed())
+    counts = layer_counts("M", sites, 372, "uniform", dense_layers(4, first=True, last=False))
+    assert counts[0] == 144
+    assert sum(counts) == 372
+    density = (372 - 144) / (1860 - 144)
+    assert all(abs(c - density * s) < 1 for c, s in zip(counts[1:], SIZES[1:], strict=True))
+
+
+def test_all_allocations_are_exact_with_dense_ends():
+    sites = find_sites(mixed())
+    for allocation in ("uniform", "er", "erk"):
+        for first in (True, False):
+            for last in (True, False):
+                dense = dense_layers(4, first=first, last=last)
+                counts = layer_counts("M", sites, 333, allocation, dense)
+                assert sum(counts) == 333
+                assert (counts[0] == 144) >= first
+                assert (counts[3] == 36) >= last
+
+
+def test_erk_gives_small_layers_more():
+    sites = find_sites(mixed())
+    counts = layer_counts("M", sites, 200, "erk")
+    density = [count / size for count, size in zip(counts, SIZES, strict=True)]
+    assert density[2] == min(density)
+    assert density[3] == max(density)
+
+
+@pytest.mark.parametrize("keep", [144, 100])
+def test_dense_layers_that_leave_nothing_are_refused(keep):
+    with pytest.raises(
+        probmask.InputError,
+        match=rf"^M: {keep} weights are kept, but the layers that stay dense \(0\.weight\) have "
+        r"144; lower sparsity, or pass dense_first=False and dense_last=False\.$",
+    ):
+        layer_counts("M", find_sites(mixed()), keep, "uniform", {0})
+
+
+def test_the_start_is_random_and_exact():
+    sites = find_sites(mixed())
+    one, same, other = (random_masks(sites, [14, 15, 100, 5], seed) for seed in (1, 1, 2))
+    assert [int(m.sum()) for m in one] == [14, 15, 100, 5]
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.slow
+def test_two_ranks_agree(tmp_path):
+    one, other = two_ranks.run(train_on_two_ranks, tmp_path)
+    assert len(one) == 6
+    for name, state in one.items():
+        assert_same_state(state, other[name])

@@ -1,0 +1,96 @@
+"""Feather: the cubic threshold and the gradient of weights outside."""
+
+import pytest
+import torch
+
+from probmask import InputError
+from probmask.methods.feather import Feather
+from reference.masked_run import (
+    SIZE,
+    MaskedRun,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_exact_if_ended_early,
+    assert_resumes,
+    assert_takes_half_precision,
+    effective_gradients,
+    joined,
+    magnitudes,
+)
+
+
+def twin(weight, threshold):
+    """The definition in fp64."""
+    cubed = (weight.double().abs() ** 3 - threshold**3).clamp_min(0)
+    return (weight.double().sign() * cubed ** (1 / 3)).float()
+
+
+def test_the_effective_weight_is_the_definition():
+    run = MaskedRun(Feather(sparsity=0.8)).go(16)
+    threshold = torch.quantile(magnitudes(run).double(), 1 - 61 / SIZE).item()
+    for weight, mask in zip(run.weights, run.masks, strict=True):
+        expected = twin(weight.detach(), threshold)
+        torch.testing.assert_close(mask(weight).detach(), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_small_weights_do_not_underflow():
+    run = MaskedRun(Feather(sparsity=0.8))
+    weight = torch.tensor([2e-20, -3e-20, 1e-20, 0.0])
+    active = torch.tensor([True, True, False, False])
+    effective = run.masks[0].effective(weight, active, torch.tensor(1e-20))
+    expected = torch.tensor([7 ** (1 / 3), -(26 ** (1 / 3)), 0.0, 0.0])
+    torch.testing.assert_close(effective * 1e20, expected)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "outside", "factor"), [(0.8, None, 1.0), (0.96, None, 0.5), (0.8, 0.25, 0.25)]
+)
+def test_weights_outside_get_their_part_of_the_gradient(sparsity, outside, factor):
+    run = MaskedRun(Feather(sparsity=sparsity, outside=outside)).go(16)
+    _, gradients = effective_gradients(run)
+    for weight, mask, gradient in zip(run.weights, run.masks, gradients, strict=True):
+        expected = torch.where(mask.active, gradient, factor * gradient)
+        assert torch.equal(weight.grad, expected)
+
+
+def test_the_ramp_takes_the_first_half():
+    run = MaskedRun(Feather(sparsity=0.8))
+    counts = []
+    for done in range(24):
+        counts.append(int(joined(mask.active for mask in run.masks).sum()))
+        run.go(done + 1)
+    assert counts[0] == SIZE
+    assert counts[:12] == sorted(counts[:12], reverse=True)
+    assert counts[3] == round(61 + (SIZE - 61) * 0.75**3)
+    assert set(counts[12:]) == {61}
+
+
+def test_the_weights_at_the_end_are_the_effective_ones():
+    run = MaskedRun(Feather(sparsity=0.8)).go()
+    expected = [m(w).detach().clone() for m, w in zip(run.masks, run.weights, strict=True)]
+    run.sparsifier.finalize()
+    for weight, seen in zip(run.weights, expected, strict=True):
+        assert torch.equal(weight, seen)
+
+
+def test_the_contract():
+    for method in (Feather(sparsity=0.8), Feather(sparsity=0.96)):
+        assert_exact_budget(method)
+        assert_exact_if_ended_early(method)
+        assert_resumes(method)
+    assert_dense_at_zero(Feather)
+    assert_takes_half_precision(Feather(sparsity=0.8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ramp_end": 50}, "Feather(ramp_end=50): a part of the training, from 0 to 1."),
+        ({"outside": -1}, "Feather(outside=-1): a part of the gradient, from 0 to 1."),
+        ({"ramp_begin": 0.6}, "Feather(ramp_begin=0.6, ramp_end=0.5): sparsity rises"),
+    ],
+)
+def test_refusals(settings, text):
+    with pytest.raises(InputError) as caught:
+        Feather(**({"sparsity": 0.9} | settings))
+    assert text in str(caught.value)

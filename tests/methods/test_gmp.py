@@ -1,0 +1,165 @@
+"""Gradual magnitude pruning: its schedule, its thresholds, and that nothing comes back."""
+
+import pytest
+import torch
+
+import probmask
+from probmask import InputError
+from probmask.methods.gmp import GMP
+from reference.networks import (
+    assert_same_state,
+    build,
+    make_batches,
+    sgd,
+    state_of,
+    step,
+    train,
+)
+
+STEPS = 20
+
+
+def begin(name="depthwise", steps=STEPS, **settings):
+    model = build(name)
+    optimizer = sgd(model)
+    method = GMP(**({"sparsity": 0.8} | settings))
+    return model, optimizer, probmask.attach(model, method, optimizer=optimizer, total_steps=steps)
+
+
+def masks_of(sparsifier):
+    return [mask.active.clone() for mask in sparsifier._masker.masks]
+
+
+def test_sparsity_follows_the_cubic():
+    model, optimizer, sparsifier = begin(ramp_begin=0.2, ramp_end=0.8, update_every=2)
+    sizes = [site.size for site in sparsifier.sites]
+    final = [layer.kept for layer in sparsifier.summary().layers]
+    for done, batch in enumerate(make_batches("depthwise", STEPS), start=1):
+        before = [int(active.sum()) for active in masks_of(sparsifier)]
+        step(model, optimizer, batch)
+        after = [int(active.sum()) for active in masks_of(sparsifier)]
+        if done < 4 or (done % 2 and done < 16):
+            assert after == before
+        else:
+            x = min(1.0, (done / STEPS - 0.2) / 0.6)
+            expected = [
+                k + round((n - k) * (1 - x) ** 3) for n, k in zip(sizes, final, strict=True)
+            ]
+            assert after == expected
+        assert sparsifier.frozen == (done >= 16)
+    assert sparsifier.finalize().kept == sum(sizes) - round(0.8 * sum(sizes))
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_the_smallest_go_of_each_layer_or_of_all(scope):
+    model, optimizer, sparsifier = begin("mlp", ramp_begin=0.5, ramp_end=0.5, scope=scope)
+    twin = build("mlp")
+    plain = sgd(twin)
+    for batch in make_batches("mlp", STEPS // 2):
+        step(model, optimizer, batch)
+        step(twin, plain, batch)
+    sizes = [twin[i].weight.detach().abs().flatten() for i in (0, 2, 4)]
+    if scope == "layer":  # 96, 256 and 48 weights; 80 stay, 19.2, 51.2 and 9.6 of them
+        cuts = [
+            x.sort(descending=True).values[k - 1] for x, k in zip(sizes, (19, 51, 10), strict=True)
+        ]
+    else:
+        cuts = [torch.cat(sizes).sort(descending=True).values[79]] * 3
+    for active, size, cut in zip(masks_of(sparsifier), sizes, cuts, strict=True):
+        assert torch.equal(active.flatten(), size >= cut)
+
+
+def test_what_is_removed_stays_removed():
+    model, optimizer, sparsifier = begin(update_every=1, ramp_begin=0.0, ramp_end=0.9)
+    last = masks_of(sparsifier)
+    for batch in make_batches("depthwise", STEPS):
+        step(model, optimizer, batch)
+        now = masks_of(sparsifier)
+        assert not any(bool((new & ~old).any()) for new, old in zip(now, last, strict=True))
+        for site, active in zip(sparsifier.sites, now, strict=True):
+            assert not bool(site.weight[~active].any())
+        last = now
+
+
+def test_the_interval_is_the_papers_or_a_twentieth():
+    for steps, expected in ((8, 1), (60, 3), (40_000, 2000), (128_000, 2000)):
+        assert begin(steps=steps)[2]._masker.interval == expected
+    assert begin(steps=60, update_every=7)[2]._masker.interval == 7
+
+
+def test_dense_ends_stay_whole_and_the_others_pay():
+    model, optimizer, sparsifier = begin(sparsity=0.5, dense_first=True, dense_last=True)
+    train(model, optimizer, make_batches("depthwise", STEPS))
+    summary = sparsifier.finalize()
+    assert [layer.kept for layer in summary.layers[::3]] == [72, 48]
+    assert summary.kept == summary.size - round(0.5 * summary.size)
+    shares = [layer.kept / layer.size for layer in summary.layers[1:3]]
+    assert shares[0] == pytest.approx(shares[1], abs=0.02)
+
+
+def test_dense_ends_beyond_the_budget_are_refused():
+    text = r"GMP\(sparsity=0\.9\): the dense layers alone hold 120 weights, the budget is 32 of 320"
+    with pytest.raises(InputError, match=text):
+        begin(sparsity=0.9, dense_first=True, dense_last=True)
+
+
+def test_ending_early_gives_the_budget():
+    for done in (0, 7, 9):
+        model, optimizer, sparsifier = begin()
+        train(model, optimizer, make_batches("depthwise", done))
+        assert sparsifier.finalize().kept == 64
+
+
+@pytest.mark.parametrize("stop", [3, 9, 15])
+def test_resuming_is_bit_identical(stop):
+    batches = make_batches("depthwise", STEPS)
+    whole = begin()
+    train(*whole[:2], batches)
+    first, second = begin(), begin()
+    train(*first[:2], batches[:stop])
+    for part, other in zip(second, first, strict=True):
+        part.load_state_dict(other.state_dict())
+    train(*second[:2], batches[stop:])
+    assert whole[2].finalize() == second[2].finalize()
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_sparsity_zero_is_dense_training():
+    model, optimizer, sparsifier = begin(sparsity=0)
+    dense = build("depthwise")
+    batches = make_batches("depthwise", 5)
+    train(model, optimizer, batches)
+    train(dense, sgd(dense), batches)
+    sparsifier.finalize()
+    assert_same_state(state_of(model), state_of(dense))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_other_precisions(kind):
+    model = build("mlp").to(kind)
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(model, GMP(sparsity=0.9), optimizer=optimizer, total_steps=4)
+    train(model, optimizer, [(x.to(kind), y) for x, y in make_batches("mlp", 4)])
+    assert sparsifier.finalize().kept == 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"scope": "all"}, "GMP(scope='all'): one of 'global', 'layer'."),
+        ({"ramp_end": 2}, "GMP(ramp_end=2): a part of the training, from 0 to 1."),
+        (
+            {"ramp_begin": 0.7},
+            (
+                "GMP(ramp_begin=0.7, ramp_end=0.59375): sparsity rises from begin to end; "
+                "begin must not come after end."
+            ),
+        ),
+        ({"update_every": 0}, "GMP(update_every=0): updates, a whole number, at least 1."),
+        ({"dense_first": "no"}, "GMP(dense_first='no'): one of True, False."),
+    ],
+)
+def test_refused_with_the_value_and_the_rule(settings, text):
+    with pytest.raises(InputError) as caught:
+        GMP(sparsity=0.9, **settings)
+    assert str(caught.value) == text

@@ -1,0 +1,261 @@
+"""Lottery tickets: rounds against an obvious loop, what is rewound, how epochs are split."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import probmask
+from probmask.masking.protocol import Phase
+from probmask.methods.lottery import Lottery
+from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
+
+PER_EPOCH = 2
+
+
+def begin(name="conv", epochs=6, sparsity=0.5, model=None, **settings):
+    model = build(name) if model is None else model
+    optimizer = sgd(model)
+    settings = {"dense_last": False} | settings
+    sparsifier = probmask.attach(
+        model,
+        Lottery(sparsity=sparsity, **settings),
+        optimizer=optimizer,
+        total_steps=epochs * PER_EPOCH,
+        steps_per_epoch=PER_EPOCH,
+        seed=0,
+    )
+    return model, optimizer, sparsifier
+
+
+def run(name="conv", epochs=6, **settings):
+    model, optimizer, sparsifier = begin(name, epochs, **settings)
+    train(model, optimizer, make_batches(name, epochs * PER_EPOCH))
+    return model, sparsifier.finalize()
+
+
+def obvious(rewind_step, keep_after, epochs):
+    """The published loop on a plain model: train, prune, load the early state_dict, repeat."""
+    model, trainings = build("conv"), len(keep_after) + 1
+    batches = make_batches("conv", epochs * PER_EPOCH)
+    length = epochs // trainings * PER_EPOCH
+    weights = [model[0].weight, model[4].weight]
+    masks = [torch.ones_like(w) for w in weights]
+    early = None
+    for round_ in range(trainings):
+        optimizer = sgd(model)
+        for i, (inputs, labels) in enumerate(batches[round_ * length : (round_ + 1) * length]):
+            if round_ == 0 and i == rewind_step:
+                early = copy.deepcopy(model.state_dict())
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            for weight, mask in zip(weights, masks, strict=True):
+                weight.grad.mul_(mask)
+            optimizer.step()
+        if round_ == len(keep_after):
+            return model
+        sizes = [w.detach().abs() * m for w, m in zip(weights, masks, strict=True)]
+        ranked = torch.cat([s.flatten() for s in sizes]).sort(descending=True).values
+        masks = [(s >= ranked[keep_after[round_] - 1]).float() for s in sizes]
+        model.load_state_dict(early)
+        with torch.no_grad():
+            for weight, mask in zip(weights, masks, strict=True):
+                weight.mul_(mask)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("rewind_to", "step"), [(0.0, 0), (0.5, 1), (0.9, 1)])
+def test_it_is_the_published_loop(rewind_to, step):
+    """Trainings of one epoch; the rounds keep 371, 295 and 234 of 468: 468 / 2^(r/3)."""
+    twin = obvious(step, [371, 295, 234], epochs=4)
+    model, summary = run(epochs=4, rewind_to=rewind_to)
+    assert summary.kept == 234
+    for (name, one), (_, other) in zip(
+        model.state_dict().items(), twin.state_dict().items(), strict=True
+    ):
+        torch.testing.assert_close(one.abs(), other.abs(), msg=name)  # -0.0 is 0.0
+
+
+def test_the_classifier_stays_whole_by_default():
+    _, summary = run("depthwise", sparsity=0.6, dense_last=True)
+    assert Lottery(sparsity=0.6).dense_last
+    assert summary.layers[-1].kept == summary.layers[-1].size == 48
+    assert summary.kept == 320 - 192
+
+
+def test_a_classifier_that_exceeds_the_budget_is_refused():
+    with pytest.raises(
+        probmask.InputError, match=r"Lottery\(sparsity=0.5\): the dense layers .*432"
+    ):
+        begin(dense_last=True)
+
+
+def test_everything_is_set_back_and_the_optimizer_begins_anew():
+    model, optimizer, sparsifier = begin(epochs=4, rewind_to=0.5)
+    batches = make_batches("conv", 8)
+    train(model, optimizer, batches[:1])
+    early = state_of(model)
+    train(model, optimizer, batches[1:2])  # the end of the first training
+    found = state_of(model)
+    kept = 0
+    for name, tensor in found.items():
+        if name.endswith("original"):
+            mask = tensor != 0
+            kept += int(mask.sum())
+            assert torch.equal(tensor[mask], early[name][mask])
+        else:
+            assert torch.equal(tensor, early[name]), name
+    assert kept == 371
+    assert int(found["1.num_batches_tracked"]) == 1
+    assert not optimizer.state
+    assert not sparsifier.frozen
+
+
+def test_weights_loaded_after_attach_are_what_is_set_back_to():
+    model, optimizer, _ = begin(epochs=2, rewind_to=0, sparsity=0.1)
+    other = [p.detach().clone() for p in build("conv", seed=5).parameters()]
+    with torch.no_grad():
+        for parameter, value in zip(
+            [model[0].parametrizations.weight.original, model[1].weight, model[1].bias],
+            other,
+            strict=False,
+        ):
+            parameter.copy_(value)
+    train(model, optimizer, make_batches("conv", 2))
+    kept = model[0].weight != 0
+    assert torch.equal(model[0].weight[kept], other[0][kept])
+    assert torch.equal(model[1].weight, other[1])
+
+
+def test_masks_of_later_rounds_lie_within_those_of_earlier_ones():
+    for scope in ("global", "layer"):
+        model, optimizer, sparsifier = begin("depthwise", epochs=8, sparsity=0.9, scope=scope)
+        masker = sparsifier._masker
+        before, counts = [a.clone() for a in masker.active], []
+        for batch in make_batches("depthwise", 16):
+            train(model, optimizer, [batch])
+            assert all((a <= b).all() for a, b in zip(masker.active, before, strict=True))
+            before = [a.clone() for a in masker.active]
+            counts.append(masker.active_count)
+        assert counts[-1] == 32
+        assert sorted(set(counts), reverse=True) == pytest.approx(
+            [320 * 0.1 ** (r / 7) for r in range(8)], abs=2
+        )
+
+
+def test_by_layer_each_keeps_the_same_fraction():
+    _, summary = run("depthwise", sparsity=0.75, scope="layer")
+    assert [layer.kept for layer in summary.layers] == [18, 18, 32, 12]
+
+
+# Rounds and epochs
+
+
+def test_each_round_removes_at_most_what_was_said():
+    assert Lottery(sparsity=0.2).rounds(60) == 1
+    assert Lottery(sparsity=0.36).rounds(60) == 2
+    assert Lottery(sparsity=0.37).rounds(60) == 3
+    assert Lottery(sparsity=0.95).rounds(60) == 14
+    assert Lottery(sparsity=0.95, prune_per_round=0.5).rounds(60) == 5
+    assert Lottery(sparsity=0.01).rounds(60) == 1
+
+
+def test_the_epochs_are_split_over_all_trainings():
+    phases = Lottery(sparsity=0.95).phases(64)
+    assert [phase.epochs for phase in phases] == [4] * 11 + [5] * 4
+    assert phases[0] == Phase("training 1", 4)
+    for epochs in range(2, 40):
+        lengths = [phase.epochs for phase in Lottery(sparsity=0.95).phases(epochs)]
+        assert sum(lengths) == epochs
+        assert min(lengths) >= 1
+        assert len(lengths) == min(15, epochs)
+
+
+def test_or_come_again_for_each_training():
+    phases = Lottery(sparsity=0.36, equal_epochs=False).phases(10)
+    assert [phase.epochs for phase in phases] == [10, 10, 10]
+    assert Lottery(sparsity=0).phases(10) == (Phase("train", 10),)
+
+
+def test_fewer_epochs_make_fewer_and_larger_rounds():
+    model, optimizer, sparsifier = begin("mlp", epochs=3, sparsity=0.96)
+    masker, counts = sparsifier._masker, []
+    for batch in make_batches("mlp", 6):
+        train(model, optimizer, [batch])
+        counts.append(masker.active_count)
+    assert counts == [400, 80, 80, 16, 16, 16]
+    with pytest.raises(probmask.InputError, match=r"Lottery: .* takes 2 epochs, not 1; .*attach"):
+        Lottery(sparsity=0.9).phases(1)
+
+
+# What every method promises
+
+
+@pytest.mark.parametrize("name", ["depthwise", "conv3d", "transformer", "tied", "recurrent"])
+def test_the_budget_is_exact(name):
+    _, summary = run(name, sparsity=0.873)
+    assert summary.kept == summary.size - round(0.873 * summary.size)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 7])
+@pytest.mark.parametrize("settings", [{}, {"dense_last": True}, {"scope": "layer"}])
+def test_the_budget_is_exact_if_training_ends_early(steps, settings):
+    model, optimizer, sparsifier = begin("depthwise", sparsity=0.8, **settings)
+    train(model, optimizer, make_batches("depthwise", steps))
+    assert sparsifier.finalize().kept == 64
+
+
+@pytest.mark.parametrize("rewind_to", [0.0, 0.5])
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_it_resumes_bit_by_bit(stop, rewind_to):
+    settings = {"epochs": 4, "rewind_to": rewind_to}
+    batches = make_batches("conv", 8)
+    whole, first, second = (begin(**settings) for _ in range(3))
+    train(whole[0], whole[1], batches)
+    train(first[0], first[1], batches[:stop])
+    for part, other in zip(second, first, strict=True):
+        part.load_state_dict(copy.deepcopy(other.state_dict()))
+    train(second[0], second[1], batches[stop:])
+    whole[2].finalize()
+    second[2].finalize()
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_a_copy_is_independent():
+    model, optimizer, _ = begin(epochs=4)
+    batches = make_batches("conv", 8)
+    train(model, optimizer, batches[:1])
+    twin = copy.deepcopy(model)
+    state = state_of(twin)
+    assert twin[0].parametrizations.weight[0]._source.model is twin
+    train(model, optimizer, batches[1:])
+    assert_same_state(state, state_of(twin))
+
+
+def test_half_precision_weights():
+    model, optimizer, sparsifier = begin("mlp", model=build("mlp").bfloat16(), sparsity=0.8)
+    train(model, optimizer, [(x.bfloat16(), y) for x, y in make_batches("mlp", 12)])
+    assert sparsifier.finalize().kept == 80
+
+
+def test_sparsity_zero_is_dense_training():
+    model, summary = run(sparsity=0, dense_last=True)
+    twin = build("conv")
+    train(twin, sgd(twin), make_batches("conv", 12))
+    assert summary.kept == summary.size
+    assert_same_state(state_of(model), state_of(twin))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rewind_to": 1}, r"Lottery\(rewind_to=1\): a part of the first training, from 0 to 0.99"),
+        ({"prune_per_round": 0}, r"Lottery\(prune_per_round=0\): the fraction of the weights left"),
+        ({"scope": "std"}, r"Lottery\(scope='std'\): one of 'global', 'layer'\."),
+        ({"equal_epochs": 2}, r"Lottery\(equal_epochs=2\): one of True, False\."),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(probmask.InputError, match=message):
+        Lottery(**{"sparsity": 0.9} | settings)

@@ -1,0 +1,142 @@
+"""Movement pruning: scores that follow the movement, per layer or global, trained by Adam."""
+
+import pytest
+import torch
+
+from probmask import InputError
+from probmask.core import schedules
+from probmask.methods.movement import Movement
+from reference.masked_run import (
+    SIZE,
+    SIZES,
+    MaskedRun,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_exact_if_ended_early,
+    assert_resumes,
+    assert_takes_half_precision,
+    effective_gradients,
+    joined,
+)
+
+KEEP = 61
+
+
+def test_weights_learn_where_active_and_scores_everywhere():
+    run = MaskedRun(Movement(sparsity=0.8)).go(16)
+    _, gradients = effective_gradients(run)
+    for mask, weight, gradient in zip(run.masks, run.weights, gradients, strict=True):
+        assert torch.equal(weight.grad, torch.where(mask.active, gradient, 0.0))
+        assert torch.equal(mask.score.grad, gradient * weight)
+
+
+def test_a_weight_that_moves_away_from_zero_gains():
+    run = MaskedRun(Movement(sparsity=0.8), lr=1e-3, momentum=0.0, weight_decay=0.0)
+    before = [weight.detach().clone() for weight in run.weights]
+    run.go(1)
+    for mask, weight, old in zip(run.masks, run.weights, before, strict=True):
+        moved = weight.detach().abs() - old.abs()
+        clear = moved.abs() > 1e-7
+        assert torch.equal(mask.score[clear] > 0, moved[clear] > 0)
+
+
+def test_scores_are_trained_by_adam_with_a_warm_up():
+    run = MaskedRun(Movement(sparsity=0.8, score_lr=0.5))
+    rates = []
+    for done in range(24):
+        run.go(done + 1)
+        rates.append(run.sparsifier._trainables[0].optimizer.param_groups[0]["lr"])
+    assert isinstance(run.sparsifier._trainables[0].optimizer, torch.optim.Adam)
+    assert rates[0] == pytest.approx(0.5 / 2.4)
+    assert rates[3:] == pytest.approx([0.5 * (24 - i) / 21.6 for i in range(3, 24)])
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_the_highest_scores_of_the_moment_are_active(scope):
+    run = MaskedRun(Movement(sparsity=0.75, scope=scope))
+    for done in range(24):
+        share = schedules.kept_fraction(done / 24, 0.25, begin=0.1, end=0.8)
+        active = joined(mask.active for mask in run.masks)
+        assert int(active.sum()) == round(share * SIZE)
+        groups = [run.masks] if scope == "global" else [[mask] for mask in run.masks]
+        for group in groups:
+            scores, chosen = joined(m.score for m in group), joined(m.active for m in group)
+            if not chosen.all() and done > 0:
+                assert scores[chosen].min() >= scores[~chosen].max()
+        run.go(done + 1)
+
+
+def test_equal_scores_are_decided_by_magnitude():
+    run = MaskedRun(Movement(sparsity=0.75, scope="global", ramp_begin=0.0, ramp_end=0.0))
+    values, active = joined(run.weights).abs(), joined(mask.active for mask in run.masks)
+    assert values[active].min() >= values[~active].max()  # before any update
+
+
+def test_every_layer_has_the_same_fraction():
+    kept = [layer.kept for layer in assert_exact_budget(Movement(sparsity=0.75)).layers]
+    assert kept == [size // 4 for size in SIZES]
+
+
+def test_scores_stay_in_full_precision():
+    run = MaskedRun(Movement(sparsity=0.8)).go(3)
+    scores = [mask.score.detach().clone() for mask in run.masks]
+    run.model.to(torch.bfloat16)
+    for mask, score in zip(run.masks, scores, strict=True):
+        assert torch.equal(mask.score, score)
+
+
+def test_the_soft_variant_has_a_threshold_and_a_penalty_until_the_budget_takes_over():
+    run = MaskedRun(Movement(sparsity=0.8, soft=True, threshold=0.5, score_lr=0.1))
+    assert run.sparsifier.penalty() == 0.0
+    for done in range(24):
+        ramped = 1 - schedules.kept_fraction(done / 24, 0.0, begin=0.1, end=0.8)
+        scores, active = joined(m.score for m in run.masks), joined(m.active for m in run.masks)
+        with torch.no_grad():
+            penalty = float(run.sparsifier.penalty())
+        assert penalty == pytest.approx(400 * ramped * scores.sigmoid().mean().item(), rel=1e-5)
+        if done / 24 < 0.8:
+            assert torch.equal(active, scores.sigmoid() > 0.5 * ramped)
+        else:
+            assert int(active.sum()) == KEEP
+        run.go(done + 1)
+
+
+def test_the_soft_variant_leaves_some_weights_and_its_penalty_has_a_gradient():
+    run = MaskedRun(Movement(sparsity=0.8, soft=True)).go(8)
+    with torch.no_grad():
+        for mask in run.masks:
+            mask.score.fill_(-20.0)
+        run.masks[1].score[0, 0, 0, 0] = -10.0
+    run.masker.before_forward(run.sparsifier.now, 0)
+    assert int(joined(mask.active for mask in run.masks).sum()) == 2
+    assert run.masks[1].active[0, 0, 0, 0]
+    run.sparsifier.penalty().backward()
+    assert all(bool((mask.score.grad > 0).all()) for mask in run.masks)
+
+
+@pytest.mark.parametrize("settings", [{"scope": "global"}, {"scope": "layer"}, {"soft": True}])
+def test_the_contract(settings):
+    method = Movement(sparsity=0.8, **settings)
+    assert_exact_budget(method)
+    assert_exact_if_ended_early(method)
+    assert_resumes(method)
+
+
+def test_nothing_removed_and_half_precision():
+    assert_dense_at_zero(Movement)
+    assert_takes_half_precision(Movement(sparsity=0.8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"scope": "all"}, "Movement(scope='all'): one of 'global', 'layer'."),
+        ({"score_lr": 0}, "Movement(score_lr=0): a rate, from 1e-09 to 1e+09."),
+        ({"ramp_begin": 2}, "Movement(ramp_begin=2): a part of the training, from 0 to 1."),
+        ({"ramp_begin": 0.9}, "Movement(ramp_begin=0.9, ramp_end=0.8): the budget falls"),
+    ],
+)
+def test_refusals(settings, text):
+    with pytest.raises(InputError) as caught:
+        Movement(**({"sparsity": 0.9} | settings))
+    assert text in str(caught.value)

@@ -1,0 +1,122 @@
+"""OptG: straight-through scores, the sigmoid schedule, masks chosen from time to time."""
+
+import math
+
+import pytest
+import torch
+
+from probmask import InputError
+from probmask.masking.protocol import Progress
+from probmask.methods.optg import OptG
+from reference.masked_run import (
+    SIZE,
+    MaskedRun,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_exact_if_ended_early,
+    assert_resumes,
+    assert_takes_half_precision,
+    effective_gradients,
+    joined,
+)
+
+KEEP = 61
+
+
+def test_weights_learn_where_active_and_scores_everywhere():
+    run = MaskedRun(OptG(sparsity=0.8)).go(16)
+    effective, gradients = effective_gradients(run)
+    rows = zip(run.masks, run.weights, effective, gradients, strict=True)
+    for mask, weight, seen, gradient in rows:
+        assert torch.equal(seen, torch.where(mask.active, weight, 0.0))
+        assert torch.equal(weight.grad, torch.where(mask.active, gradient, 0.0))
+        assert torch.equal(mask.score.grad, gradient * weight)
+    assert joined(mask.score.grad for mask in run.masks)[
+        ~joined(mask.active for mask in run.masks)
+    ].any()
+
+
+def test_scores_take_steps_of_sgd_at_the_scheduled_rate():
+    run = MaskedRun(OptG(sparsity=0.8, steepness=4.0, momentum=0.0))
+    for done in range(3):
+        before = [mask.score.detach().clone() for mask in run.masks]
+        run.optimizer.zero_grad()
+        torch.manual_seed(0)
+        run.backward()
+        gradients = [mask.score.grad.clone() for mask in run.masks]
+        run.optimizer.step()
+        rate = 0.1 / (1 + math.exp(-4 * (done / 24 - 0.5)))
+        for mask, old, gradient in zip(run.masks, before, gradients, strict=True):
+            torch.testing.assert_close(mask.score.detach(), old - rate * gradient)
+
+
+def test_sparsity_rises_around_the_middle():
+    method = OptG(sparsity=0.8)
+    ramp = [method.ramp(Progress(done, 100, 10)) for done in (0, 45, 50, 55, 100)]
+    assert ramp == pytest.approx([0, 1 / (1 + math.e**5), 0.5, 1 / (1 + math.e**-5), 1])
+    run = MaskedRun(method)
+    counts = []
+    for done in range(24):
+        counts.append(int(joined(mask.active for mask in run.masks).sum()))
+        run.go(done + 1)
+    assert counts[:10] == [SIZE] * 10
+    assert counts[12] == SIZE - round(0.5 * (SIZE - KEEP))
+    assert counts[14:] == [KEEP] * 10
+
+
+def test_the_highest_scores_stay():
+    run = MaskedRun(OptG(sparsity=0.8)).go(15)
+    with torch.no_grad():
+        for mask in run.masks:
+            mask.score.copy_(torch.randn_like(mask.score))
+    run.masker.before_forward(run.sparsifier.now, 0)
+    scores, active = joined(m.score for m in run.masks), joined(m.active for m in run.masks)
+    assert scores[active].min() > scores[~active].max()
+
+
+def test_masks_are_chosen_anew_only_from_time_to_time():
+    run = MaskedRun(OptG(sparsity=0.8, update_every=6, steepness=10))
+    seen = []
+    for done in range(24):
+        seen.append(joined(mask.active for mask in run.masks))
+        run.go(done + 1)
+    for done in range(24):
+        assert torch.equal(seen[done], seen[done - done % 6])
+    assert not torch.equal(seen[6], seen[12])
+    assert torch.equal(joined(mask.active for mask in run.masks), seen[18])  # the end: the last
+
+
+def test_a_slow_ramp_ends_at_the_budget_too():
+    assert_exact_budget(OptG(sparsity=0.8, steepness=2.0))
+
+
+def test_the_last_masks_stay():
+    run = MaskedRun(OptG(sparsity=0.8)).go()
+    trained = [mask.active.clone() for mask in run.masks]
+    run.sparsifier.finalize()
+    for weight, active in zip(run.weights, trained, strict=True):
+        assert torch.equal(weight != 0, active)
+
+
+def test_the_contract():
+    for method in (OptG(sparsity=0.8), OptG(sparsity=0.8, scope="layer", update_every=5)):
+        assert_exact_budget(method)
+        assert_exact_if_ended_early(method)
+        assert_resumes(method)
+    assert_dense_at_zero(OptG)
+    assert_takes_half_precision(OptG(sparsity=0.8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"scope": "all"}, "OptG(scope='all'): one of 'global', 'layer'."),
+        ({"steepness": 0}, "OptG(steepness=0): a slope, from 1 to 1e+06."),
+        ({"momentum": 2}, "OptG(momentum=2): a momentum, from 0 to 1."),
+        ({"update_every": 0}, "OptG(update_every=0): updates, a whole number, at least 1."),
+    ],
+)
+def test_refusals(settings, text):
+    with pytest.raises(InputError) as caught:
+        OptG(**({"sparsity": 0.9} | settings))
+    assert text in str(caught.value)

@@ -1,0 +1,92 @@
+"""Random pruning: how many of each layer, and that it is chance."""
+
+import pytest
+import torch
+
+import probmask
+from probmask import InputError
+from probmask.core.allocation import erdos_renyi
+from probmask.methods.random import Random
+from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
+
+
+def begin(name="depthwise", seed=5, **settings):
+    model = build(name)
+    optimizer = sgd(model)
+    method = Random(**({"sparsity": 0.8} | settings))
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=10, seed=seed)
+    return model, optimizer, sparsifier
+
+
+def test_each_layer_keeps_what_the_rule_says():
+    shapes = [site.shape for site in begin()[2].sites]
+    kept = {
+        rule: [layer.kept for layer in begin(allocation=rule)[2].summary().layers]
+        for rule in ("uniform", "er", "erk", "global")
+    }
+    assert all(sum(counts) == 64 for counts in kept.values())
+    # 14.4, 14.4, 25.6 and 9.6 weights, the units that are left to the largest remainders
+    assert kept["uniform"] == [14, 14, 26, 10]
+    assert kept["er"] == erdos_renyi(shapes, 64, kernel=False)
+    assert kept["erk"] == erdos_renyi(shapes, 64, kernel=True)
+    assert kept["global"] != kept["uniform"]
+
+
+def test_every_weight_is_as_likely_to_stay():
+    counts = torch.zeros(16, 16)
+    for seed in range(100):
+        counts += begin("mlp", seed=seed)[0][2].weight != 0
+    # 100 draws of probability 0.2: mean 20, deviation 4
+    assert counts.min() > 3
+    assert counts.max() < 40
+    assert counts.mean() == pytest.approx(20, abs=1)
+
+
+def test_the_mask_is_the_seeds_and_does_not_change():
+    model, optimizer, sparsifier = begin()
+    start = [site.weight != 0 for site in sparsifier.sites]
+    again = [site.weight != 0 for site in begin()[2].sites]
+    other = [site.weight != 0 for site in begin(seed=6)[2].sites]
+    assert all(torch.equal(a, b) for a, b in zip(start, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(start, other, strict=True))
+    train(model, optimizer, make_batches("depthwise", 10))
+    end = [site.weight != 0 for site in sparsifier.sites]
+    assert all(torch.equal(a, b) for a, b in zip(start, end, strict=True))
+    assert sparsifier.finalize().kept == 64
+
+
+def test_dense_ends():
+    counts = [x.kept for x in begin(sparsity=0.5, dense_first=True)[2].summary().layers]
+    assert (counts[0], sum(counts)) == (72, 160)
+    with pytest.raises(InputError, match=r"Random\(sparsity=0\.8\): the dense layers alone hold"):
+        begin(dense_first=True)
+
+
+def test_resuming_is_bit_identical_whatever_the_fresh_seed():
+    batches = make_batches("depthwise", 10)
+    whole = begin()
+    train(*whole[:2], batches)
+    first, second = begin(), begin(seed=9)
+    train(*first[:2], batches[:4])
+    for part, other in zip(second, first, strict=True):
+        part.load_state_dict(other.state_dict())
+    train(*second[:2], batches[4:])
+    assert whole[2].finalize() == second[2].finalize()
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_sparsity_zero_is_dense_training():
+    model, optimizer, sparsifier = begin(sparsity=0)
+    dense = build("depthwise")
+    batches = make_batches("depthwise", 5)
+    train(model, optimizer, batches)
+    train(dense, sgd(dense), batches)
+    sparsifier.finalize()
+    assert_same_state(state_of(model), state_of(dense))
+
+
+def test_refused_with_the_value_and_the_rule():
+    with pytest.raises(InputError, match=r"Random\(allocation='er2'\): one of 'uniform', 'er', "):
+        Random(sparsity=0.9, allocation="er2")
+    with pytest.raises(InputError, match=r"Random\(sparsity=0\.9999\): of 320 weights none"):
+        begin(sparsity=0.9999)

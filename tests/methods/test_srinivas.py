@@ -1,0 +1,140 @@
+"""Srinivas: straight-through gradients of Bernoulli gates, the two penalties, two phases."""
+
+import pytest
+import torch
+
+import probmask
+from probmask import InputError
+from probmask.masking.protocol import Phase
+from probmask.methods.srinivas import Srinivas
+from reference.networks import loss_of
+from reference.sparse_training import (
+    SparseTraining,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_resumes,
+    in_bf16,
+)
+
+
+def half_open(**settings):
+    training = SparseTraining(Srinivas(sparsity=0.6, **settings), "mlp")
+    for mask, _ in training.masker.gated:
+        mask.gate.data.fill_(0.5)
+    training.sparsifier._prepare(0)
+    return training
+
+
+def test_gates_are_drawn_with_their_probability():
+    training = half_open()
+    drawn = torch.cat([mask.drawn.flatten() for mask, _ in training.masker.gated])
+    assert set(drawn.tolist()) == {0.0, 1.0}
+    assert float(drawn.mean()) == pytest.approx(0.5, abs=0.08)
+
+
+def test_the_gradient_passes_straight_through_the_draw():
+    training = half_open()
+    loss_of(training.model, training.batches[0]).backward()
+    for mask, weight in training.masker.gated:
+        open_ = mask.drawn == 1
+        assert not weight.grad[~open_].any()
+        # The weight's gradient is that of the effective weight where the gate is open.
+        assert torch.allclose(mask.gate.grad[open_], (weight.grad * weight.detach())[open_])
+        assert mask.gate.grad[~open_].any()
+
+
+def test_the_penalty_against_its_formula():
+    training = half_open(bimodality=2.0, strength=3.0)
+    generator = torch.Generator().manual_seed(0)
+    gates = []
+    for mask, _ in training.masker.gated:
+        mask.gate.data.uniform_(generator=generator)
+        gates.append(mask.gate.detach().flatten())
+    training.masker.pressure = 5.0
+    g = torch.cat(gates).double()
+    expected = 2.0 * (g * (1 - g)).mean() + 5.0 * 3.0 * g.mean()
+    assert training.sparsifier.penalty().item() == pytest.approx(float(expected), rel=1e-5)
+    training.masker.pressure = 0.1
+    expected = 0.1 * (2.0 * (g * (1 - g)).mean() + 3.0 * g.mean())
+    assert training.sparsifier.penalty().item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_trained_network_first():
+    method = Srinivas(sparsity=0.7)
+    training = SparseTraining(method, steps=12, epochs=4)
+    dense = SparseTraining(probmask.Dense(), steps=12, epochs=4)
+    training.go(6)
+    dense.go(6)
+    assert training.masker.first_update == 6
+    for mask, _ in training.masker.gated:
+        assert (mask.gate == 1).all()
+    assert all(map(torch.equal, training.masker.weights, dense.masker.weights))
+    training.go()
+    assert any((mask.gate != 1).any() for mask, _ in training.masker.gated)
+
+
+def test_how_epochs_are_divided():
+    assert Srinivas(sparsity=0.5).phases(10) == (Phase("train", 5), Phase("gates", 5))
+    assert Srinivas(sparsity=0.5, pretrain=0.01).phases(3) == (
+        Phase("train", 1),
+        Phase("gates", 2),
+    )
+    assert Srinivas(sparsity=0.5, pretrain=0.9).phases(2) == (Phase("train", 1), Phase("gates", 1))
+    assert Srinivas(sparsity=0.5).phases(1) == (Phase("gates", 1),)
+    assert Srinivas(sparsity=0.5, pretrain=0).phases(7) == (Phase("gates", 7),)
+    on_top = Srinivas(sparsity=0.5, pretrain=0.25, equal_epochs=False)
+    assert on_top.phases(10) == (Phase("train", 10), Phase("gates", 30))
+
+
+def test_gates_stay_probabilities():
+    training = SparseTraining(Srinivas(sparsity=0.7, gate_lr=3.0)).go(5)
+    gates = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    assert gates.min() == 0
+    assert gates.max() == 1
+
+
+def test_steering_brings_the_probabilities_to_the_budget():
+    training = SparseTraining(Srinivas(sparsity=0.8), steps=200).go()
+    assert training.masker.kept_now() == pytest.approx(training.masker.keep, rel=0.25)
+
+
+def test_the_most_probable_stay():
+    training = SparseTraining(Srinivas(sparsity=0.8, freeze_at=None), steps=60).go()
+    gates = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    training.sparsifier.summary()
+    hard = torch.cat([mask.hard.flatten() for mask in training.masker.masks])
+    assert gates[hard].min() >= gates[~hard].max()
+
+
+@pytest.mark.parametrize("network", ["depthwise", "unet", "transformer", "tied"])
+def test_the_budget_is_exact(network):
+    assert_exact_budget(Srinivas(sparsity=0.85), network, epochs=4)
+
+
+def test_it_resumes_bit_by_bit():
+    assert_resumes(Srinivas(sparsity=0.8), after=(1, 6, 9, 11), epochs=4)
+    assert_resumes(Srinivas(sparsity=0.8, freeze_at=0.5), after=(8, 10), epochs=4)
+
+
+def test_sparsity_zero_is_dense_training():
+    assert_dense_at_zero(Srinivas, epochs=4)
+
+
+def test_a_bf16_network_has_fp32_gates():
+    training = in_bf16(Srinivas(sparsity=0.8))
+    assert all(mask.gate.dtype == torch.float32 for mask, _ in training.masker.gated)
+    training.finish()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bimodality": -1}, r"Srinivas\(bimodality=-1\)"),
+        ({"strength": "much"}, r"Srinivas\(strength='much'\)"),
+        ({"pretrain": 1}, r"Srinivas\(pretrain=1\): part of the epochs, from 0 to 0.95"),
+        ({"equal_epochs": 0.5}, r"Srinivas\(equal_epochs=0.5\)"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Srinivas(sparsity=0.9, **settings)

@@ -1,0 +1,144 @@
+"""ST-3: the quantile as threshold, soft thresholding, rescaled channels, the frozen end."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from probmask import InputError
+from probmask.core import schedules
+from probmask.masking.sites import Site
+from probmask.methods.st3 import ST3, ST3Weight
+from reference.masked_run import (
+    SIZE,
+    MaskedRun,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_exact_if_ended_early,
+    assert_resumes,
+    assert_takes_half_precision,
+    effective_gradients,
+    joined,
+    magnitudes,
+)
+
+
+def twin(weight, threshold, *, rescale, channels=0):
+    """The definition, entry by entry."""
+    result = torch.zeros_like(weight)
+    moved = weight.movedim(channels, 0)
+    for o, channel in enumerate(moved):
+        kept = channel[channel.abs() > threshold].abs().sum().item() / channel.numel()
+        whole = channel.abs().sum().item() / channel.numel()
+        scale = 1.01 / ((kept + 1e-6) / (whole + 1e-6) + 0.01) if rescale else 1.0
+        shrunk = scale * (channel - channel.sign() * threshold)
+        result.movedim(channels, 0)[o] = torch.where(channel.abs() > threshold, shrunk, 0.0)
+    return result
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+def test_the_effective_weight_is_the_definition(rescale):
+    run = MaskedRun(ST3(sparsity=0.8, rescale=rescale, freeze_at=None)).go(16)
+    threshold = torch.quantile(magnitudes(run).double(), 1 - 61 / SIZE).item()
+    for index, (weight, mask) in enumerate(zip(run.weights, run.masks, strict=True)):
+        assert mask.threshold.item() == pytest.approx(threshold, rel=1e-5)
+        channels = 1 if index == 2 else 0  # a transposed convolution
+        expected = twin(weight.detach(), threshold, rescale=rescale, channels=channels)
+        torch.testing.assert_close(mask(weight).detach(), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_every_weight_gets_the_gradient_without_the_scale():
+    run = MaskedRun(ST3(sparsity=0.8)).go(14)
+    effective, gradients = effective_gradients(run)
+    assert any(bool((seen == 0).any()) for seen in effective)
+    for weight, gradient in zip(run.weights, gradients, strict=True):
+        assert torch.equal(weight.grad, gradient)
+
+
+def test_the_budget_falls_cubically_and_begins_with_the_weights_themselves():
+    run = MaskedRun(ST3(sparsity=0.8, ramp_begin=0.25, ramp_end=0.75, freeze_at=None))
+    for done in range(24):
+        share = schedules.kept_fraction(done / 24, 61 / SIZE, begin=0.25, end=0.75)
+        assert int(joined(mask.active for mask in run.masks).sum()) == round(share * SIZE)
+        if done <= 6:
+            assert all(m(w) is w for m, w in zip(run.masks, run.weights, strict=True))
+        run.go(done + 1)
+
+
+def test_sigma_compares_across_layers_by_their_dimensions():
+    run = MaskedRun(ST3(sparsity=0.8, sigma=True, freeze_at=None)).go(16)
+    scales = [math.sqrt(sum(weight.shape)) for weight in run.weights]
+    scaled = [w.detach().abs() * s for w, s in zip(run.weights, scales, strict=True)]
+    order = joined(scaled).sort(descending=True).values
+    for mask, value, scale in zip(run.masks, scaled, scales, strict=True):
+        assert torch.equal(mask.active, value >= order[60])
+        assert order[61] <= mask.threshold.item() * scale * (1 + 1e-6)
+        assert mask.threshold.item() * scale <= order[60] * (1 + 1e-6)
+
+
+def test_evaluation_and_the_end_have_the_effective_weights_of_the_final_budget():
+    run = MaskedRun(ST3(sparsity=0.8)).go(6)  # far from the end of the ramp
+    run.model.eval()
+    threshold = torch.quantile(magnitudes(run).double(), 1 - 61 / SIZE).item()
+    evaluated = [m(w).detach().clone() for m, w in zip(run.masks, run.weights, strict=True)]
+    expected = twin(run.weights[0].detach(), threshold, rescale=True)
+    torch.testing.assert_close(evaluated[0], expected, rtol=1e-4, atol=1e-7)
+    run.model.train()
+    assert int(joined(mask.active for mask in run.masks).sum()) > 61  # training goes on as before
+    run.sparsifier.finalize()
+    for weight, seen in zip(run.weights, evaluated, strict=True):
+        assert torch.equal(weight, seen)
+
+
+def test_the_last_stretch_trains_the_baked_weights():
+    run = MaskedRun(ST3(sparsity=0.8, freeze_at=0.5))
+    run.go(11)
+    assert not run.sparsifier.frozen
+    run.go(12)
+    assert run.sparsifier.frozen
+    hard = [mask.hard.clone() for mask in run.masks]
+    assert sum(int(mask.sum()) for mask in hard) == 61
+    for mask, weight in zip(run.masks, run.weights, strict=True):
+        assert torch.equal(mask(weight), weight)  # baked: nothing is shrunk twice
+    run.go().sparsifier.finalize()
+    for mask, weight in zip(hard, run.weights, strict=True):
+        assert torch.equal(weight != 0, mask)
+
+
+def test_a_vector_has_channels_of_one():
+    layer = nn.Linear(2, 3)
+    mask = ST3Weight(Site("bias", ((layer, "bias"),), layer.bias), rescale=True)
+    effective = mask.effective(
+        torch.tensor([1.0, -2.0, 0.1]), torch.tensor([True, True, False]), torch.tensor(0.5)
+    )
+    assert effective.tolist() == pytest.approx([0.5, -1.5, 0.0])
+
+
+@pytest.mark.parametrize("sigma", [True, False])
+def test_the_contract(sigma):
+    method = ST3(sparsity=0.8, sigma=sigma)
+    assert_exact_budget(method)
+    assert_exact_if_ended_early(method)
+    assert_resumes(method)
+
+
+def test_nothing_removed_and_half_precision():
+    assert_dense_at_zero(ST3)
+    assert_takes_half_precision(ST3(sparsity=0.8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"ramp_begin": 5}, "ST3(ramp_begin=5): a part of the training, from 0 to 1."),
+        ({"ramp_end": None}, "ST3(ramp_end=None): a part of the training, from 0 to 1."),
+        ({"freeze_at": 2}, "ST3(freeze_at=2): a part of the training, from 0 to 1."),
+        ({"ramp_begin": 0.6}, "ST3(ramp_begin=0.6, ramp_end=0.47): sparsity rises"),
+        ({"sigma": "yes"}, "ST3(sigma='yes'): one of True, False."),
+    ],
+)
+def test_refusals(settings, text):
+    with pytest.raises(InputError) as caught:
+        ST3(**({"sparsity": 0.9} | settings))
+    assert text in str(caught.value)

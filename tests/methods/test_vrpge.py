@@ -1,0 +1,169 @@
+"""VRPGE: its estimator has the right mean, its budget is in weights, whole channels stay."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from probmask import InputError
+from probmask.methods.vrpge import VRPGE, policy_gradient
+from reference.networks import loss_of
+from reference.sparse_training import (
+    SparseTraining,
+    assert_dense_at_zero,
+    assert_exact_budget,
+    assert_resumes,
+    in_bf16,
+)
+
+
+def test_the_estimator_averages_to_the_gradient_of_the_expected_loss():
+    prob = torch.tensor([0.2, 0.5, 0.7], dtype=torch.float64)
+    every = itertools.product((0, 1), repeat=3)
+    masks = [torch.tensor(bits, dtype=torch.float64) for bits in every]
+    losses = torch.randn(8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def weight(mask, s):
+        return torch.where(mask == 1, s, 1 - s).prod()
+
+    estimate = torch.zeros(3, dtype=torch.float64)
+    for (one, m), (other, n) in itertools.product(enumerate(masks), repeat=2):
+        pair = torch.stack([losses[one], losses[other]])
+        estimate += weight(m, prob) * weight(n, prob) * policy_gradient(pair, [m, n], prob)
+    s = prob.clone().requires_grad_()
+    sum(loss * weight(mask, s) for loss, mask in zip(losses, masks, strict=True)).backward()
+    # The release divides the score by the root of s (1 - s) and not by s (1 - s) itself.
+    assert torch.allclose(estimate, s.grad * (prob * (1 - prob)).sqrt())
+
+
+def test_the_estimator_for_two_masks_by_hand():
+    prob = torch.tensor([0.5, 0.2])
+    masks = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0])]
+    found = policy_gradient(torch.tensor([3.0, 1.0]), masks, prob)
+    assert torch.allclose(found, torch.tensor([1.0 * (0.5 + 0.5) / 0.5, 0.0]))
+
+
+def test_certain_channels_get_no_infinite_gradient():
+    prob = torch.tensor([0.0, 1.0])
+    masks = [torch.tensor([0.0, 1.0])] * 2
+    assert not policy_gradient(torch.tensor([3.0, 1.0]), masks, prob).any()
+
+
+def test_probabilities_learn_from_the_losses_of_their_masks():
+    training = SparseTraining(VRPGE(sparsity=0.6), "mlp")
+    optimizer = training.optimizer
+    optimizer.zero_grad()
+    losses, masks = [], []
+    for share in training.sparsifier.draws():
+        masks.append([mask.drawn.clone() for mask, _ in training.masker.gated])
+        loss = loss_of(training.model, training.batches[0])
+        (share * loss).backward()
+        losses.append(loss.detach())
+        training.sparsifier.observe(loss)
+    assert len(losses) == 2
+    assert any(not torch.equal(*pair) for pair in zip(*masks, strict=True))
+    training.sparsifier._on_gradients()
+    for index, (mask, _) in enumerate(training.masker.gated):
+        expected = policy_gradient(torch.stack(losses), [m[index] for m in masks], mask.gate)
+        assert torch.equal(mask.gate.grad, expected)
+
+
+def test_the_budget_of_the_probabilities_is_in_weights():
+    training = SparseTraining(VRPGE(sparsity=0.7, freeze_at=None), steps=8)
+    for done in range(9):
+        expected = sum(m.gate.mean().item() * w.numel() for m, w in training.masker.gated)
+        assert expected <= training.masker.left * (1 + 1e-5)
+        training.go(done)
+
+
+def test_masks_are_per_output_channel():
+    training = SparseTraining(VRPGE(sparsity=0.6, dense_last=False), "unet")
+    shapes = {
+        name: tuple(mask.gate.shape)
+        for name, mask in zip(training.masker.names, training.masker.masks, strict=True)
+    }
+    assert shapes["middle.0.weight"] == (16, 1, 1, 1)
+    assert shapes["up.weight"] == (1, 8, 1, 1)
+
+
+def test_whole_channels_stay_in_order_and_part_of_the_last():
+    training = SparseTraining(VRPGE(sparsity=0.55, dense_last=False), "mlp", steps=20)
+    training.go()
+    training.finish()
+    partial = 0
+    for layer in [module for module in training.model if isinstance(module, nn.Linear)]:
+        kept = (layer.weight != 0).sum(1)
+        partial += int(((kept > 0) & (kept < layer.weight.shape[1])).sum())
+    assert partial <= 1
+
+
+def test_channels_of_equal_probability_are_taken_by_magnitude():
+    training = SparseTraining(VRPGE(sparsity=0.5, dense_last=False), "mlp")
+    training.sparsifier.summary()
+    sizes = torch.cat([weight.detach().abs().mean(1) for weight in training.masker.weights])
+    kept = torch.cat([mask.hard.all(1) for mask in training.masker.masks])
+    none = torch.cat([~mask.hard.any(1) for mask in training.masker.masks])
+    assert sizes[kept].min() > sizes[none].max()
+    assert int((~kept & ~none).sum()) <= 1
+
+
+def test_the_classifier_is_whole_where_the_budget_allows():
+    low = SparseTraining(VRPGE(sparsity=0.5), "mlp")
+    low.finish()
+    assert low.summary.layers[-1].kept == 48
+    high = SparseTraining(VRPGE(sparsity=0.9), "mlp").masker
+    assert len(high.gated) == 3
+    with pytest.raises(InputError, match=r"4.weight alone exceed the budget of 40 weights"):
+        SparseTraining(VRPGE(sparsity=0.9, dense_last=True), "mlp")
+
+
+def test_frozen_one_pass_per_update_is_enough():
+    training = SparseTraining(VRPGE(sparsity=0.6, freeze_at=0.5)).go(6)
+    assert training.sparsifier.draw_count == 2
+    training.go(7)
+    assert training.sparsifier.frozen
+    assert training.sparsifier.draw_count == 1
+    training.go()
+
+
+def test_losses_must_be_told():
+    training = SparseTraining(VRPGE(sparsity=0.6), "mlp")
+    for share in training.sparsifier.draws():
+        (share * loss_of(training.model, training.batches[0])).backward()
+    with pytest.raises(InputError, match=r"sparsifier.observe\(loss\)"):
+        training.optimizer.step()
+
+
+@pytest.mark.parametrize("network", ["depthwise", "unet", "transformer", "tied"])
+def test_the_budget_is_exact(network):
+    assert_exact_budget(VRPGE(sparsity=0.85), network)
+
+
+@pytest.mark.parametrize("freeze_at", [None, 0.5])
+def test_it_resumes_bit_by_bit(freeze_at):
+    assert_resumes(VRPGE(sparsity=0.8, freeze_at=freeze_at))
+
+
+def test_sparsity_zero_is_dense_training():
+    assert_dense_at_zero(VRPGE)
+
+
+def test_a_bf16_network_has_fp32_probabilities():
+    training = in_bf16(VRPGE(sparsity=0.8))
+    assert all(mask.gate.dtype == torch.float32 for mask, _ in training.masker.gated)
+    training.finish()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draws": 1}, r"VRPGE\(draws=1\): masks to compare per update, .* at least 2"),
+        ({"prob_lr": 0}, r"VRPGE\(prob_lr=0\)"),
+        ({"freeze_at": 2}, r"VRPGE\(freeze_at=2\)"),
+        ({"dense_last": 1.5}, r"VRPGE\(dense_last=1.5\)"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        VRPGE(sparsity=0.9, **settings)
