@@ -1,6 +1,7 @@
 """The data sets, by the names they have on the command line."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from probmask.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from probmask.data.digits import DIGITS, digits
 from probmask.data.download import download
-from probmask.data.locations import default_directory
+from probmask.data.locations import default_directory, expanded
 from probmask.data.mnist import FASHION_MNIST, MNIST, fashion_mnist, mnist
 from probmask.data.npz import npz
 from probmask.data.photographs import IMAGENET, folder, imagenet
@@ -90,7 +91,7 @@ def download_data(name: str, directory: str | Path | None = None, *, visible: bo
 
 
 def _find(name: str) -> DataSet:
-    if name not in DATA and (Path(name).suffix == ".npz" or Path(name).is_dir()):
+    if name not in DATA and (Path(name).suffix == ".npz" or _is_directory(name)):
         kind = "npz" if Path(name).suffix == ".npz" else "folder"
         raise InputError(
             f"--data {name}: is a path; for your own data pass --data {kind} --data-dir {name}."
@@ -98,8 +99,14 @@ def _find(name: str) -> DataSet:
     return lookup("data set", "--data", name, DATA)
 
 
+def _is_directory(name: str) -> bool:
+    with suppress(OSError):  # such as a name that is too long
+        return name != "" and Path(name).is_dir()
+    return False
+
+
 def _path(directory: str | Path | None) -> Path | None:
-    return None if directory is None else Path(directory).expanduser()
+    return None if directory is None else expanded(directory)
 
 
 __all__ = [

@@ -16,6 +16,9 @@ _RATIO = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
 # The shorter side is scaled to 256 where the centre of 224 is cut out.
 _MARGIN = 256 / 224
+# An image that is longer in proportion loses its ends first: as a whole it might not fit into
+# memory once scaled, and only its centre is wanted.
+_LONGEST = 16
 
 
 class UnreadableImageError(Exception):
@@ -28,9 +31,18 @@ def decode(path: Path) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, which nobody here looks at
             with Image.open(path) as image:
-                return image.convert("RGB")
+                return _as_rgb(image)
     except Exception as error:  # broken files raise nearly anything in the decoders
-        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+        # Which file it is, whoever catches this knows.
+        reason = " ".join(str(error).removesuffix(repr(str(path))).rstrip(" :").split())
+        raise UnreadableImageError(f"{type(error).__name__}: {reason}") from error
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits, of which Pillow would show all above 255 as white
+        grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
 
 
 def random_view(image: Image.Image, size: int, chance: random.Random) -> Tensor:
@@ -44,11 +56,12 @@ def random_view(image: Image.Image, size: int, chance: random.Random) -> Tensor:
 
 def central_view(image: Image.Image, size: int) -> Tensor:
     """The centre of the image, of ``size``, after its shorter side is scaled a little larger."""
+    longest = _LONGEST * min(image.size)
+    if max(image.size) > longest:
+        across, down = (min(side, longest) for side in image.size)
+        image = image.crop(_central_box(*image.size, across, down))
     shorter = round(size * _MARGIN)
-    scale = shorter / min(image.size)
-    width, height = (
-        shorter if side == min(image.size) else int(side * scale) for side in image.size
-    )
+    width, height = (shorter * side // min(image.size) for side in image.size)
     scaled = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return _as_tensor(scaled.crop((left, top, left + size, top + size)))
@@ -63,16 +76,13 @@ def random_box(width: int, height: int, chance: random.Random) -> tuple[int, int
         if 0 < across <= width and 0 < down <= height:
             left, top = chance.randint(0, width - across), chance.randint(0, height - down)
             return left, top, left + across, top + down
-    return _central_box(width, height)
+    # Too narrow to find one: the largest in its centre whose ratio is allowed.
+    across = min(width, round(height * _RATIO[1]))
+    down = min(height, round(width / _RATIO[0]))
+    return _central_box(width, height, across, down)
 
 
-def _central_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """The largest central box whose ratio is allowed, for images too narrow to find one."""
-    across, down = width, height
-    if width / height < _RATIO[0]:
-        down = round(width / _RATIO[0])
-    elif width / height > _RATIO[1]:
-        across = round(height * _RATIO[1])
+def _central_box(width: int, height: int, across: int, down: int) -> tuple[int, int, int, int]:
     left, top = (width - across) // 2, (height - down) // 2
     return left, top, left + across, top + down
 

@@ -47,8 +47,8 @@ class Folder:
     parts: dict[str, Files]
 
 
-def list_folder(argument: str, directory: Path) -> Folder:
-    """List the images of a directory with train/ and val/ or test/, or with the classes alone."""
+def list_folder(argument: str, directory: Path, parts: tuple[str, ...] = ("val", "test")) -> Folder:
+    """List the images of a directory with train/ and other parts, or with the classes alone."""
     if not directory.is_dir():
         raise InputError(
             f"{argument} {directory}: is no directory; give one with folders of images."
@@ -57,12 +57,12 @@ def list_folder(argument: str, directory: Path) -> Folder:
         class_names = _class_names(argument, directory)
         return Folder(class_names, {"train": _list(argument, directory, class_names)})
     class_names = _class_names(argument, directory / "train")
-    parts = {
+    found = {
         part: _list(argument, directory / part, class_names)
-        for part in ("train", "val", "test")
+        for part in ("train", *parts)
         if (directory / part).is_dir()
     }
-    return Folder(class_names, parts)
+    return Folder(class_names, found)
 
 
 def _class_names(argument: str, directory: Path) -> tuple[str, ...]:

@@ -47,13 +47,11 @@ class InMemory(DataSource):
         scale: float = 255.0,
     ) -> None:
         channels, height, width = train.pixels.shape[1:]
+        _check_fits(name, settings, channels, height, width)
+        train = train[: _limit(name, "train_images", settings.train_images, len(train))]
+        test = test[: _limit(name, "test_images", settings.test_images, len(test))]
         settings = _with_statistics(settings, train, scale)
-        _check_channels(name, settings, channels)
-        self._parts = {
-            "train": train[: _limit(name, "train_images", settings.train_images, len(train))],
-            "val": train[:0],
-            "test": test[: _limit(name, "test_images", settings.test_images, len(test))],
-        }
+        self._parts = {"train": train, "val": train[:0], "test": test}
         self._settings = settings
         assert settings.mean is not None
         assert settings.std is not None
@@ -134,7 +132,12 @@ def _with_statistics(settings: SmallImages, train: Images, scale: float) -> Smal
     return replace(settings, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
-def _check_channels(name: str, settings: SmallImages, channels: int) -> None:
+def _check_fits(name: str, settings: SmallImages, channels: int, height: int, width: int) -> None:
+    if settings.padding >= min(height, width):
+        raise InputError(
+            f"data_args.padding={settings.padding}: {name} has images of {height}×{width} pixels, "
+            "of which crops would show nothing; choose fewer than the shorter side."
+        )
     if settings.mean is not None and len(settings.mean) != channels:
         raise InputError(
             f"data_args.mean={list(settings.mean)}: {name} has {channels} channel"

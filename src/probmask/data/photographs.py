@@ -1,7 +1,11 @@
 """Images that are read, cropped and scaled by worker processes whenever they are needed."""
 
+import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +29,8 @@ _CHECKED_AT_ONCE = 64
 
 def imagenet(directory: Path | None, settings: Photographs) -> "ImageFiles":
     """ImageNet or an excerpt: folders of classes in DIR/train and DIR/val."""
-    found = list_folder("--data-dir", _given("imagenet", directory))
+    # Its own test/ has no labels, and no folders.
+    found = list_folder("--data-dir", _given("imagenet", directory), parts=("val",))
     if "val" not in found.parts:
         raise InputError(
             f"--data-dir {directory}: has no train/ and val/ in it; ImageNet (image-net.org, after "
@@ -174,15 +179,19 @@ class ImageFiles(DataSource):
             num_workers=self._workers,
             collate_fn=collate,
             pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # or it takes a number from the global one
         )
         try:
-            yield from loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            with _same_signals():
+                batches = iter(loader)
+            yield from batches
+        except (RuntimeError, OSError, EOFError) as error:
+            if isinstance(error, RuntimeError) and not _is_about_workers(error):
                 raise
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise OSError(
-                f"a process that reads images ended ({' '.join(str(error).split())}); is there "
-                "memory for fewer of them? Pass --set workers=N, and --resume to go on."
+                f"a process that reads images ended ({reason}); is there memory for fewer of them? "
+                "Pass --set workers=N, and --resume to go on."
             ) from error
 
     def _report(self, failure: Failure) -> None:
@@ -199,6 +208,28 @@ class ImageFiles(DataSource):
                 UnreadableImageWarning,
                 stacklevel=2,
             )
+
+
+def _is_about_workers(error: RuntimeError) -> bool:
+    """Whether a worker has ended, and not raised the error itself."""
+    return "worker" in str(error) and not str(error).startswith("Caught")
+
+
+@contextmanager
+def _same_signals() -> Iterator[None]:
+    """Undo what PyTorch does to SIGCHLD when it starts workers.
+
+    Its handler raises the end of a worker wherever this process happens to be, in the middle of an
+    update too. Without it the end is found out when a batch is waited for.
+    """
+    if os.name == "nt" or threading.current_thread() is not threading.main_thread():
+        yield  # PyTorch does nothing to it there
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
 def _spread(name: str, setting: str, files: Files, asked: int | None) -> Files:

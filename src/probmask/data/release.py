@@ -35,7 +35,8 @@ def check_labels(labels: torch.Tensor, classes: int, source: Path | str) -> None
     if wrong.any():
         where = int(wrong.nonzero()[0])
         raise damaged(
-            source, f"the label of image {where} is {int(labels[where])}, not below {classes}"
+            source,
+            f"the label of image {where} is {int(labels[where])}, not from 0 to {classes - 1}",
         )
 
 
