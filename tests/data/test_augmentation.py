@@ -24,13 +24,14 @@ def draw_twin(images, chosen, generator, *, padding, flip):
     """What `Crops.draw` returns, one image after the other."""
     tops, lefts = torch.randint(2 * padding + 1, (2, len(chosen)), generator=generator).tolist()
     coins = torch.rand(len(chosen), generator=generator).tolist() if flip else [1.0] * len(chosen)
-    heads = [number for number, coin in zip(chosen.tolist(), coins, strict=True) if coin < 0.5]
-    tails = [number for number, coin in zip(chosen.tolist(), coins, strict=True) if coin >= 0.5]
+    drawn = list(zip(chosen.tolist(), tops, lefts, coins, strict=True))
+    heads = [one for one in drawn if one[3] < 0.5]
+    tails = [one for one in drawn if one[3] >= 0.5]
     cropped = [
-        window(images[number], padding, top, left, mirrored=place < len(heads))
-        for place, (number, top, left) in enumerate(zip(heads + tails, tops, lefts, strict=True))
+        window(images[number], padding, top, left, mirrored=coin < 0.5)
+        for number, top, left, coin in heads + tails
     ]
-    return torch.stack(cropped), torch.tensor(heads + tails)
+    return torch.stack(cropped), torch.tensor([number for number, *_ in heads + tails])
 
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
@@ -49,6 +50,23 @@ def test_crops_agree_with_their_twin(padding, flip, shape):
         assert torch.equal(numbers, theirs)
         assert sorted(numbers.tolist()) == sorted(chosen.tolist())
     assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_ranks_that_share_a_batch_crop_it_as_one_alone_would(ranks):
+    images = torch.randint(256, (30, 1, 6, 6), dtype=torch.uint8, generator=random())
+    crops = Crops(images, padding=2, flip=True)
+    chosen = torch.randperm(30, generator=random())
+    whole = dict(
+        zip(*(part.tolist() for part in reversed(crops.draw(chosen, random()))), strict=True)
+    )
+    shared = {}
+    for first in range(0, 30, 30 // ranks):
+        part = chosen[first : first + 30 // ranks]
+        ours, numbers = crops.draw(part, random(), of=30, first=first)
+        assert sorted(numbers.tolist()) == sorted(part.tolist())
+        shared |= dict(zip(numbers.tolist(), ours.tolist(), strict=True))
+    assert shared == whole
 
 
 def test_without_padding_and_flip_images_pass_unchanged_and_in_order():

@@ -70,9 +70,9 @@ def test_images_are_normalised(data):
 
 
 def test_the_documented_statistics_are_those_of_the_training_images(data):
-    computed = load_data("digits", None, {"mean": "none", "std": "none"})._settings
-    assert round(computed.mean[0], 4) == data._settings.mean[0]
-    assert round(computed.std[0], 4) == data._settings.std[0]
+    computed = load_data("digits", None, {"mean": "none", "std": "none"}).settings
+    assert round(computed.mean[0], 4) == data.settings.mean[0]
+    assert round(computed.std[0], 4) == data.settings.std[0]
 
 
 def test_settings_are_obeyed():

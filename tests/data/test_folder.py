@@ -53,7 +53,7 @@ def test_what_is_hidden_or_lies_elsewhere_is_ignored(tmp_path):
     write_colour(tmp_path / "stray.jpg", 0)
     found = listed(tmp_path)
     assert found.class_names == ("a", "b")
-    assert paths(found.parts["train"]) == ["a/000.jpg", "b/000.jpg"]
+    assert paths(found.parts["train"]) == ["a/000.jpg", "a/deeper/000.jpg", "b/000.jpg"]
 
 
 def test_links_are_followed(tmp_path):
@@ -171,7 +171,6 @@ def test_a_part_whose_images_are_not_sorted_into_classes(tmp_path):
 
 
 def test_parts_without_training_images(tmp_path):
-    """They are taken for classes, of which neither has images."""
     for part in ("val", "test"):
         make_classes(tmp_path / part, {"a": 1, "b": 1})
-    assert "has no images in it" in refused(tmp_path)
+    assert "has a val/ but no train/ in it" in refused(tmp_path)

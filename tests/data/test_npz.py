@@ -255,10 +255,10 @@ def test_statistics_are_those_of_the_training_images(path, channels):
         train_labels=np.arange(5000) % 3,
         test_images=pixels(5, channels, 6, 7, seed=1),
     )
-    settings = load(path, arrays)._settings
+    settings = load(path, arrays).settings
     np.testing.assert_allclose(settings.mean, (train / 255).mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(settings.std, (train / 255).std((0, 2, 3)), rtol=1e-9)
-    few = load(path, arrays, train_images=100)._settings
+    few = load(path, arrays, train_images=100).settings
     np.testing.assert_allclose(few.mean, (train[:100] / 255).mean((0, 2, 3)), rtol=1e-12)
 
 
@@ -274,7 +274,7 @@ def test_a_channel_that_is_everywhere_the_same_becomes_0(path):
     images = pixels(12, 3, 6, 7)
     images[:, 1] = 77
     data = load(path, two_parts(train_images=images, test_images=images[:5]))
-    assert data._settings.std[1] == 1
+    assert data.settings.std[1] == 1
     (batch,) = data.testing(batch_size=5)
     assert batch.images[:, 1].abs().max() < 1e-6
     assert batch.images.isfinite().all()
@@ -282,7 +282,7 @@ def test_a_channel_that_is_everywhere_the_same_becomes_0(path):
 
 def test_given_statistics_are_taken_as_they_are(path):
     data = load(path, two_parts(), mean=[0.5], std=[0.25])
-    assert (data._settings.mean, data._settings.std) == ((0.5,), (0.25,))
+    assert (data.settings.mean, data.settings.std) == ((0.5,), (0.25,))
     with pytest.raises(InputError, match="npz has 1 channel; give one number for each"):
         load(path, two_parts(), mean=[0.5] * 3, std=[0.25] * 3)
 

@@ -165,6 +165,8 @@ def test_a_file_that_may_not_be_read_is_named(name, file):
         path = Path(directory) / file
         path.parent.mkdir(exist_ok=True)
         path.touch(mode=0)
+        for other in ("train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+            path.with_name(f"{other}-ubyte").touch()
         Path(directory).chmod(0o755)
         with unprivileged():
             message = refused(name, path if name == "npz" else directory)

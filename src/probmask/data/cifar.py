@@ -83,7 +83,7 @@ def cifar100(directory: Path | None, settings: SmallImages) -> InMemory:
 
 def _load(release: Release, directory: Path | None, settings: SmallImages) -> InMemory:
     path = directory or default_directory(release.name)
-    layout, place = _find(release, path)
+    layout, place = locate(release, path)
     files = _read(place, layout)
     train, test = (
         _joined([_parsed(release, layout, files[name], place / name) for name in names])
@@ -93,8 +93,8 @@ def _load(release: Release, directory: Path | None, settings: SmallImages) -> In
     return InMemory(release.name, train, test, settings, classes=release.classes)
 
 
-def _find(release: Release, path: Path) -> tuple[_Layout, Path]:
-    """The form of the release that is there, and the folder or archive that holds its files."""
+def locate(release: Release, path: Path) -> tuple[_Layout, Path]:
+    """Find the form of the release that is there, and the folder or archive that holds it."""
     layouts = _LAYOUTS[release.name]
     for layout in layouts:
         for folder in (path / layout.folder, path):

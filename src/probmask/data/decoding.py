@@ -1,14 +1,18 @@
 """From an image file to bytes of the size that the network takes: crops as ImageNet's users do."""
 
+import errno
 import math
 import random
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # A random crop has this part of the image's area, and this ratio of width to height.
 _AREA = (0.08, 1.0)
@@ -21,12 +25,24 @@ _MARGIN = 256 / 224
 _LONGEST = 16
 
 
+# What the system says of one file, and not of itself.
+_ABOUT_THE_FILE = frozenset(
+    (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+)
+
+
 class UnreadableImageError(Exception):
-    """A file is not an image, or only a part of one."""
+    """A file is not an image, or only a part of one; or the system fails to read it."""
+
+    def __init__(self, reason: str, *, is_of_the_system: bool = False) -> None:
+        super().__init__(reason)
+        self.is_of_the_system = is_of_the_system
 
 
-def decode(path: Path) -> Image.Image:
+def decode(path: Path) -> "Image.Image":
     """Read an image of any kind (grey, palette, CMYK, …) as RGB."""
+    from PIL import Image
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, which nobody here looks at
@@ -35,18 +51,30 @@ def decode(path: Path) -> Image.Image:
     except Exception as error:  # broken files raise nearly anything in the decoders
         # Which file it is, whoever catches this knows.
         reason = " ".join(str(error).removesuffix(repr(str(path))).rstrip(" :").split())
-        raise UnreadableImageError(f"{type(error).__name__}: {reason}") from error
+        raise UnreadableImageError(
+            f"{type(error).__name__}: {reason}", is_of_the_system=_is_of_the_system(error)
+        ) from error
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def _is_of_the_system(error: Exception) -> bool:
+    # Decoders raise an OSError for a damaged image too, but that has no number.
+    number = error.errno if isinstance(error, OSError) else None
+    return isinstance(error, MemoryError) or (number or 0) not in (0, *_ABOUT_THE_FILE)
+
+
+def _as_rgb(image: "Image.Image") -> "Image.Image":
+    from PIL import Image
+
     if image.mode.startswith("I"):  # 16 bits, of which Pillow would show all above 255 as white
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255)
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
 
 
-def random_view(image: Image.Image, size: int, chance: random.Random) -> Tensor:
+def random_view(image: "Image.Image", size: int, chance: random.Random) -> Tensor:
     """A random part of the image scaled to ``size``, mirrored half of the time."""
+    from PIL import Image
+
     box = random_box(image.width, image.height, chance)
     view = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
     if chance.random() < 0.5:
@@ -54,8 +82,10 @@ def random_view(image: Image.Image, size: int, chance: random.Random) -> Tensor:
     return _as_tensor(view)
 
 
-def central_view(image: Image.Image, size: int) -> Tensor:
+def central_view(image: "Image.Image", size: int) -> Tensor:
     """The centre of the image, of ``size``, after its shorter side is scaled a little larger."""
+    from PIL import Image
+
     longest = _LONGEST * min(image.size)
     if max(image.size) > longest:
         across, down = (min(side, longest) for side in image.size)
@@ -87,5 +117,5 @@ def _central_box(width: int, height: int, across: int, down: int) -> tuple[int, 
     return left, top, left + across, top + down
 
 
-def _as_tensor(image: Image.Image) -> Tensor:
+def _as_tensor(image: "Image.Image") -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

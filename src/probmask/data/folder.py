@@ -54,6 +54,12 @@ def list_folder(argument: str, directory: Path, parts: tuple[str, ...] = ("val",
             f"{argument} {directory}: is no directory; give one with folders of images."
         )
     if not (directory / "train").is_dir():
+        for part in parts:
+            if (directory / part).is_dir():
+                raise InputError(
+                    f"{argument} {directory}: has a {part}/ but no train/ in it; call the folder "
+                    "of the training images so."
+                )
         class_names = _class_names(argument, directory)
         return Folder(class_names, {"train": _list(argument, directory, class_names)})
     class_names = _class_names(argument, directory / "train")
@@ -107,9 +113,15 @@ def _is_class(entry: os.DirEntry[str]) -> bool:
 
 
 def _images(directory: Path) -> list[str]:
-    return sorted(
-        entry.name
-        for entry in os.scandir(directory)
-        if os.path.splitext(entry.name)[1].lower() in _ENDINGS  # noqa: PTH122 - a million of them
-        and not entry.name.startswith(".")
-    )
+    """The image files in the folder and in the folders within it, relative to it."""
+    found = []
+    for place, folders, files in os.walk(directory, followlinks=True):
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        inner = os.path.relpath(place, directory)
+        found += [
+            file if inner == "." else f"{inner}/{file}"
+            for file in files
+            if os.path.splitext(file)[1].lower() in _ENDINGS  # noqa: PTH122 - a million of them
+            and not file.startswith(".")
+        ]
+    return sorted(found)

@@ -37,15 +37,22 @@ def fashion_mnist(directory: Path | None, settings: SmallImages) -> InMemory:
 
 def _load(release: Release, directory: Path | None, settings: SmallImages) -> InMemory:
     folder = directory or default_directory(release.name)
+    files = locate(release, folder)
     train, test = (
-        Images(
-            read_idx(_find(release, folder, f"{stem}-images", 3), 3).unsqueeze(1),
-            _read_labels(release, _find(release, folder, f"{stem}-labels", 1)),
-        )
-        for stem in ("train", "t10k")
+        Images(read_idx(pixels, 3).unsqueeze(1), _read_labels(release, labels))
+        for pixels, labels in (files[:2], files[2:])
     )
     release.check(train, test, source=folder)
     return InMemory(release.name, train, test, settings, classes=release.classes)
+
+
+def locate(release: Release, folder: Path) -> list[Path]:
+    """Find the four files: images and labels for training, images and labels for testing."""
+    return [
+        _find(release, folder, f"{stem}-{kind}", dimensions)
+        for stem in ("train", "t10k")
+        for kind, dimensions in (("images", 3), ("labels", 1))
+    ]
 
 
 def _find(release: Release, folder: Path, stem: str, dimensions: int) -> Path:

@@ -5,7 +5,8 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from probmask.core.noise import fold
 from probmask.data import Batch, DataSource, Shard
 from probmask.errors import CheckpointError, InputError, NonFiniteError
 from probmask.masking.macs import CONVENTION, count_macs
+from probmask.masking.ranks import gathered
 from probmask.masking.sites import find_sites
 from probmask.masking.sparsifier import Sparsifier, attach
 from probmask.masking.summary import Summary
@@ -92,6 +94,11 @@ class Training:
         self.steps_per_epoch = self.data.steps_per_epoch(config.batch_size)
         self.total_steps = config.epochs * self.steps_per_epoch
         self.shard = Shard(fabric.global_rank, fabric.world_size)
+        if config.batch_size % fabric.world_size:
+            raise InputError(
+                f"train(batch_size={config.batch_size}): {fabric.world_size} processes share a "
+                "batch evenly; choose a multiple."
+            )
         self.model_args = model_settings(
             config.model, config.model_args, suggested=_suggested(data)
         )
@@ -115,6 +122,7 @@ class Training:
         )
         self.raw_optimizer = optimizer
         self.network, self.optimizer = fabric.setup(self.model, optimizer)
+        self.fingerprint = data.fingerprint() if fabric.global_rank == 0 else ""
         self.step = 0
         self.seconds = 0.0
         self.log_length = 0
@@ -154,12 +162,14 @@ class Training:
 
     def finish(self) -> dict[str, Any]:
         """Make the network final, measure it, write artifact and record."""
-        batch_size = self.config.batch_size
+        # All ranks go through the same images, in batches that fit on one of them.
+        batch_size = self.config.batch_size // self.shard.ranks
         batches = self.data.training(
             self.config.epochs, batch_size=batch_size, seed=self.config.seed
         )
-        some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
-        summary = self.sparsifier.finalize(data=(batch.images for batch in some))
+        with closing(batches):  # or processes would go on reading
+            some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
+            summary = self.sparsifier.finalize(data=(batch.images for batch in some))
         record = self._record(summary)
         if self.fabric.global_rank == 0:
             described = {
@@ -198,6 +208,11 @@ class Training:
                 f"{self.directory.checkpoint}: belongs to a run with another configuration; "
                 "resume without changing settings."
             )
+        if state["data"] != self.data.fingerprint():
+            raise CheckpointError(
+                f"{self.directory.checkpoint}: was trained on other data than there is now; bring "
+                "back what the run began with (--data-dir, if it has moved)."
+            )
         try:
             self.model.load_state_dict(state["model"])
             self.raw_optimizer.load_state_dict(state["optimizer"])
@@ -208,6 +223,7 @@ class Training:
                 f"{self.directory.checkpoint}: does not fit the model ({reason}); "
                 "has its code changed since?"
             ) from error
+        self.data.recall_unreadable(state["unreadable"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.log_length = state["log_length"]
         self.sums.copy_(state["sums"])
@@ -224,6 +240,8 @@ class Training:
             "seconds": self.seconds,
             "log_length": log.length,
             "sums": self.sums,
+            "data": self.fingerprint,
+            "unreadable": self.data.unreadable,
         }
         write_checkpoint(self.directory.checkpoint, state)
 
@@ -327,7 +345,8 @@ class Training:
             for layer, uses in zip(summary.layers, macs.per_weight, strict=True)
         ]
         settings = make_method(self.config).settings()
-        sparse = macs.sparse([layer.kept for layer in summary.layers])
+        kept = [layer.kept for layer in summary.layers]
+        sparse = macs.sparse(kept)
         # In the currency that was asked for.
         reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
         test = evaluate_model(self.model, self.data, device=self.fabric.device)
@@ -336,7 +355,7 @@ class Training:
             "model": self.config.model,
             "model_args": self.model_args,
             "data": self.config.data,
-            "data_args": dict(self.config.data_args),
+            "data_args": resolved_data_args(self.data),
             "train_images": self.data.train_size,
             "method": dict(self.config.method),
             "seed": self.config.seed,
@@ -349,13 +368,15 @@ class Training:
                 "dense": macs.dense,
                 "sparse": sparse,
                 "pooling": macs.pooling,
+                "dense_with_pooling": macs.dense_with_pooling,
+                "sparse_with_pooling": macs.sparse_with_pooling(kept),
                 "convention": CONVENTION,
             },
             "selection": None
             if selection is None
             else {"on": self.config.select_on, **selection.as_table()},
             "test": test.as_table(),
-            "unreadable": sorted(self.data.unreadable),
+            "unreadable": sorted(set().union(*gathered(self.data.unreadable))),
             "layers": layers,
             "seconds": round(self.seconds, 3),
             "config": to_table(self.config),
@@ -372,6 +393,15 @@ class Training:
                 "devices": self.fabric.world_size,
             },
         }
+
+
+def resolved_data_args(data: DataSource) -> dict[str, Any]:
+    """The settings of the data as they were used, so that they can be used again."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(data.settings).items()
+        if value is not None
+    }
 
 
 def _suggested(data: DataSource) -> dict[str, Any]:
