@@ -15,6 +15,7 @@ from probmask.errors import (
     NonFiniteError,
     UnreadableImageWarning,
 )
+from probmask.launch import is_first_rank, rank_named
 from probmask.version import __version__
 
 # Flags of `train` that stand for a key of the configuration.
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (OSError, NonFiniteError) as error:  # a NaN is of our own making, not of the input
-        _say(str(error))
+        _say(str(error), every_rank=True)
         return 1
     except InputError as error:
         _say(str(error))
@@ -188,7 +189,7 @@ def _train(options: argparse.Namespace) -> None:
         wanted = config or RunDirectory(Path(str(out))).read_config()
         _download(wanted.data, wanted.data_dir, options)
     outcome = train(config, out=out, resume=resume, make_reporter=Bar if visible else Quiet)
-    if not _is_first_rank():
+    if not is_first_rank():
         return
     if options.json:
         _print_json(
@@ -199,8 +200,10 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    import torch
+
     from probmask.artifact import load, read
-    from probmask.data import load_data
+    from probmask.data import default_workers, load_data
     from probmask.training.evaluate import evaluate_model
 
     metadata = read(options.artifact).metadata
@@ -211,8 +214,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     settings = metadata.get("data_args") if data == trained_on else None
     if options.download:
         _download(data, options.data_dir, options)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = load_data(data, options.data_dir, settings if isinstance(settings, dict) else {})
-    score = evaluate_model(load(options.artifact, model=options.model), source)
+    network = load(options.artifact, model=options.model).to(device)
+    score = evaluate_model(network, source.to(device, workers=default_workers()), device=device)
     if options.json:
         result = {"data": data, "accuracy": score.accuracy}
         _print_json({**result, "correct": score.correct, "total": score.total})
@@ -240,7 +245,7 @@ def _list_methods(options: argparse.Namespace) -> None:
     from probmask.analysis.tables import print_rows
     from probmask.methods import METHODS
 
-    described = [
+    described: list[dict[str, Any]] = [
         {
             "name": name,
             "group": method.group,
@@ -296,17 +301,15 @@ def _download(data: str, directory: str | None, options: argparse.Namespace) -> 
 
 def _visible(options: argparse.Namespace) -> bool:
     """Whether somebody is there to see a bar."""
-    return sys.stderr.isatty() and not options.json and _is_first_rank()
+    return sys.stderr.isatty() and not options.json and is_first_rank()
 
 
-def _is_first_rank() -> bool:
-    # Launchers tell each process its rank this way before anything of torch is there.
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-
-def _say(message: str) -> None:
-    if _is_first_rank():
+def _say(message: str, *, every_rank: bool = False) -> None:
+    """Print a message: the first rank's, or also what another one alone may know."""
+    if is_first_rank():
         print(f"probmask: {message}", file=sys.stderr)
+    elif every_rank:
+        print(f"probmask (rank {rank_named()}): {message}", file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:
@@ -316,7 +319,8 @@ def _print_json(value: Any) -> None:
 def _show_warnings_in_one_line() -> None:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, LayerCollapseWarning | UnreadableImageWarning):
-            _say(f"warning: {message}")
+            every_rank = issubclass(category, UnreadableImageWarning)
+            _say(f"warning: {message}", every_rank=every_rank)
 
     warnings.showwarning = show
 

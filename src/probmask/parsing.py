@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -60,7 +61,8 @@ def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            with suppress(OverflowError):  # TOML's have any length in Python
+                return float(value)
         plain = get_origin(kind) or kind
         if plain is int and isinstance(value, bool):
             continue

@@ -12,6 +12,8 @@ from reference import two_ranks
 SPARSE = sorted(set(METHODS) - {"dense"})
 # Its weights are never trained, so that nothing of it equals dense training.
 NEVER_DENSE = {"edge-popup"}
+# Weights that they grow are zero until a gradient moves them.
+GROWING = {"deepr", "dsr", "granet", "rigl", "set", "snfs"}
 
 
 def differing(one, other):
@@ -38,8 +40,9 @@ def test_the_budget_is_exact(name, finished):
     run, final = finished(name)
     kept = sum(int(final[layer.name].count_nonzero()) for layer in run.summary.layers)
     assert (run.summary.kept, run.summary.size) == (KEEP, SIZE)
-    assert kept <= KEEP  # a weight that stays may happen to be zero
-    assert kept >= KEEP - 3
+    assert kept <= KEEP
+    if name not in GROWING:
+        assert kept >= KEEP - 3  # a weight that stays may happen to be zero
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

@@ -1,11 +1,12 @@
-"""The digits: sizes, labels, and batches that depend on nothing but seed, epoch and position."""
+"""The digits: all of scikit-learn's, parted once, and batches of them."""
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 
-from probmask.data import DATA, Shard, load_data
+from probmask.data import Shard, load_data
 from probmask.errors import InputError
 
 
@@ -14,39 +15,51 @@ def data():
     return load_data("digits")
 
 
-def assert_same(a, b):
-    assert len(a) == len(b) > 0
-    for x, y in zip(a, b, strict=True):
-        assert torch.equal(x.images, y.images)
-        assert torch.equal(x.labels, y.labels)
+def raw(**settings):
+    """The digits with pixels as they are, from 0 to 1, and no augmentation."""
+    return load_data("digits", None, {"padding": 0, "mean": [0], "std": [1], **settings})
 
 
-def test_sizes_are_those_of_the_docstring(data):
-    assert (data.train_size, data.test_size) == (1442, 355)
-    assert data.image_shape == (1, 8, 8)
+def as_bytes(batch):
+    return [image.tobytes() for image in (batch.images * 16).round().byte().numpy()]
+
+
+def test_sizes(data):
+    assert (data.train_size, data.val_size, data.test_size) == (1442, 0, 355)
+    assert (data.name, data.classes, data.image_shape) == ("digits", 10, (1, 8, 8))
     assert data.steps_per_epoch(64) == 22
-    documented = DATA["digits"].__doc__ or ""
-    assert "1,442 training and 355 test" in documented
 
 
-def test_training_and_test_images_are_the_whole_set_each_once(data):
+def test_training_and_test_images_are_the_whole_set_each_once():
     from sklearn.datasets import load_digits
 
-    def hashes(pixels):
-        return sorted(pixels.reshape(len(pixels), -1).to(torch.uint8).numpy().tobytes())
+    bunch = load_digits()
+    everything = [
+        (image.astype(np.uint8).tobytes(), int(label))
+        for image, label in zip(bunch.images, bunch.target, strict=True)
+    ]
+    (train,) = raw().training(0, batch_size=1442, seed=0)
+    (test,) = raw().testing(batch_size=355)
+    ours = [
+        pair
+        for batch in (train, test)
+        for pair in zip(as_bytes(batch), batch.labels.tolist(), strict=True)
+    ]
+    assert sorted(ours) == sorted(everything)
 
-    everything = torch.from_numpy(load_digits().images)
-    ours = torch.cat([data._train.pixels, data._test.pixels]).flatten(1)
-    assert hashes(ours) == hashes(everything)
 
-
-def test_both_parts_hold_every_digit(data):
-    (test,) = data.testing(batch_size=355)
-    train = torch.cat([b.labels for b in data.training(0, batch_size=1442, seed=0)])
-    for labels, least in ((test.labels, 20), (train, 120)):
+@pytest.mark.parametrize("held_out", [False, True])
+def test_every_part_holds_every_digit_about_equally_often(held_out):
+    data = raw().with_validation() if held_out else raw()
+    (train,) = data.training(0, batch_size=data.train_size, seed=0)
+    parts = [(train.labels, data.train_size), (next(data.testing(batch_size=355)).labels, 355)]
+    if held_out:
+        assert (data.train_size, data.val_size) == (1298, 144)
+        parts.append((next(data.validation(batch_size=144)).labels, 144))
+    for labels, size in parts:
         counts = torch.bincount(labels, minlength=10)
         assert len(counts) == data.classes == 10
-        assert counts.min() >= least
+        assert (counts - size / 10).abs().max() < 0.05 * size / 10 + 1
 
 
 def test_images_are_normalised(data):
@@ -56,33 +69,27 @@ def test_images_are_normalised(data):
     assert abs(images.std().item() - 1) < 0.05
 
 
-def test_testing_gives_the_same_images_whatever_the_batch_size(data):
-    one = torch.cat([batch.images for batch in data.testing(batch_size=7)])
-    other = torch.cat([batch.images for batch in data.testing(batch_size=355)])
-    assert torch.equal(one, other)
+def test_the_documented_statistics_are_those_of_the_training_images(data):
+    computed = load_data("digits", None, {"mean": "none", "std": "none"}).settings
+    assert round(computed.mean[0], 4) == data.settings.mean[0]
+    assert round(computed.std[0], 4) == data.settings.std[0]
 
 
-def test_batches_depend_on_seed_epoch_and_position_only(data):
+def test_settings_are_obeyed():
+    few = raw(train_images=100, test_images=7)
+    assert (few.train_size, few.test_size) == (100, 7)
+    (test,) = raw().testing(batch_size=355)
+    (first,) = few.testing(batch_size=355)
+    assert torch.equal(first.images, test.images[:7])
+
+
+def test_batches_are_the_same_every_time(data):
     first = list(data.training(3, batch_size=64, seed=5))
-    torch.manual_seed(99)
-    torch.rand(10)
-    assert_same(first, list(load_data("digits").training(3, batch_size=64, seed=5)))
-
-
-def test_making_batches_leaves_the_global_generator_alone(data):
-    torch.manual_seed(1)
-    before = torch.random.get_rng_state()
-    list(data.training(0, batch_size=256, seed=0))
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("start", [1, 10, 21, 22])
-def test_from_the_middle_of_an_epoch_the_rest_is_the_same(data, start):
-    whole = list(data.training(2, batch_size=64, seed=0))
-    rest = list(data.training(2, batch_size=64, seed=0, start=start))
-    assert len(rest) == 22 - start
-    if rest:
-        assert_same(rest, whole[start:])
+    again = list(load_data("digits").training(3, batch_size=64, seed=5))
+    assert len(first) == len(again) == 22
+    for ours, theirs in zip(first, again, strict=True):
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -97,23 +104,13 @@ def test_shards_part_every_batch_in_order(data, ranks):
         assert torch.equal(labels, batch.labels)
 
 
-def test_another_epoch_or_seed_is_another_order_and_another_crop(data):
-    def first(epoch, seed):
-        return next(data.training(epoch, batch_size=1442, seed=seed))
-
-    base = first(0, 0)
-    for other in (first(1, 0), first(0, 1)):
-        assert not torch.equal(base.labels, other.labels)
-        # The same image, found by its place in the original order, is cropped differently.
-        assert sorted(base.labels.tolist()) == sorted(other.labels.tolist())
-        assert not torch.equal(
-            base.images.sum((1, 2, 3)).sort().values, other.images.sum((1, 2, 3)).sort().values
-        )
-
-
-def test_an_unknown_data_set_gets_the_nearest_name():
-    with pytest.raises(InputError, match="--data digit: no such data set; did you mean 'digits'"):
-        load_data("digit")
+def test_a_directory_is_refused(tmp_path):
+    with pytest.raises(InputError) as caught:
+        load_data("digits", tmp_path)
+    assert str(caught.value) == (
+        f"--data-dir {tmp_path}: the digits come with scikit-learn and lie in no directory; leave "
+        "it out."
+    )
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch):

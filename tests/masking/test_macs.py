@@ -246,9 +246,9 @@ def test_the_mask_changes_nothing_about_the_cost_of_a_weight():
     assert count_macs(model, sites, example) == before
 
 
-def test_the_convention_is_one_line():
-    assert "\n" not in CONVENTION
-    assert CONVENTION.endswith("are free.")
+def test_the_convention_says_whose_it_is_and_how_pooling_counts():
+    assert "STR's convention" in CONVENTION
+    assert "average pooling, one per input element, is listed apart" in CONVENTION
 
 
 @pytest.mark.parametrize("form", [tuple, list, dict])

@@ -19,7 +19,7 @@ def test_the_method_of_the_guide_works():
     model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     sparsifier = probmask.attach(
-        model, names["Random"](sparsity=0.9), optimizer=optimizer, total_steps=20
+        model, names["LargestFirst"](sparsity=0.9), optimizer=optimizer, total_steps=20
     )
     for _ in range(20):
         loss = model(torch.randn(8, 20)).square().mean()

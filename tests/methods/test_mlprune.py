@@ -351,7 +351,7 @@ def test_a_copy_of_the_model_does_not_copy_the_data():
     model, _, _ = begin(probe=probe)
     twin = copy.deepcopy(model)
     masker = twin[0].parametrizations.weight[0]._source
-    assert masker._data.probe is probe
+    assert masker._probe is probe
     assert masker.model is twin
 
 

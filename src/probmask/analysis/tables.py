@@ -10,6 +10,7 @@ from rich.table import Table
 
 from probmask.artifact import ArtifactInfo
 from probmask.checks import is_number
+from probmask.masking.macs import CONVENTION
 
 
 def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
@@ -65,6 +66,7 @@ def print_training(
         if run is not None:
             results.add_row(name, *_result(run, with_validation=selected))
     console.print(results)
+    _say(console, CONVENTION)
     skipped = record.get("unreadable", [])
     if skipped:
         _say(console, f"{len(skipped)} image files could not be read; record.json names them")
@@ -108,6 +110,7 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
         f"{path}: {_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
         f"{_bytes(info.dense_bytes)} that its tensors take when stored dense",
     )
+    _say(console, CONVENTION)
     for line in _provenance(info.metadata):
         _say(console, line)
 
@@ -141,6 +144,7 @@ def model_rows(described: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             f"{model['classes']}",
             f"{model['layers']}",
             f"{model['weights']:,}",
+            f"{model['parameters']:,}",
             f"{model['macs']:,}",
             f"{model['pooling_macs']:,}",
             model["summary"],
@@ -149,7 +153,17 @@ def model_rows(described: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-MODEL_HEADINGS = ("name", "images", "classes", "layers", "weights", "MACs", "pooling", "what it is")
+MODEL_HEADINGS = (
+    "name",
+    "images",
+    "classes",
+    "layers",
+    "weights",
+    "parameters",
+    "MACs",
+    "pooling",
+    "what it is",
+)
 
 
 def data_rows(described: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -233,7 +247,7 @@ def _say(console: Console, text: str) -> None:
 def _console() -> Console:
     # Piped output is read by programs and by people later on: full width, no colour codes.
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    return console if console.is_terminal else Console(highlight=False, width=220)
 
 
 def _empty_table() -> Table:

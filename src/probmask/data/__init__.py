@@ -1,21 +1,22 @@
 """The data sets, by the names they have on the command line."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probmask.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
+from probmask.data import cifar, mnist
 from probmask.data.digits import DIGITS, digits
 from probmask.data.download import download
-from probmask.data.locations import default_directory
-from probmask.data.mnist import FASHION_MNIST, MNIST, fashion_mnist, mnist
+from probmask.data.locations import default_directory, expanded
 from probmask.data.npz import npz
 from probmask.data.photographs import IMAGENET, folder, imagenet
 from probmask.data.release import Release
 from probmask.data.remotes import REMOTES
 from probmask.data.settings import Photographs, SmallImages
 from probmask.data.source import Batch, DataSource, Shard
+from probmask.data.workers import default_workers
 from probmask.errors import InputError
 from probmask.names import lookup
 from probmask.parsing import parse_fields
@@ -28,6 +29,7 @@ class DataSet:
     load: Callable[[Path | None, Any], DataSource]
     defaults: SmallImages | Photographs
     release: Release | None = None
+    locate: Callable[[Release, Path], object] | None = None
 
     @property
     def summary(self) -> str:
@@ -42,15 +44,19 @@ DATA: dict[str, DataSet] = {
     "digits": DataSet(
         digits, SmallImages(padding=1, flip=False, mean=(0.3051,), std=(0.3762,)), DIGITS
     ),
-    "cifar10": DataSet(cifar10, _CIFAR, CIFAR10),
-    "cifar100": DataSet(cifar100, _CIFAR, CIFAR100),
+    "cifar10": DataSet(cifar.cifar10, _CIFAR, cifar.CIFAR10, cifar.locate),
+    "cifar100": DataSet(cifar.cifar100, _CIFAR, cifar.CIFAR100, cifar.locate),
     "mnist": DataSet(
-        mnist, SmallImages(padding=2, flip=False, mean=(0.1307,), std=(0.3081,)), MNIST
+        mnist.mnist,
+        SmallImages(padding=2, flip=False, mean=(0.1307,), std=(0.3081,)),
+        mnist.MNIST,
+        mnist.locate,
     ),
     "fashion-mnist": DataSet(
-        fashion_mnist,
+        mnist.fashion_mnist,
         SmallImages(padding=2, flip=True, mean=(0.2860,), std=(0.3530,)),
-        FASHION_MNIST,
+        mnist.FASHION_MNIST,
+        mnist.locate,
     ),
     "imagenet": DataSet(imagenet, Photographs(), IMAGENET),
     "folder": DataSet(folder, Photographs()),
@@ -77,20 +83,25 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> SmallImages | Phot
 
 
 def download_data(name: str, directory: str | Path | None = None, *, visible: bool) -> Path:
-    """Fetch and verify a data set that can be fetched; return the directory that it is in."""
-    _find(name)
+    """Fetch and verify a data set that is not there yet; return the place that it is in."""
+    entry = _find(name)
     if name not in REMOTES:
         raise InputError(
             f"--download --data {name}: cannot be downloaded; those that can are "
             f"{', '.join(REMOTES)}."
         )
     place = _path(directory) or default_directory(name)
+    assert entry.locate is not None
+    assert entry.release is not None
+    with suppress(InputError):  # it is not there
+        entry.locate(entry.release, place)
+        return place
     download(REMOTES[name], place, visible=visible)
     return place
 
 
 def _find(name: str) -> DataSet:
-    if name not in DATA and (Path(name).suffix == ".npz" or Path(name).is_dir()):
+    if name not in DATA and (Path(name).suffix == ".npz" or _is_directory(name)):
         kind = "npz" if Path(name).suffix == ".npz" else "folder"
         raise InputError(
             f"--data {name}: is a path; for your own data pass --data {kind} --data-dir {name}."
@@ -98,8 +109,14 @@ def _find(name: str) -> DataSet:
     return lookup("data set", "--data", name, DATA)
 
 
+def _is_directory(name: str) -> bool:
+    with suppress(OSError):  # such as a name that is too long
+        return name != "" and Path(name).is_dir()
+    return False
+
+
 def _path(directory: str | Path | None) -> Path | None:
-    return None if directory is None else Path(directory).expanduser()
+    return None if directory is None else expanded(directory)
 
 
 __all__ = [
@@ -111,6 +128,7 @@ __all__ = [
     "Shard",
     "SmallImages",
     "check_settings",
+    "default_workers",
     "download_data",
     "load_data",
 ]

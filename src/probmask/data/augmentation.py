@@ -20,20 +20,31 @@ class Crops:
         padded = nn.functional.pad(pixels, (padding,) * 4) if padding else pixels
         self._windows = padded.unfold(2, height, 1).unfold(3, width, 1)
 
-    def draw(self, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def draw(
+        self,
+        chosen: Tensor,
+        generator: torch.Generator,
+        *,
+        of: int | None = None,
+        first: int = 0,
+    ) -> tuple[Tensor, Tensor]:
         """Crop the chosen images at random; return their numbers in the order of the crops.
 
-        The mirrored ones come first, which saves gathering them twice; the order within a batch
-        has no meaning. The generator is the CPU's: the same seed crops alike on every device.
+        With ``of`` they are those from the ``first`` on of a batch of so many: ranks that share a
+        batch crop it as one alone would. The mirrored ones come first, which saves gathering them
+        twice; the order within a batch has no meaning. The generator is the CPU's: the same seed
+        crops alike on every device.
         """
-        count, device = len(chosen), self._windows.device
-        top, left = torch.randint(self._positions, (2, count), generator=generator).to(device)
+        count = len(chosen) if of is None else of
+        part, device = slice(first, first + len(chosen)), self._windows.device
+        places = torch.randint(self._positions, (2, count), generator=generator)[:, part]
         mirrored = 0
         if self._flip:
-            mirror = torch.rand(count, generator=generator) < 0.5
+            mirror = (torch.rand(count, generator=generator) < 0.5)[part]
             mirrored = int(mirror.sum())
-            chosen = torch.cat([chosen[mirror], chosen[~mirror]])
-        chosen = chosen.to(device)
+            order = (~mirror).int().argsort(stable=True)
+            chosen, places = chosen[order], places[:, order]
+        chosen, (top, left) = chosen.to(device), places.to(device)
         crops = self._windows[chosen, :, top, left]
         crops[:mirrored] = crops[:mirrored].flip(3)
         return crops, chosen

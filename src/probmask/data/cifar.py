@@ -5,7 +5,9 @@ each, and 3,072 bytes of pixels, the red plane first. A python file is a pickled
 same; it is parsed, never executed.
 """
 
+import gzip
 import tarfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +17,9 @@ import numpy as np
 import torch
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.locations import default_directory, missing
+from probmask.data.locations import default_directory, is_file, missing, unreadable
 from probmask.data.pickled import read_pickle
-from probmask.data.release import Release, damaged
+from probmask.data.release import Release, check_labels, damaged
 from probmask.data.settings import SmallImages
 from probmask.errors import InputError
 
@@ -81,34 +83,33 @@ def cifar100(directory: Path | None, settings: SmallImages) -> InMemory:
 
 def _load(release: Release, directory: Path | None, settings: SmallImages) -> InMemory:
     path = directory or default_directory(release.name)
-    layout, place = _find(release, path)
+    layout, place = locate(release, path)
     files = _read(place, layout)
-    read = _from_binary if layout.binary else _from_python
     train, test = (
-        _joined([read(release, files[name], place / name) for name in names])
+        _joined([_parsed(release, layout, files[name], place / name) for name in names])
         for names in (layout.train, layout.test)
     )
     release.check(train, test, source=place)
     return InMemory(release.name, train, test, settings, classes=release.classes)
 
 
-def _find(release: Release, path: Path) -> tuple[_Layout, Path]:
-    """The form of the release that is there, and the folder or archive that holds its files."""
+def locate(release: Release, path: Path) -> tuple[_Layout, Path]:
+    """Find the form of the release that is there, and the folder or archive that holds it."""
     layouts = _LAYOUTS[release.name]
     for layout in layouts:
         for folder in (path / layout.folder, path):
-            if (folder / layout.train[0]).is_file():
+            if is_file(folder / layout.train[0]):
                 return layout, folder
         for archive in (path / layout.archive, path):
-            if archive.is_file() and archive.name == layout.archive:
+            if archive.name == layout.archive and is_file(archive):
                 return layout, archive
-    if path.is_file():
+    if is_file(path):
         names = " or ".join(layout.archive for layout in layouts)
         raise InputError(
             f"--data-dir {path}: is not called as an archive of {release.name} is; expected "
             f"{names}, or a directory that holds it."
         )
-    looked_for = " or ".join(f"{layout.folder}/" for layout in layouts)
+    looked_for = " or ".join(f"{layout.folder}/{layout.train[0]}" for layout in layouts)
     raise missing(release.name, path, looked_for)
 
 
@@ -117,11 +118,16 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
     if place.is_dir():
         return {name: _read_file(place / name) for name in names}
     try:
-        with tarfile.open(place, "r:*") as archive:
-            return _read_members(archive, layout.folder, names, place)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+        with gzip.open(place) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
+            files = _read_members(archive, layout.folder, names, place)
+            while unpacked.read(1 << 20):  # the checksum is at the end
+                pass
+            return files
+    except InputError:
+        raise
+    except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise unreadable(place, error) from error
         raise damaged(place, " ".join(str(error).split())) from error
 
 
@@ -132,7 +138,7 @@ def _read_file(path: Path) -> bytes:
             raise damaged(path, f"{size:,} bytes are more than any file of CIFAR has")
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
+        raise unreadable(path, error) from error
 
 
 def _read_members(
@@ -154,6 +160,12 @@ def _read_members(
             return files
     absent = next(name for name in names if name not in files)
     raise damaged(source, f"it holds no {folder}/{absent}")
+
+
+def _parsed(release: Release, layout: _Layout, data: bytes, source: Path) -> Images:
+    images = (_from_binary if layout.binary else _from_python)(release, data, source)
+    check_labels(images.labels, release.classes, source)
+    return images
 
 
 def _from_binary(release: Release, data: bytes, source: Path) -> Images:

@@ -47,22 +47,28 @@ class Folder:
     parts: dict[str, Files]
 
 
-def list_folder(argument: str, directory: Path) -> Folder:
-    """List the images of a directory with train/ and val/ or test/, or with the classes alone."""
+def list_folder(argument: str, directory: Path, parts: tuple[str, ...] = ("val", "test")) -> Folder:
+    """List the images of a directory with train/ and other parts, or with the classes alone."""
     if not directory.is_dir():
         raise InputError(
             f"{argument} {directory}: is no directory; give one with folders of images."
         )
     if not (directory / "train").is_dir():
+        for part in parts:
+            if (directory / part).is_dir():
+                raise InputError(
+                    f"{argument} {directory}: has a {part}/ but no train/ in it; call the folder "
+                    "of the training images so."
+                )
         class_names = _class_names(argument, directory)
         return Folder(class_names, {"train": _list(argument, directory, class_names)})
     class_names = _class_names(argument, directory / "train")
-    parts = {
+    found = {
         part: _list(argument, directory / part, class_names)
-        for part in ("train", "val", "test")
+        for part in ("train", *parts)
         if (directory / part).is_dir()
     }
-    return Folder(class_names, parts)
+    return Folder(class_names, found)
 
 
 def _class_names(argument: str, directory: Path) -> tuple[str, ...]:
@@ -107,9 +113,15 @@ def _is_class(entry: os.DirEntry[str]) -> bool:
 
 
 def _images(directory: Path) -> list[str]:
-    return sorted(
-        entry.name
-        for entry in os.scandir(directory)
-        if os.path.splitext(entry.name)[1].lower() in _ENDINGS  # noqa: PTH122 - a million of them
-        and not entry.name.startswith(".")
-    )
+    """The image files in the folder and in the folders within it, relative to it."""
+    found = []
+    for place, folders, files in os.walk(directory, followlinks=True):
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        inner = os.path.relpath(place, directory)
+        found += [
+            file if inner == "." else f"{inner}/{file}"
+            for file in files
+            if os.path.splitext(file)[1].lower() in _ENDINGS  # noqa: PTH122 - a million of them
+            and not file.startswith(".")
+        ]
+    return sorted(found)

@@ -1,6 +1,7 @@
 """Small images held in memory as bytes; augmentation and normalisation are batched tensor work."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -11,7 +12,7 @@ from torch import Tensor
 from probmask.data.augmentation import Crops, Normalisation
 from probmask.data.settings import SmallImages
 from probmask.data.source import AUGMENTATION, WHOLE, Batch, DataSource, Shard, generator
-from probmask.data.splits import for_validation
+from probmask.data.splits import for_validation, limited
 from probmask.errors import InputError
 
 
@@ -36,6 +37,8 @@ class Images:
 class InMemory(DataSource):
     """A data set whose images fit in memory; they lie on the device that trains."""
 
+    settings: SmallImages
+
     def __init__(
         self,
         name: str,
@@ -47,14 +50,12 @@ class InMemory(DataSource):
         scale: float = 255.0,
     ) -> None:
         channels, height, width = train.pixels.shape[1:]
+        _check_fits(name, settings, channels, height, width)
+        train = train[: limited(name, "train_images", settings.train_images, len(train))]
+        test = test[: limited(name, "test_images", settings.test_images, len(test))]
         settings = _with_statistics(settings, train, scale)
-        _check_channels(name, settings, channels)
-        self._parts = {
-            "train": train[: _limit(name, "train_images", settings.train_images, len(train))],
-            "val": train[:0],
-            "test": test[: _limit(name, "test_images", settings.test_images, len(test))],
-        }
-        self._settings = settings
+        self._parts = {"train": train, "val": train[:0], "test": test}
+        self.settings = settings
         assert settings.mean is not None
         assert settings.std is not None
         self._normalised = Normalisation(settings.mean, settings.std, scale=scale)
@@ -82,20 +83,30 @@ class InMemory(DataSource):
         """The same data, lying on the device; there is nothing for workers to do."""
         return self._replaced({name: part.to(device) for name, part in self._parts.items()})
 
+    def fingerprint(self) -> str:
+        """A digest of all pixels and labels."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self._parts.values():
+            for tensor in (part.pixels, part.labels):
+                digest.update(f"{tuple(tensor.shape)}".encode())
+                digest.update(tensor.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
     @cached_property
     def _crops(self) -> Crops:
-        settings = self._settings
+        settings = self.settings
         return Crops(self._parts["train"].pixels, padding=settings.padding, flip=settings.flip)
 
     def training(
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """The training batches of an epoch, shuffled, cropped and mirrored at random."""
         labels = self._parts["train"].labels
         places = self._places(epoch, batch_size=batch_size, seed=seed, start=start, shard=shard)
-        for position, _, chosen in places:
-            random = generator(seed, AUGMENTATION, epoch, position, shard.rank)
-            pixels, shown = self._crops.draw(chosen, random)
+        for position, begin, chosen in places:
+            random = generator(seed, AUGMENTATION, epoch, position)
+            first = begin - position * batch_size
+            pixels, shown = self._crops.draw(chosen, random, of=batch_size, first=first)
             yield Batch(self._normalised(pixels), labels[shown])
 
     def validation(self, *, batch_size: int) -> Iterator[Batch]:
@@ -113,14 +124,6 @@ class InMemory(DataSource):
             yield Batch(self._normalised(images.pixels), images.labels)
 
 
-def _limit(name: str, setting: str, asked: int | None, there: int) -> int:
-    if asked is not None and asked > there:
-        raise InputError(
-            f"data_args.{setting}={asked}: {name} has only {there}; ask for fewer or leave it out."
-        )
-    return there if asked is None else asked
-
-
 def _with_statistics(settings: SmallImages, train: Images, scale: float) -> SmallImages:
     if settings.mean is not None:
         return settings
@@ -134,7 +137,12 @@ def _with_statistics(settings: SmallImages, train: Images, scale: float) -> Smal
     return replace(settings, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
-def _check_channels(name: str, settings: SmallImages, channels: int) -> None:
+def _check_fits(name: str, settings: SmallImages, channels: int, height: int, width: int) -> None:
+    if settings.padding >= min(height, width):
+        raise InputError(
+            f"data_args.padding={settings.padding}: {name} has images of {height}×{width} pixels, "
+            "of which crops would show nothing; choose fewer than the shorter side."
+        )
     if settings.mean is not None and len(settings.mean) != channels:
         raise InputError(
             f"data_args.mean={list(settings.mean)}: {name} has {channels} channel"

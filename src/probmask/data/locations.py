@@ -1,6 +1,7 @@
 """Where data sets lie, and what to say when they do not."""
 
 import os
+import stat
 from pathlib import Path
 
 from probmask.data.remotes import REMOTES
@@ -10,8 +11,35 @@ from probmask.errors import InputError
 def default_directory(name: str) -> Path:
     """Where a data set lies if nobody says: in $PROBMASK_DATA, else in the user's cache."""
     given = os.environ.get("PROBMASK_DATA")
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(given) if given else Path(cache) / "probmask") / name
+    if given:
+        return expanded(given) / name
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "probmask" / name
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ~ replaced by the home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(
+            f"{path}: which home directory that is cannot be found out; give the place in full, by "
+            "--data-dir or $PROBMASK_DATA."
+        ) from error
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file of that name; if that cannot be known, say why."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null in the name
+        return False
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> InputError:
+    """Say that the system does not let the file be read."""
+    return InputError(f"{path}: cannot be read ({error.strerror}).")
 
 
 def missing(name: str, directory: Path, looked_for: str) -> InputError:

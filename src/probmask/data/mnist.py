@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.locations import default_directory, missing
-from probmask.data.release import Release, damaged
+from probmask.data.locations import default_directory, is_file, missing, unreadable
+from probmask.data.release import Release, check_labels, damaged
 from probmask.data.settings import SmallImages
-from probmask.errors import InputError
 
 MNIST = Release("mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
 FASHION_MNIST = Release("fashion-mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
@@ -38,15 +37,22 @@ def fashion_mnist(directory: Path | None, settings: SmallImages) -> InMemory:
 
 def _load(release: Release, directory: Path | None, settings: SmallImages) -> InMemory:
     folder = directory or default_directory(release.name)
+    files = locate(release, folder)
     train, test = (
-        Images(
-            read_idx(_find(release, folder, f"{stem}-images", 3), 3).unsqueeze(1),
-            read_idx(_find(release, folder, f"{stem}-labels", 1), 1).long(),
-        )
-        for stem in ("train", "t10k")
+        Images(read_idx(pixels, 3).unsqueeze(1), _read_labels(release, labels))
+        for pixels, labels in (files[:2], files[2:])
     )
     release.check(train, test, source=folder)
     return InMemory(release.name, train, test, settings, classes=release.classes)
+
+
+def locate(release: Release, folder: Path) -> list[Path]:
+    """Find the four files: images and labels for training, images and labels for testing."""
+    return [
+        _find(release, folder, f"{stem}-{kind}", dimensions)
+        for stem in ("train", "t10k")
+        for kind, dimensions in (("images", 3), ("labels", 1))
+    ]
 
 
 def _find(release: Release, folder: Path, stem: str, dimensions: int) -> Path:
@@ -54,9 +60,15 @@ def _find(release: Release, folder: Path, stem: str, dimensions: int) -> Path:
     names = [f"{stem}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     for place in (folder, folder / "raw"):
         for name in names:
-            if (place / name).is_file():
+            if is_file(place / name):
                 return place / name
     raise missing(release.name, folder, names[0])
+
+
+def _read_labels(release: Release, path: Path) -> Tensor:
+    labels = read_idx(path, 1).long()
+    check_labels(labels, release.classes, path)
+    return labels
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
@@ -79,7 +91,7 @@ def _content(path: Path) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise damaged(path, str(error)) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
+        raise unreadable(path, error) from error
     if len(data) > _LARGEST_FILE:
         raise damaged(path, f"more than {_LARGEST_FILE:,} bytes")
     return data

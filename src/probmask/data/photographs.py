@@ -1,7 +1,12 @@
 """Images that are read, cropped and scaled by worker processes whenever they are needed."""
 
+import hashlib
+import os
+import signal
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +20,16 @@ from probmask.data.folder import Files, list_folder
 from probmask.data.release import Release
 from probmask.data.settings import Photographs
 from probmask.data.source import AUGMENTATION, WHOLE, Batch, DataSource, Shard
-from probmask.data.splits import evenly, for_testing, for_validation
-from probmask.data.views import CentralViews, Failure, Loaded, RandomViews, Views, collate
+from probmask.data.splits import evenly, for_testing, for_validation, limited
+from probmask.data.views import (
+    MOST_IN_A_ROW,
+    CentralViews,
+    Failure,
+    Loaded,
+    RandomViews,
+    Views,
+    collate,
+)
 from probmask.errors import InputError, UnreadableImageWarning
 
 IMAGENET = Release("imagenet", 1000, (3, 224, 224), train_images=1_281_167, test_images=50_000)
@@ -25,7 +38,8 @@ _CHECKED_AT_ONCE = 64
 
 def imagenet(directory: Path | None, settings: Photographs) -> "ImageFiles":
     """ImageNet or an excerpt: folders of classes in DIR/train and DIR/val."""
-    found = list_folder("--data-dir", _given("imagenet", directory))
+    # Its own test/ has no labels, and no folders.
+    found = list_folder("--data-dir", _given("imagenet", directory), parts=("val",))
     if "val" not in found.parts:
         raise InputError(
             f"--data-dir {directory}: has no train/ and val/ in it; ImageNet (image-net.org, after "
@@ -60,16 +74,19 @@ class ImageFiles(DataSource):
     taken from the training images when they are asked for.
     """
 
+    settings: Photographs
+
     def __init__(
         self, name: str, parts: dict[str, Files], settings: Photographs, *, classes: int
     ) -> None:
         self.name, self.classes = name, classes
         self.image_shape = (3, settings.image_size, settings.image_size)
-        self._settings = settings
+        self.settings = settings
         self._normalised = Normalisation(settings.mean, settings.std, scale=255.0)
         self._given_validation = parts.get("val")
-        train = _spread(name, "train_images", parts["train"], settings.train_images)
-        test = _spread(name, "test_images", parts["test"], settings.test_images)
+        train, test = parts["train"], parts["test"]
+        train = _spread(train, limited(name, "train_images", settings.train_images, len(train)))
+        test = _spread(test, limited(name, "test_images", settings.test_images, len(test)))
         self._parts = {
             "train": train,
             "val": train[torch.tensor([], dtype=torch.long)],
@@ -106,9 +123,21 @@ class ImageFiles(DataSource):
         """The files that had to be left out so far, each with the reason."""
         return dict(self._unreadable)
 
+    def recall_unreadable(self, files: Mapping[str, str]) -> None:
+        """Take over what was found unreadable before the run was interrupted."""
+        self._unreadable.update(files)
+
+    def fingerprint(self) -> str:
+        """A digest of the names of all files, and of their labels."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self._parts.values():
+            digest.update(part.names.tobytes())
+            digest.update(part.labels.numpy().data)
+        return digest.hexdigest()
+
     def check(self, *, visible: bool) -> None:
         """Read every file once if unreadable ones are to be refused."""
-        if self._settings.unreadable != "refuse":
+        if self.settings.unreadable != "refuse":
             return
         failures: list[Failure] = []
         total = self.train_size + self.val_size + self.test_size
@@ -127,9 +156,9 @@ class ImageFiles(DataSource):
 
     def training(
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """The training batches of an epoch, shuffled, cropped and mirrored at random."""
-        size = self._settings.image_size
+        size = self.settings.image_size
         views = RandomViews(self._parts["train"], size, fold(seed, AUGMENTATION, epoch))
         places = self._places(epoch, batch_size=batch_size, seed=seed, start=start, shard=shard)
         keys = (list(enumerate(chosen.tolist(), start=begin)) for _, begin, chosen in places)
@@ -149,15 +178,17 @@ class ImageFiles(DataSource):
             list(range(begin, min(begin + batch_size, len(files))))
             for begin in range(0, len(files), batch_size)
         )
-        return CentralViews(files, self._settings.image_size), keys
+        return CentralViews(files, self.settings.image_size), keys
 
     def _batches(
         self, views: Views, keys: Iterator[Any], *, whole: bool = False
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
+        in_a_row = 0
         for loaded in self._load(views, keys):
             for failure in loaded.failures:
                 self._report(failure)
-            if whole and loaded.missing:
+            in_a_row = 0 if len(loaded.labels) else in_a_row + len(loaded.failures)
+            if (whole and loaded.missing) or in_a_row >= MOST_IN_A_ROW:
                 raise OSError(
                     f"--data {self.name}: {len(loaded.failures)} files cannot be read, the last of "
                     f"them {loaded.failures[-1].path}; is the disk still there?"
@@ -174,20 +205,29 @@ class ImageFiles(DataSource):
             num_workers=self._workers,
             collate_fn=collate,
             pin_memory=self._device.type == "cuda",
+            generator=torch.Generator(),  # or it takes a number from the global one
         )
         try:
-            yield from loader
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            with _same_signals():
+                batches = iter(loader)
+            yield from batches
+        except (RuntimeError, OSError, EOFError) as error:
+            if isinstance(error, RuntimeError) and not _is_about_workers(error):
                 raise
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise OSError(
-                f"a process that reads images ended ({' '.join(str(error).split())}); is there "
-                "memory for fewer of them? Pass --set workers=N, and --resume to go on."
+                f"a process that reads images ended ({reason}); is there memory for fewer of them? "
+                "Pass --set workers=N, and --resume to go on."
             ) from error
 
     def _report(self, failure: Failure) -> None:
-        """Warn of a file once, or give up if it has become unreadable since it was checked."""
-        if self._settings.unreadable == "refuse":
+        """Warn of a file once; give up if the system fails, or if the file had been checked."""
+        if failure.is_of_the_system:
+            raise OSError(
+                f"{failure.path}: cannot be read ({failure.reason}); mend that and pass --resume "
+                "to go on."
+            )
+        if self.settings.unreadable == "refuse":
             raise OSError(
                 f"{failure.path}: cannot be read any more ({failure.reason}); bring it back and "
                 "pass --resume to go on."
@@ -201,12 +241,27 @@ class ImageFiles(DataSource):
             )
 
 
-def _spread(name: str, setting: str, files: Files, asked: int | None) -> Files:
-    if asked is None:
-        return files
-    if asked > len(files):
-        raise InputError(
-            f"data_args.{setting}={asked}: {name} has only {len(files)}; ask for fewer or leave it "
-            "out."
-        )
-    return files[evenly(len(files), asked)]
+def _is_about_workers(error: RuntimeError) -> bool:
+    """Whether a worker has ended, and not raised the error itself."""
+    return "worker" in str(error) and not str(error).startswith("Caught")
+
+
+@contextmanager
+def _same_signals() -> Iterator[None]:
+    """Undo what PyTorch does to SIGCHLD when it starts workers.
+
+    Its handler raises the end of a worker wherever this process happens to be, in the middle of an
+    update too. Without it the end is found out when a batch is waited for.
+    """
+    if os.name == "nt" or threading.current_thread() is not threading.main_thread():
+        yield  # PyTorch does nothing to it there
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+def _spread(files: Files, count: int) -> Files:
+    return files if count == len(files) else files[evenly(len(files), count)]

@@ -69,5 +69,7 @@ def _check_statistics(mean: tuple[float, ...] | None, std: tuple[float, ...] | N
         raise InputError(
             f"data_args(mean={mean}, std={std}): give both, with one number per channel each."
         )
+    for value in mean or ():
+        check_within("data_args", "mean", value, 0, 1, meaning="a mean of pixels in [0, 1]")
     for value in std or ():
         check_within("data_args", "std", value, 1e-6, float("inf"), meaning="a deviation")

@@ -1,7 +1,7 @@
 """What a data set is to the trainer: batches that are a function of seed, epoch and position."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from probmask.core.noise import fold
+from probmask.data.settings import Photographs, SmallImages
 from probmask.errors import InputError
 
 # Counters that keep the streams of random numbers apart.
@@ -50,6 +51,7 @@ class DataSource(ABC):
     train_size: int
     val_size: int = 0
     test_size: int
+    settings: SmallImages | Photographs
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """The number of training batches in an epoch; what does not fill a batch is left out."""
@@ -75,17 +77,25 @@ class DataSource(ABC):
         """Refuse now what would fail later; ``visible`` shows how far a long check has come."""
 
     @property
-    def unreadable(self) -> Mapping[str, str]:
+    def unreadable(self) -> dict[str, str]:
         """The files that had to be left out so far, each with the reason."""
         return {}
+
+    def recall_unreadable(self, files: Mapping[str, str]) -> None:
+        """Take over what was found unreadable before the run was interrupted."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A digest of what is in the parts: a resumed run asks whether it is still the same."""
 
     @abstractmethod
     def training(
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """The training batches of an epoch, shuffled and augmented, from position ``start`` on.
 
-        ``batch_size`` is over all ranks together; each gets its own slice.
+        ``batch_size`` is over all ranks together; each gets its own slice. Whoever does not go
+        through to the end closes it, or processes may go on reading.
         """
 
     @abstractmethod

@@ -58,3 +58,12 @@ def evenly_by_class(labels: Tensor, count: int) -> Tensor:
 def evenly(total: int, count: int) -> Tensor:
     """The numbers of ``count`` out of ``total`` images, evenly spread."""
     return torch.arange(count) * total // count
+
+
+def limited(name: str, setting: str, asked: int | None, there: int) -> int:
+    """How many images to take of those that are there, if a setting asks for fewer."""
+    if asked is not None and asked > there:
+        raise InputError(
+            f"data_args.{setting}={asked}: {name} has only {there}; ask for fewer or leave it out."
+        )
+    return there if asked is None else asked

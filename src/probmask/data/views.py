@@ -8,6 +8,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from probmask.data.decoding import UnreadableImageError, central_view, decode, r
 from probmask.data.folder import Files
 
 # So many unreadable files in a row are no accident.
-_MOST_IN_A_ROW = 100
+MOST_IN_A_ROW = 100
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Failure:
 
     path: str
     reason: str
+    is_of_the_system: bool = False  # and not of the file: a disk that fails, no memory
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class CentralViews(Views):
         try:
             return View(central_view(decode(path), self._size), label)
         except UnreadableImageError as error:
-            return View(None, label, (Failure(str(path), str(error)),))
+            return View(None, label, (_failure(path, error),))
 
 
 class RandomViews(Views):
@@ -90,16 +92,22 @@ class RandomViews(Views):
         place, first = key
         chance = random.Random(fold(self._seed, place))  # noqa: S311 - no secret
         failures: list[Failure] = []
-        for step in range(min(_MOST_IN_A_ROW, len(self._files))):
+        for step in range(min(MOST_IN_A_ROW, len(self._files))):
             index = (first + step) % len(self._files)
             path = self._files.path(index)
             try:
                 pixels = random_view(decode(path), self._size, chance)
             except UnreadableImageError as error:
-                failures.append(Failure(str(path), str(error)))
+                failures.append(_failure(path, error))
+                if error.is_of_the_system:
+                    break
             else:
                 return View(pixels, int(self._files.labels[index]), tuple(failures))
         return View(None, 0, tuple(failures))
+
+
+def _failure(path: Path, error: UnreadableImageError) -> Failure:
+    return Failure(str(path), str(error), error.is_of_the_system)
 
 
 def collate(views: Sequence[View]) -> Loaded:

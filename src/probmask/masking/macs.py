@@ -21,9 +21,9 @@ from probmask.masking.modes import evaluating
 from probmask.masking.sites import Site
 
 CONVENTION = (
-    "MACs by STR's convention: a multiply-accumulate counts once; convolutions and linear layers "
-    "count, each layer's MACs times its density; average pooling counts one per input element it "
-    "adds; BatchNorm, activations and biases are free."
+    "MACs by STR's convention: a multiply-accumulate counts once, and a layer's times its density; "
+    "BatchNorm, activations and biases are free; average pooling, one per input element, is listed "
+    "apart."
 )
 
 

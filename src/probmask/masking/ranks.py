@@ -1,5 +1,7 @@
 """Where this process stands among several that train together."""
 
+from typing import Any
+
 from torch import distributed
 
 
@@ -11,6 +13,15 @@ def running() -> bool:
 def rank() -> int:
     """The number of this process, from 0."""
     return distributed.get_rank() if running() else 0
+
+
+def gathered(value: Any) -> list[Any]:
+    """What every rank has, on every rank."""
+    if not running():
+        return [value]
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
 
 
 def from_first_rank(value: int) -> int:

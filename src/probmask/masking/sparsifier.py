@@ -271,6 +271,7 @@ def attach(
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     example_inputs: Any = None,
+    phases: Sequence[Phase] | None = None,
     probe: Probe | None = None,
     scaler: GradScaler | None = None,
     seed: int | None = None,
@@ -284,9 +285,10 @@ def attach(
 
     ``include`` and ``exclude`` are name patterns (see `find_sites`). ``steps_per_epoch`` is needed
     by methods that count in epochs. ``example_inputs`` is a batch for the model, needed to budget
-    in FLOPs. ``probe`` gives data to methods that look at some before they decide (SNIP, GraSP,
-    MLPrune). ``scaler`` is the ``GradScaler`` of an fp16 training. ``seed`` decides all noise;
-    without it one is drawn from PyTorch's generator.
+    in FLOPs. ``phases`` are the method's own, in proportion, unless given. ``probe`` gives data to
+    methods that look at some before they decide (SNIP, GraSP, MLPrune). ``scaler`` is the
+    ``GradScaler`` of an fp16 training. ``seed`` decides all noise; without it one is drawn from
+    PyTorch's generator.
     """
     if not isinstance(method, Method):
         raise InputError(
@@ -323,6 +325,8 @@ def attach(
     if seed is None:
         # The same on all ranks: a sampled mask depends on it.
         seed = from_first_rank(int(torch.randint(2**62, ()).item()))
+    # Without epochs only the proportions of phases matter.
+    epochs = max(1, round(total_steps / steps_per_epoch)) if epochs_known else total_steps
     context = Context(
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
@@ -330,7 +334,7 @@ def attach(
         seed=seed,
         macs_per_weight=count_macs,
         model=model,
-        phase_ends=_phase_ends(method, total_steps, steps_per_epoch),
+        phase_ends=_phase_ends(phases or method.phases(epochs), total_steps),
         probe=probe,
     )
     sparsifier = Sparsifier(model, method, sites, context, scaler)
@@ -339,8 +343,7 @@ def attach(
     return sparsifier
 
 
-def _phase_ends(method: Method, total_steps: int, steps_per_epoch: int) -> tuple[int, ...]:
-    """The updates at which the method's phases end, in proportion to their epochs."""
-    phases: Sequence[Phase] = method.phases(max(1, round(total_steps / steps_per_epoch)))
+def _phase_ends(phases: Sequence[Phase], total_steps: int) -> tuple[int, ...]:
+    """The updates at which phases end, in proportion to their epochs."""
     lengths = list(accumulate(phase.epochs for phase in phases))
     return tuple(round(total_steps * length / lengths[-1]) for length in lengths)

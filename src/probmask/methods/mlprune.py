@@ -18,7 +18,7 @@ from probmask.core.noise import fold, uniform_
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.probing import batches_of
-from probmask.masking.protocol import Context, Probe, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
 from probmask.methods.curvature import importances
@@ -73,16 +73,6 @@ class MLPrune(PruneOnce):
         return MLPruneMasker(self, sites, context)
 
 
-class _Shared:
-    """A probe, which deep copies share: data are not copied with a model."""
-
-    def __init__(self, probe: Probe) -> None:
-        self.probe = probe
-
-    def __deepcopy__(self, _: dict[int, Any]) -> "_Shared":
-        return self
-
-
 class MLPruneMasker(PruneOnceMasker):
     """MLPrune at work."""
 
@@ -92,7 +82,7 @@ class MLPruneMasker(PruneOnceMasker):
         self.model = context.model
         self.holders = tuple(site.holders for site in sites)
         self.seed = context.seed
-        self._data = None if self.frozen else _Shared(context.required_probe("MLPrune"))
+        self._probe = None if self.frozen else context.required_probe("MLPrune")
 
     def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
         """Measure what each weight's removal would cost, and remove the cheapest."""
@@ -100,8 +90,8 @@ class MLPruneMasker(PruneOnceMasker):
 
     def costs(self) -> list[Tensor]:
         """What the removal of each weight would cost now."""
-        assert self._data is not None
-        batches = batches_of("MLPrune", self._data.probe, self.weights[0].device)
+        assert self._probe is not None
+        batches = batches_of("MLPrune", self._probe, self.weights[0].device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(fold(self.seed, _BATCHES, rank()))
             costs = importances(
@@ -127,9 +117,9 @@ class MLPruneMasker(PruneOnceMasker):
 
     def _loss(self, outputs: Any, targets: Any, index: int) -> Tensor:
         """The loss of a batch, summed over its examples."""
-        assert self._data is not None
+        assert self._probe is not None
         if self.method.labels == "given":
-            return self._data.probe.criterion(outputs, targets) * len(targets)
+            return self._probe.criterion(outputs, targets) * len(targets)
         if not isinstance(outputs, Tensor) or outputs.dim() < 2:
             raise InputError(
                 "MLPrune(labels='sampled'): draws labels from the network's outputs, which must "

@@ -1,12 +1,9 @@
 """The training loop: one run from its first update to its record."""
 
 import math
-import os
-import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -19,26 +16,22 @@ from probmask.core import schedules
 from probmask.core.noise import fold
 from probmask.data import Batch, DataSource, Shard
 from probmask.errors import CheckpointError, InputError, NonFiniteError
-from probmask.masking.macs import CONVENTION, count_macs
-from probmask.masking.protocol import Phase, Probe
-from probmask.masking.sites import find_sites
+from probmask.masking.protocol import Phase
 from probmask.masking.sparsifier import Sparsifier, attach
-from probmask.masking.summary import Summary
-from probmask.models import MODELS, build_model, model_settings
+from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import INDIFFERENT, TrainConfig, make_method, to_table
-from probmask.training.evaluate import Score, evaluate_model
 from probmask.training.metrics import MetricsLog
+from probmask.training.preparation import suggested_settings, total_epochs, training_probe
 from probmask.training.progress import Quiet, Reporter, Status
+from probmask.training.record import make_record
 from probmask.training.run_directory import RunDirectory
-from probmask.version import __version__
 
 # Counters that keep the streams of random numbers apart.
 _INIT, _STEP, _MASKS = 0, 1, 2
 _SECONDS_BETWEEN_LOOKS = 0.2
 # BatchNorm is estimated anew from at most so many images: all of CIFAR, but not all of ImageNet.
 _IMAGES_FOR_BATCHNORM = 50_000
-_PROBE_EPOCH = -1  # no epoch of the training has this order
 
 MakeReporter = Callable[[str, int], Reporter]
 
@@ -63,26 +56,6 @@ def train_run(
     return training.finish()
 
 
-def check_runnable(config: TrainConfig, data: DataSource) -> None:
-    """Build everything that a run needs, so that what is wrong is said before a file is made."""
-    steps = data.steps_per_epoch(config.batch_size)
-    model = build_model(config.model, config.model_args, suggested=_suggested(data))
-    example = torch.zeros(1, *data.image_shape)
-    _check_takes(model, example, config)
-    method = make_method(config)
-    attach(
-        model,
-        method,
-        total_steps=total_epochs(method.phases(config.epochs)) * steps,
-        steps_per_epoch=steps,
-        include=config.include,
-        exclude=config.exclude,
-        example_inputs=example,
-        probe=_probe(config, data),
-        seed=config.seed,
-    )
-
-
 class Training:
     """A run in progress.
 
@@ -102,8 +75,13 @@ class Training:
         self.epochs = total_epochs(self.phases)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.shard = Shard(fabric.global_rank, fabric.world_size)
+        if config.batch_size % fabric.world_size:
+            raise InputError(
+                f"train(batch_size={config.batch_size}): {fabric.world_size} processes share a "
+                "batch evenly; choose a multiple."
+            )
         self.model_args = model_settings(
-            config.model, config.model_args, suggested=_suggested(data)
+            config.model, config.model_args, suggested=suggested_settings(data)
         )
         self.model = self._build_model()
         self.example = torch.zeros(1, *self.data.image_shape)
@@ -123,11 +101,13 @@ class Training:
             include=config.include,
             exclude=config.exclude,
             example_inputs=self.example,
-            probe=_probe(config, data),
+            phases=self.phases,
+            probe=training_probe(config, data),
             seed=fold(config.seed, _MASKS),
         )
         self.raw_optimizer = optimizer
         self.network, self.optimizer = fabric.setup(self.model, optimizer)
+        self.fingerprint = data.fingerprint() if fabric.global_rank == 0 else ""
         self.step = 0
         self.seconds = 0.0
         self.log_length = 0
@@ -167,11 +147,24 @@ class Training:
 
     def finish(self) -> dict[str, Any]:
         """Make the network final, measure it, write artifact and record."""
-        batch_size = self.config.batch_size
+        # All ranks go through the same images, in batches that fit on one of them.
+        batch_size = self.config.batch_size // self.shard.ranks
         batches = self.data.training(self.epochs, batch_size=batch_size, seed=self.config.seed)
-        some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
-        summary = self.sparsifier.finalize(data=(batch.images for batch in some))
-        record = self._record(summary)
+        with closing(batches):  # or processes would go on reading
+            some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
+            summary = self.sparsifier.finalize(data=(batch.images for batch in some))
+        record = make_record(
+            self.config,
+            self.data,
+            self.model,
+            summary,
+            model_args=self.model_args,
+            phases=self.phases,
+            updates=self.total_steps,
+            seconds=self.seconds,
+            device=self.fabric.device,
+            devices=self.fabric.world_size,
+        )
         if self.fabric.global_rank == 0:
             described = {
                 key: record[key]
@@ -196,18 +189,17 @@ class Training:
         finished: dict[str, Any] = self.fabric.broadcast(record)
         return finished
 
-    def _selection_score(self, test: Score) -> Score | None:
-        """What this run is to be compared with others by."""
-        if self.config.select_on == "val":
-            return evaluate_model(self.model, self.data, part="val", device=self.fabric.device)
-        return test if self.config.select_on == "test" else None
-
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of this very run."""
         if _deciding(state["config"]) != _deciding(to_table(self.config)):
             raise CheckpointError(
                 f"{self.directory.checkpoint}: belongs to a run with another configuration; "
                 "resume without changing settings."
+            )
+        if state["data"] != self.data.fingerprint():
+            raise CheckpointError(
+                f"{self.directory.checkpoint}: was trained on other data than there is now; bring "
+                "back what the run began with (--data-dir, if it has moved)."
             )
         try:
             self.model.load_state_dict(state["model"])
@@ -219,6 +211,7 @@ class Training:
                 f"{self.directory.checkpoint}: does not fit the model ({reason}); "
                 "has its code changed since?"
             ) from error
+        self.data.recall_unreadable(state["unreadable"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.log_length = state["log_length"]
         self.sums.copy_(state["sums"])
@@ -235,6 +228,8 @@ class Training:
             "seconds": self.seconds,
             "log_length": log.length,
             "sums": self.sums,
+            "data": self.fingerprint,
+            "unreadable": self.data.unreadable,
         }
         write_checkpoint(self.directory.checkpoint, state)
 
@@ -337,118 +332,6 @@ class Training:
                 sparsity=self.sparsity,
             )
         )
-
-    def _record(self, summary: Summary) -> dict[str, Any]:
-        sites = find_sites(self.model, include=self.config.include, exclude=self.config.exclude)
-        macs = count_macs(self.model, sites, self.example.to(self.fabric.device))
-        layers = [
-            {
-                "name": layer.name,
-                "shape": list(layer.shape),
-                "kept": layer.kept,
-                "size": layer.size,
-                "sparsity": layer.sparsity,
-                "macs_per_weight": uses,
-            }
-            for layer, uses in zip(summary.layers, macs.per_weight, strict=True)
-        ]
-        settings = make_method(self.config).settings()
-        sparse = macs.sparse([layer.kept for layer in summary.layers])
-        # In the currency that was asked for.
-        reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
-        test = evaluate_model(self.model, self.data, device=self.fabric.device)
-        selection = self._selection_score(test)
-        return {
-            "model": self.config.model,
-            "model_args": self.model_args,
-            "data": self.config.data,
-            "data_args": dict(self.config.data_args),
-            "train_images": self.data.train_size,
-            "method": dict(self.config.method),
-            "seed": self.config.seed,
-            "epochs": self.epochs,
-            "phases": [asdict(phase) for phase in self.phases],
-            "updates": self.total_steps,
-            "sparsity": {"asked": settings["sparsity"], "reached": reached},
-            "kept": summary.kept,
-            "size": summary.size,
-            "macs": {
-                "dense": macs.dense,
-                "sparse": sparse,
-                "pooling": macs.pooling,
-                "convention": CONVENTION,
-            },
-            "selection": None
-            if selection is None
-            else {"on": self.config.select_on, **selection.as_table()},
-            "test": test.as_table(),
-            "unreadable": sorted(self.data.unreadable),
-            "layers": layers,
-            "seconds": round(self.seconds, 3),
-            "config": to_table(self.config),
-            "versions": {
-                "probmask": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "hardware": {
-                "machine": platform.machine(),
-                "cores": os.cpu_count(),
-                "threads": torch.get_num_threads(),
-                "device": str(self.fabric.device),
-                "devices": self.fabric.world_size,
-            },
-        }
-
-
-def total_epochs(phases: Sequence[Phase]) -> int:
-    """The epochs of all phases together: what the training costs."""
-    return sum(phase.epochs for phase in phases)
-
-
-def _probe(config: TrainConfig, data: DataSource) -> Probe:
-    """Training batches for methods that look at some, the same on every rank."""
-
-    def criterion(outputs: Tensor, targets: Tensor) -> Tensor:
-        smoothing = config.label_smoothing
-        return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
-
-    return Probe(_ProbeBatches(config, data), criterion)
-
-
-class _ProbeBatches:
-    """The training batches in an order of their own, from the beginning whenever asked."""
-
-    def __init__(self, config: TrainConfig, data: DataSource) -> None:
-        self._config, self._data = config, data
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        batches = self._data.training(
-            _PROBE_EPOCH, batch_size=self._config.batch_size, seed=self._config.seed
-        )
-        for batch in batches:
-            yield batch.images, batch.labels
-
-
-def _suggested(data: DataSource) -> dict[str, Any]:
-    """What a network may want to know of the data."""
-    channels, height, width = data.image_shape
-    size = height if height == width else [height, width]
-    return {"classes": data.classes, "channels": channels, "image_size": size}
-
-
-def _check_takes(model: nn.Module, example: Tensor, config: TrainConfig) -> None:
-    """Refuse images that one of our networks is not made for; the user's own speak themselves."""
-    try:
-        count_macs(model, find_sites(model), example)
-    except RuntimeError as error:
-        if config.model not in MODELS:
-            raise
-        shape = "×".join(str(size) for size in example.shape[1:])
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"--model {config.model}: does not take the {shape} images of {config.data}: {reason}."
-        ) from error
 
 
 def _deciding(table: dict[str, Any]) -> dict[str, Any]:

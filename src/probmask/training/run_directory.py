@@ -81,8 +81,10 @@ class RunDirectory:
         with (self.path / ".lock").open("w") as file:
             if fcntl is not None:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
+                    # Not flock: processes that read images would inherit it, and hold it for some
+                    # seconds after this one was killed.
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except (BlockingIOError, PermissionError) as error:
                     raise InputError(
                         f"--resume {self.path}: another process is training in it; "
                         "wait for it, or end it."

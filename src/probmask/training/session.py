@@ -1,6 +1,5 @@
 """What `probmask train` does: a run in a directory, with its dense twin if wanted."""
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from probmask.data import DataSource, load_data
+from probmask.data import DataSource, default_workers, load_data
 from probmask.errors import InputError
+from probmask.launch import is_first_rank
 from probmask.training.config import (
     INDIFFERENT,
     TrainConfig,
@@ -18,7 +18,8 @@ from probmask.training.config import (
     load_config,
     to_table,
 )
-from probmask.training.loop import MakeReporter, check_runnable, train_run
+from probmask.training.loop import MakeReporter, train_run
+from probmask.training.preparation import check_runnable
 from probmask.training.progress import Quiet
 from probmask.training.run_directory import RunDirectory, unused_directory
 
@@ -52,32 +53,26 @@ def train(
     data = load_data(launch.data, launch.data_dir, launch.data_args)
     if launch.select_on == "val":
         data = data.with_validation()
+    workers = (
+        launch.workers if launch.workers is not None else default_workers(devices=launch.devices)
+    )
     if not resume:
         check_runnable(launch, data)
-        data.check(visible=make_reporter is not Quiet)
+        if is_first_rank():
+            reading = data.to(torch.device("cpu"), workers=workers)
+            reading.check(visible=make_reporter is not Quiet)
     fabric = _launched_fabric(launch)
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)
     with ExitStack() as locks:
         path, config = _prepared(fabric, config, out, resume=resume, locks=locks)
-        data = data.to(fabric.device, workers=_workers(launch))
+        data = data.to(fabric.device, workers=workers)
         dense = None
         if config.dense_twin:
             twin = RunDirectory(path / "dense")
             dense = _run_twin(as_dense_twin(config), data, twin, fabric, make_reporter)
         record = train_run(config, data, RunDirectory(path), fabric, make_reporter)
     return Outcome(path, record, dense)
-
-
-# More processes read faster than any GPU trains; a container may see all cores of a large host.
-_MOST_WORKERS = 16
-
-
-def _workers(config: TrainConfig) -> int:
-    """How many processes read images for this rank: the devices of a machine share its cores."""
-    if config.workers is not None:
-        return config.workers
-    return min(max(1, (os.cpu_count() or 1) // config.devices), _MOST_WORKERS)
 
 
 def _launched_fabric(config: TrainConfig) -> Fabric:

@@ -1,0 +1,90 @@
+"""What a run needs before its first update: the settings of its network, its phases, its probe."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.data import DataSource
+from probmask.errors import InputError
+from probmask.masking.macs import count_macs
+from probmask.masking.protocol import Phase, Probe
+from probmask.masking.sites import find_sites
+from probmask.masking.sparsifier import attach
+from probmask.models import MODELS, build_model
+from probmask.training.config import TrainConfig, make_method
+
+_PROBE_EPOCH = -1  # no epoch of the training has this order
+
+
+def check_runnable(config: TrainConfig, data: DataSource) -> None:
+    """Build everything that a run needs, so that what is wrong is said before a file is made."""
+    steps = data.steps_per_epoch(config.batch_size)
+    model = build_model(config.model, config.model_args, suggested=suggested_settings(data))
+    example = torch.zeros(1, *data.image_shape)
+    _check_takes(model, example, config)
+    method = make_method(config)
+    phases = method.phases(config.epochs)
+    attach(
+        model,
+        method,
+        total_steps=total_epochs(phases) * steps,
+        steps_per_epoch=steps,
+        include=config.include,
+        exclude=config.exclude,
+        example_inputs=example,
+        phases=phases,
+        probe=training_probe(config, data),
+        seed=config.seed,
+    )
+
+
+def _check_takes(model: nn.Module, example: Tensor, config: TrainConfig) -> None:
+    """Refuse images that one of our networks is not made for; the user's own speak themselves."""
+    try:
+        count_macs(model, find_sites(model), example)
+    except RuntimeError as error:
+        if config.model not in MODELS:
+            raise
+        shape = "×".join(str(size) for size in example.shape[1:])
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"--model {config.model}: does not take the {shape} images of {config.data}: {reason}."
+        ) from error
+
+
+def total_epochs(phases: Sequence[Phase]) -> int:
+    """The epochs of all phases together: what the training costs."""
+    return sum(phase.epochs for phase in phases)
+
+
+def training_probe(config: TrainConfig, data: DataSource) -> Probe:
+    """Training batches for methods that look at some, the same on every rank."""
+
+    def criterion(outputs: Tensor, targets: Tensor) -> Tensor:
+        smoothing = config.label_smoothing
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+    return Probe(_ProbeBatches(config, data), criterion)
+
+
+class _ProbeBatches:
+    """The training batches in an order of their own, from the beginning whenever asked."""
+
+    def __init__(self, config: TrainConfig, data: DataSource) -> None:
+        self._config, self._data = config, data
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = self._data.training(
+            _PROBE_EPOCH, batch_size=self._config.batch_size, seed=self._config.seed
+        )
+        for batch in batches:
+            yield batch.images, batch.labels
+
+
+def suggested_settings(data: DataSource) -> dict[str, Any]:
+    """What a network may want to know of the data."""
+    channels, height, width = data.image_shape
+    size = height if height == width else [height, width]
+    return {"classes": data.classes, "channels": channels, "image_size": size}

@@ -1,0 +1,117 @@
+"""The record of a run: everything that tables, plots and comparisons are made from."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from probmask.data import DataSource
+from probmask.masking.macs import CONVENTION, count_macs
+from probmask.masking.protocol import Phase
+from probmask.masking.ranks import gathered
+from probmask.masking.sites import find_sites
+from probmask.masking.summary import Summary
+from probmask.training.config import TrainConfig, make_method, to_table
+from probmask.training.evaluate import Score, evaluate_model
+from probmask.version import __version__
+
+
+def make_record(
+    config: TrainConfig,
+    data: DataSource,
+    model: nn.Module,
+    summary: Summary,
+    *,
+    model_args: Mapping[str, Any],
+    phases: Sequence[Phase],
+    updates: int,
+    seconds: float,
+    device: torch.device,
+    devices: int,
+) -> dict[str, Any]:
+    """Measure the finished network, and put down what it is and how it came about."""
+    sites = find_sites(model, include=config.include, exclude=config.exclude)
+    macs = count_macs(model, sites, torch.zeros(1, *data.image_shape, device=device))
+    layers = [
+        {
+            "name": layer.name,
+            "shape": list(layer.shape),
+            "kept": layer.kept,
+            "size": layer.size,
+            "sparsity": layer.sparsity,
+            "macs_per_weight": uses,
+        }
+        for layer, uses in zip(summary.layers, macs.per_weight, strict=True)
+    ]
+    settings = make_method(config).settings()
+    kept = [layer.kept for layer in summary.layers]
+    sparse = macs.sparse(kept)
+    # In the currency that was asked for.
+    reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
+    test = evaluate_model(model, data, device=device)
+    selection = _selection_score(config, data, model, test, device)
+    return {
+        "model": config.model,
+        "model_args": dict(model_args),
+        "data": config.data,
+        "data_args": _resolved_data_args(data),
+        "train_images": data.train_size,
+        "method": dict(config.method),
+        "seed": config.seed,
+        "epochs": sum(phase.epochs for phase in phases),
+        "phases": [asdict(phase) for phase in phases],
+        "updates": updates,
+        "sparsity": {"asked": settings["sparsity"], "reached": reached},
+        "kept": summary.kept,
+        "size": summary.size,
+        "macs": {
+            "dense": macs.dense,
+            "sparse": sparse,
+            "pooling": macs.pooling,
+            "dense_with_pooling": macs.dense_with_pooling,
+            "sparse_with_pooling": macs.sparse_with_pooling(kept),
+            "convention": CONVENTION,
+        },
+        "selection": None
+        if selection is None
+        else {"on": config.select_on, **selection.as_table()},
+        "test": test.as_table(),
+        "unreadable": sorted(set().union(*gathered(data.unreadable))),
+        "layers": layers,
+        "seconds": round(seconds, 3),
+        "config": to_table(config),
+        "versions": {
+            "probmask": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "hardware": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "device": str(device),
+            "devices": devices,
+        },
+    }
+
+
+def _selection_score(
+    config: TrainConfig, data: DataSource, model: nn.Module, test: Score, device: torch.device
+) -> Score | None:
+    """What this run is to be compared with others by."""
+    if config.select_on == "val":
+        return evaluate_model(model, data, part="val", device=device)
+    return test if config.select_on == "test" else None
+
+
+def _resolved_data_args(data: DataSource) -> dict[str, Any]:
+    """The settings of the data as they were used, so that they can be used again."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(data.settings).items()
+        if value is not None
+    }

@@ -1,0 +1,58 @@
+"""Every method through the trainer: it ends with a record, and a kill changes nothing."""
+
+import json
+import warnings
+
+import pytest
+
+from probmask.artifact import read
+from probmask.errors import LayerCollapseWarning
+from probmask.methods import METHODS
+from probmask.training.progress import Quiet
+from probmask.training.session import train
+from training.small import small
+
+SPARSITY = 0.95
+
+
+class StoppedError(Exception):
+    pass
+
+
+class StopInTheSecondEpoch(Quiet):
+    """A run that ends in the middle, as if killed."""
+
+    def show(self, status):
+        if status.epoch >= 2:
+            raise StoppedError
+
+
+def config(name, **settings):
+    method = {"name": name} if name == "dense" else {"name": name, "sparsity": SPARSITY}
+    return small(method=method, epochs=3, batch_size=96, **settings)
+
+
+@pytest.fixture(autouse=True)
+def _layers_may_vanish():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LayerCollapseWarning)
+        yield
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_it_ends_with_a_record_and_resumes_bit_by_bit(name, tmp_path):
+    outcome = train(config(name), out=tmp_path / "straight")
+    record, kept = outcome.record, outcome.record["kept"]
+    asked = 0.0 if name == "dense" else SPARSITY
+    assert record["sparsity"]["asked"] == asked
+    assert kept == record["size"] - round(asked * record["size"])
+    assert sum(phase["epochs"] for phase in record["phases"]) == record["epochs"] == 3
+    assert json.loads((tmp_path / "straight" / "record.json").read_text()) == record
+
+    out = tmp_path / "killed"
+    with pytest.raises(StoppedError):
+        train(config(name, checkpoint_seconds=0), out=out, make_reporter=StopInTheSecondEpoch)
+    train(out=out, resume=True)
+    straight, killed = (directory / "model.safetensors" for directory in (outcome.directory, out))
+    assert killed.read_bytes() == straight.read_bytes()
+    assert read(killed).metadata["method"]["name"] == name

@@ -1,0 +1,441 @@
+"""CIFAR: every form of the release gives the same images; whatever is wrong with it is said."""
+
+import gzip
+import io
+import pickle
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+from probmask.data import load_data
+from probmask.errors import InputError
+
+COUNTS = {"train": 50_000, "test": 10_000}
+FEW = {"train": 10, "test": 2}
+FIRST = {"train": 0, "test": 100_000}  # the number that the pattern of the first image has
+CLASSES = {"cifar10": 10, "cifar100": 100}
+FOLDERS = {
+    ("cifar10", "binary"): "cifar-10-batches-bin",
+    ("cifar10", "python"): "cifar-10-batches-py",
+    ("cifar100", "binary"): "cifar-100-binary",
+    ("cifar100", "python"): "cifar-100-python",
+}
+ARCHIVES = {
+    ("cifar10", "binary"): "cifar-10-binary.tar.gz",
+    ("cifar10", "python"): "cifar-10-python.tar.gz",
+    ("cifar100", "binary"): "cifar-100-binary.tar.gz",
+    ("cifar100", "python"): "cifar-100-python.tar.gz",
+}
+RELEASES = list(FOLDERS)
+FORMS = ["folder in a directory", "folder", "archive in a directory", "archive"]
+
+
+def files_of(name, kind):
+    """The files of a release and what share of which part each holds."""
+    end = ".bin" if kind == "binary" else ""
+    if name == "cifar100":
+        return [(f"train{end}", "train", 1), (f"test{end}", "test", 1)]
+    numbered = [(f"data_batch_{number}{end}", "train", 5) for number in range(1, 6)]
+    return [*numbered, (f"test_batch{end}", "test", 1)]
+
+
+def pixels(count, first=0):
+    """Images of which every pixel tells its image, plane, row and column, modulo 256."""
+    plane, row, column = np.ogrid[:3, :32, :32]
+    image = (85 * plane + 7 * row + column).astype(np.uint8)
+    return (31 * np.arange(first, first + count)).astype(np.uint8)[:, None, None, None] + image
+
+
+def labels(name, count, first=0):
+    """The label of each image, and the coarse one that only CIFAR-100 has."""
+    numbers = np.arange(first, first + count)
+    return (7 * numbers + numbers // 1000) % CLASSES[name], numbers % 20
+
+
+def as_binary(name, images, fine, coarse):
+    """Records of one or two labels and the planes, red first, each row by row."""
+    columns = [fine] if name == "cifar10" else [coarse, fine]
+    return np.column_stack(
+        [*(column.astype(np.uint8) for column in columns), images.reshape(len(images), -1)]
+    ).tobytes()
+
+
+def as_pickle(name, images, fine, coarse):
+    table = {b"data": images.reshape(len(images), 3072), b"batch_label": b"batch"}
+    if name == "cifar10":
+        return pickle.dumps(table | {b"labels": fine.tolist()}, protocol=4)
+    table |= {b"coarse_labels": coarse.tolist(), b"fine_labels": fine.tolist()}
+    return pickle.dumps(table, protocol=4)
+
+
+def contents(name, kind, counts):
+    """The files of a release with so many images, as bytes."""
+    write = as_binary if kind == "binary" else as_pickle
+    files, done = {}, dict(FIRST)
+    for file, part, shares in files_of(name, kind):
+        count, first = counts[part] // shares, done[part]
+        files[file] = write(name, pixels(count, first), *labels(name, count, first))
+        done[part] += count
+    return files
+
+
+def write_folder(folder, files):
+    folder.mkdir(parents=True)
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+
+
+def write_archive(path, folder, files, *, prefix=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        directory = tarfile.TarInfo(f"{prefix}{folder}")
+        directory.type = tarfile.DIRTYPE
+        archive.addfile(directory)
+        for file, content in {"readme.html": b"<html>", **files}.items():
+            info = tarfile.TarInfo(f"{prefix}{folder}/{file}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def place(directory, release, form):
+    """What --data-dir has to be for one form of a release that lies in the directory."""
+    inside = {"folder": FOLDERS, "archive": ARCHIVES}
+    return directory / inside[form][release] if form in inside else directory
+
+
+def write(directory, release, form, files):
+    """Put a release into the directory in one form; return what --data-dir has to be."""
+    if form.startswith("folder"):
+        write_folder(directory / FOLDERS[release], files)
+    else:
+        write_archive(directory / ARCHIVES[release], FOLDERS[release], files)
+    return place(directory, release, form)
+
+
+def refused(name, path):
+    """The message of the refusal, which is one sentence."""
+    with pytest.raises(InputError) as caught:
+        load_data(name, path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith(".")
+    return message
+
+
+def few(count, of):
+    return (
+        f"is damaged ({count}×3×32×32 pixels and {count} labels instead of {of:,}×3×32×32 and "
+        f"{of:,}); fetch it again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "form"),
+    [
+        ("cifar10", "binary", "folder in a directory"),
+        ("cifar10", "binary", "archive"),
+        ("cifar10", "python", "folder"),
+        ("cifar10", "python", "archive in a directory"),
+        ("cifar100", "binary", "folder"),
+        ("cifar100", "binary", "archive in a directory"),
+        ("cifar100", "python", "folder in a directory"),
+        ("cifar100", "python", "archive"),
+    ],
+)
+def test_images_and_labels_come_out_exactly(tmp_path, name, kind, form):
+    path = write(tmp_path, (name, kind), form, contents(name, kind, COUNTS))
+    data = load_data(name, path)
+    shutil.rmtree(tmp_path)  # hundreds of megabytes
+    assert (data.name, data.classes, data.image_shape) == (name, CLASSES[name], (3, 32, 32))
+    assert (data.train_size, data.val_size, data.test_size) == (50_000, 0, 10_000)
+    for part, first in FIRST.items():
+        ours = data._parts[part]
+        assert torch.equal(ours.pixels, torch.from_numpy(pixels(COUNTS[part], first)))
+        assert torch.equal(ours.labels, torch.from_numpy(labels(name, COUNTS[part], first)[0]))
+    batch = next(data.testing(batch_size=50))
+    mean, std = np.array([0.491, 0.482, 0.447]), np.array([0.247, 0.243, 0.262])
+    exact = (pixels(50, FIRST["test"]).transpose(0, 2, 3, 1) / 255 - mean) / std
+    np.testing.assert_allclose(batch.images.numpy(), exact.transpose(0, 3, 1, 2), atol=1e-6)
+
+
+def test_a_record_is_a_label_and_three_planes():
+    """The layout that this file writes is the one that the release's page describes."""
+    images = np.zeros((2, 3, 32, 32), np.uint8)
+    images[1, 0, 0, 1], images[1, 1, 2, 0], images[1, 2, 31, 31] = 10, 11, 12
+    ten = as_binary("cifar10", images, np.array([0, 3]), np.array([0, 0]))
+    assert len(ten) == 2 * 3073
+    assert (ten[3073], ten[3075], ten[3074 + 1024 + 64], ten[-1]) == (3, 10, 11, 12)
+    hundred = as_binary("cifar100", images, np.array([0, 99]), np.array([0, 19]))
+    assert len(hundred) == 2 * 3074
+    assert (hundred[3074], hundred[3075], hundred[3077]) == (19, 99, 10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_is_found_in_every_form(tmp_path, release, form):
+    # Of a few images only: the refusal shows that they are read, and from where.
+    name, kind = release
+    path = write(tmp_path, release, form, contents(name, kind, FEW))
+    found = tmp_path / (FOLDERS if form.startswith("folder") else ARCHIVES)[release]
+    assert refused(name, path) == f"{found}: {few(10, of=50_000)}"
+    assert refused(name, str(path)) == f"{found}: {few(10, of=50_000)}"
+
+
+@pytest.mark.parametrize("form", FORMS[::2])
+@pytest.mark.parametrize("name", CLASSES)
+def test_of_both_releases_the_binary_one_is_taken(tmp_path, name, form):
+    write(tmp_path, (name, "python"), FORMS[0], contents(name, "python", FEW))
+    write(tmp_path, (name, "python"), FORMS[2], contents(name, "python", FEW))
+    write(tmp_path, (name, "binary"), form, contents(name, "binary", FEW))
+    found = tmp_path / (FOLDERS if form.startswith("folder") else ARCHIVES)[name, "binary"]
+    assert refused(name, tmp_path) == f"{found}: {few(10, of=50_000)}"
+
+
+def test_what_is_unpacked_is_taken_before_the_archive(tmp_path):
+    for form in FORMS[::2]:
+        write(tmp_path, ("cifar10", "binary"), form, contents("cifar10", "binary", FEW))
+    found = tmp_path / "cifar-10-batches-bin"
+    assert refused("cifar10", tmp_path) == f"{found}: {few(10, of=50_000)}"
+
+
+def test_names_in_an_archive_may_begin_with_a_dot(tmp_path):
+    path = tmp_path / "cifar-100-binary.tar.gz"
+    files = contents("cifar100", "binary", FEW)
+    write_archive(path, "cifar-100-binary", files, prefix="./")
+    assert refused("cifar100", path) == f"{path}: {few(10, of=50_000)}"
+
+
+@pytest.mark.parametrize("text", [bytes, str])
+def test_keys_of_a_pickle_may_be_of_either_python(tmp_path, text):
+    keys = ["data", "fine_labels"] if text is str else [b"data", b"fine_labels"]
+    table = dict(zip(keys, [pixels(4).reshape(4, 3072), [1, 2, 3, 99]], strict=True))
+    files = dict.fromkeys(["train", "test"], pickle.dumps(table, protocol=2))
+    write_folder(tmp_path / "cifar-100-python", files)
+    found = tmp_path / "cifar-100-python"
+    assert refused("cifar100", tmp_path) == f"{found}: {few(4, of=50_000)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "folders"),
+    [
+        (
+            "cifar10",
+            170,
+            "cifar-10-batches-bin/data_batch_1.bin or cifar-10-batches-py/data_batch_1",
+        ),
+        ("cifar100", 169, "cifar-100-binary/train.bin or cifar-100-python/train"),
+    ],
+)
+def test_what_is_missing_says_how_to_get_it(tmp_path, monkeypatch, name, size, folders):
+    advice = (
+        f"{folders}; pass --download to fetch it ({size} MB), or get "
+        f"{ARCHIVES[name, 'binary']} from https://www.cs.toronto.edu/~kriz/, or name its place by "
+        "--data-dir."
+    )
+    assert refused(name, tmp_path) == f"--data {name}: {tmp_path} holds no {advice}"
+    absent = tmp_path / "absent"
+    expected = f"--data {name}: {absent} does not exist, so it holds no {advice}"
+    assert refused(name, absent) == expected
+    monkeypatch.setenv("PROBMASK_DATA", str(tmp_path / "data"))
+    default = tmp_path / "data" / name
+    assert f"{default} does not exist" in refused(name, None)
+    default.mkdir(parents=True)
+    assert f"{default} holds no" in refused(name, None)
+
+
+def test_an_archive_of_another_name_is_refused(tmp_path):
+    path = tmp_path / "cifar-100-binary.tar.gz"
+    path.write_bytes(b"")
+    assert refused("cifar10", path) == (
+        f"--data-dir {path}: is not called as an archive of cifar10 is; expected "
+        "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, or a directory that holds it."
+    )
+
+
+@pytest.mark.parametrize(("name", "record"), [("cifar10", 3073), ("cifar100", 3074)])
+@pytest.mark.parametrize("form", FORMS[::2])
+@pytest.mark.parametrize("cut", [1, 3000, None])
+def test_a_cut_file_is_refused(tmp_path, name, record, form, cut):
+    files = contents(name, "binary", FEW)
+    last = list(files)[-1]
+    files[last] = files[last][: -cut if cut else 0]
+    path = write(tmp_path, (name, "binary"), form, files)
+    file = tmp_path / (FOLDERS if form.startswith("folder") else ARCHIVES)[name, "binary"] / last
+    assert refused(name, path) == (
+        f"{file}: is damaged ({len(files[last]):,} bytes are no whole number of {record}-byte "
+        "records); fetch it again."
+    )
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_label_out_of_range_is_refused(tmp_path, release):
+    name, kind = release
+    files = contents(name, kind, FEW)
+    file = next(file for file in reversed(files) if "test" not in file)
+    write_as = as_binary if kind == "binary" else as_pickle
+    wrong = np.array([0, CLASSES[name] + 5, 255])
+    files[file] = write_as(name, pixels(3), wrong, wrong * 0)
+    write_folder(tmp_path / FOLDERS[release], files)
+    assert refused(name, tmp_path) == (
+        f"{tmp_path / FOLDERS[release] / file}: is damaged (the label of image 1 is "
+        f"{CLASSES[name] + 5}, not from 0 to {CLASSES[name] - 1}); fetch it again."
+    )
+
+
+def test_a_negative_label_is_refused(tmp_path):
+    files = contents("cifar10", "python", FEW)
+    files["data_batch_2"] = as_pickle("cifar10", pixels(1), np.array([-1]), np.array([0]))
+    write_folder(tmp_path / "cifar-10-batches-py", files)
+    assert "data_batch_2: is damaged (the label of image 0 is -1, not from 0 to 9)" in refused(
+        "cifar10", tmp_path
+    )
+
+
+GOOD_TABLE = {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [1, 2],
+        {"data": GOOD_TABLE["data"]},
+        {"labels": [0, 1]},
+        GOOD_TABLE | {"data": [1, 2]},
+        GOOD_TABLE | {"data": np.zeros((2, 3072), np.float32)},
+        GOOD_TABLE | {"data": np.zeros((2, 3, 1024), np.uint8)},
+        GOOD_TABLE | {"data": np.zeros((2, 3071), np.uint8)},
+        GOOD_TABLE | {"labels": np.array([0, 1])},
+        GOOD_TABLE | {"labels": [0, 1.0]},
+        GOOD_TABLE | {"labels": [0, True]},
+        GOOD_TABLE | {"labels": [0, 2**31]},
+        GOOD_TABLE | {"labels": [0, 1, 2]},
+    ],
+)
+def test_another_table_than_cifars_is_refused(tmp_path, table):
+    files = contents("cifar10", "python", FEW) | {"data_batch_1": pickle.dumps(table)}
+    write_folder(tmp_path / "cifar-10-batches-py", files)
+    assert refused("cifar10", tmp_path) == (
+        f"{tmp_path / 'cifar-10-batches-py' / 'data_batch_1'}: is damaged (it holds no table of "
+        "images under 'data' and 'labels'); fetch it again."
+    )
+
+
+@pytest.mark.parametrize("form", FORMS[::2])
+def test_a_pickle_is_never_run(tmp_path, form):
+    canary = tmp_path / "canary"
+    program = f"import pathlib; pathlib.Path({str(canary)!r}).touch()"
+    # exec(program), in the instructions of a pickle.
+    attack = b"cbuiltins\nexec\n(X" + len(program).to_bytes(4, "little") + program.encode() + b"tR."
+    pickle.loads(attack)
+    canary.unlink()  # it works
+    files = contents("cifar10", "python", FEW) | {"data_batch_1": attack}
+    path = write(tmp_path, ("cifar10", "python"), form, files)
+    assert "data_batch_1: found 'builtins.exec', but only plain arrays" in refused("cifar10", path)
+    assert not canary.exists()
+
+
+def test_a_file_that_is_missing_among_others_is_named(tmp_path):
+    files = contents("cifar10", "binary", FEW)
+    del files["data_batch_4.bin"]
+    write_folder(tmp_path / "cifar-10-batches-bin", files)
+    file = tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin"
+    assert refused("cifar10", tmp_path) == f"{file}: cannot be read (No such file or directory)."
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path):
+    files = contents("cifar100", "binary", FEW)
+    write_folder(tmp_path / "cifar-100-binary", files)
+    file = tmp_path / "cifar-100-binary" / "train.bin"
+    with file.open("ab") as opened:
+        opened.truncate(10**12)  # sparse: it takes no room
+    assert refused("cifar100", tmp_path) == (
+        f"{file}: is damaged (1,000,000,000,000 bytes are more than any file of CIFAR has); "
+        "fetch it again."
+    )
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_archive_without_a_member_is_refused(tmp_path, release):
+    name, kind = release
+    files = contents(name, kind, FEW)
+    file = list(files)[-1]
+    del files[file]
+    path = write(tmp_path, release, "archive", files)
+    assert refused(name, path) == (
+        f"{path}: is damaged (it holds no {FOLDERS[release]}/{file}); fetch it again."
+    )
+
+
+def test_a_link_in_an_archive_is_no_file(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(3074))
+    path = tmp_path / "cifar-100-binary.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file in ("train.bin", "test.bin"):
+            link = tarfile.TarInfo(f"cifar-100-binary/{file}")
+            link.type, link.linkname = tarfile.SYMTYPE, str(secret)
+            archive.addfile(link)
+    assert "it holds no cifar-100-binary/train.bin" in refused("cifar100", path)
+
+
+def sparse_header(name, *, stored, said):
+    """A GNU header of a file that is said to be large, but of which little is stored."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, stored
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (0, stored)  # the one part that is stored
+    header[483:495] = b"%011o\0" % said
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def test_a_member_that_is_far_too_large_is_not_read(tmp_path):
+    said = 8 * 10**9
+    path = tmp_path / "cifar-100-binary.tar.gz"
+    header = sparse_header("cifar-100-binary/train.bin", stored=512, said=said)
+    path.write_bytes(gzip.compress(header + bytes(512 + 1024), mtime=0))
+    with tarfile.open(path) as archive:
+        assert archive.getmembers()[0].size == said  # it works
+    assert refused("cifar100", path) == (
+        f"{path}: is damaged (cifar-100-binary/train.bin is said to have 8,000,000,000 bytes); "
+        "fetch it again."
+    )
+
+
+@pytest.fixture(scope="module")
+def archive_bytes(tmp_path_factory):
+    """A small archive that does not compress, so that a damaged byte is a damaged pixel."""
+    path = tmp_path_factory.mktemp("cifar") / "cifar-10-binary.tar.gz"
+    noise = np.random.default_rng(0)
+    files = {file: b"\3" + noise.bytes(3072) for file, _, _ in files_of("cifar10", "binary")}
+    write_archive(path, "cifar-10-batches-bin", files)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_damaged_archive_is_refused(tmp_path, archive_bytes, share):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    where = int(share * len(archive_bytes))
+    path.write_bytes(archive_bytes)
+    assert refused("cifar10", path) == f"{path}: {few(5, of=50_000)}"
+    path.write_bytes(archive_bytes[:where])
+    assert f"{path}: is damaged (" in refused("cifar10", path)
+    flipped = archive_bytes[where] ^ 0x10
+    path.write_bytes(archive_bytes[:where] + bytes([flipped]) + archive_bytes[where + 1 :])
+    message = refused("cifar10", path)
+    assert message.startswith(f"{path}: is damaged (")
+    assert few(5, of=50_000) not in message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no archive", gzip.compress(b"", mtime=0), gzip.compress(b"no tar" * 500, mtime=0)],
+)
+def test_what_is_no_archive_is_refused(tmp_path, content):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    path.write_bytes(content)
+    assert refused("cifar10", tmp_path).startswith(f"{path}: is damaged (")

@@ -1,0 +1,160 @@
+"""Tables made into dataclasses: what passes, what becomes of it, and what is refused."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from probmask.errors import InputError
+from probmask.parsing import parse, parse_fields
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float = 0.1
+    kind: Literal["step", "epoch"] = "step"
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: int
+    rate: float = 1.0
+    text: str = ""
+    switch: bool = False
+    limit: int | None = 5
+    numbers: tuple[float, ...] | None = None
+    counts: tuple[int, ...] = ()
+    table: Mapping[str, Any] = field(default_factory=dict)
+    inner: Inner = field(default_factory=Inner)
+
+
+def parsed(**table):
+    return parse(Outer, {"count": 1, **table}, prefix="run.", source="run.toml")
+
+
+def refused(table):
+    with pytest.raises(InputError) as caught:
+        parse(Outer, table, prefix="run.", source="run.toml")
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_what_is_not_given_keeps_its_default():
+    assert parsed() == Outer(1)
+    assert parsed(inner={"rate": 0.5}).inner == Inner(rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("count", -7),
+        ("rate", 0.5),
+        ("rate", math.inf),
+        ("text", "some"),
+        ("text", "none"),
+        ("switch", True),
+        ("limit", 3),
+        ("limit", None),
+        ("numbers", None),
+        ("table", {"any": {"thing": [1]}}),
+    ],
+)
+def test_a_value_of_the_right_type_passes_as_it_is(key, value):
+    passed = getattr(parsed(**{key: value}), key)
+    assert passed is value or passed == value
+    assert type(passed) is type(value)
+
+
+def test_a_whole_number_serves_as_a_float():
+    rate = parsed(rate=3).rate
+    assert rate == 3
+    assert type(rate) is float
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_becomes_a_tuple_of_its_type(kind):
+    made = parsed(numbers=kind([1, 0.5]), counts=kind([1, 2]))
+    assert made.numbers == (1.0, 0.5)
+    assert [type(number) for number in made.numbers] == [float, float]
+    assert made.counts == (1, 2)
+    assert [type(number) for number in made.counts] == [int, int]
+    assert parsed(numbers=[]).numbers == ()
+    hash(made.numbers)
+
+
+def test_none_is_written_as_a_word():
+    assert parsed(limit="none", numbers="none") == Outer(1, limit=None, numbers=None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("count", "1", "a whole number"),
+        ("count", 1.0, "a whole number"),
+        ("count", True, "a whole number"),
+        ("count", "none", "a whole number"),
+        ("count", None, "a whole number"),
+        ("rate", "fast", "a number"),
+        ("rate", False, "a number"),
+        ("rate", 10**400, "a number"),
+        ("text", 3, "text"),
+        ("switch", 1, "true or false"),
+        ("switch", "true", "true or false"),
+        ("limit", "all", "a whole number"),
+        ("limit", True, "a whole number"),
+        ("numbers", 1.5, "a list of numbers"),
+        ("numbers", "1.5", "a list of numbers"),
+        ("numbers", {1.5}, "a list of numbers"),
+        ("table", [1], "a table"),
+    ],
+)
+def test_a_wrong_type_is_refused(key, value, expected):
+    assert refused({"count": 1, key: value}) == (
+        f"run.toml: run.{key} = {value!r}: expected {expected}."
+    )
+
+
+def test_a_wrong_type_within_a_list_is_refused():
+    assert refused({"numbers": [1, "b"]}) == "run.toml: run.numbers = 'b': expected a number."
+    assert refused({"counts": [1, 0.5]}) == "run.toml: run.counts = 0.5: expected a whole number."
+    assert refused({"numbers": [[1]]}) == "run.toml: run.numbers = [1]: expected a number."
+
+
+def test_only_listed_choices_pass():
+    assert parsed(inner={"kind": "epoch"}).inner.kind == "epoch"
+    for value in ("steps", 1, None, ["step"]):
+        assert refused({"count": 1, "inner": {"kind": value}}) == (
+            f"run.toml: run.inner.kind = {value!r}: expected 'step' or 'epoch'."
+        )
+
+
+def test_an_unknown_key_gets_the_nearest():
+    assert refused({"cout": 1}) == "run.toml: unknown key run.cout; did you mean 'count'?"
+    assert refused({"count": 1, "inner": {"rat": 1}}) == (
+        "run.toml: unknown key run.inner.rat; did you mean 'rate'?"
+    )
+    assert refused({"zzz": 1, "count": "x"}) == (
+        "run.toml: unknown key run.zzz; there are: count, counts, inner, limit, numbers, rate, "
+        "switch, table, text."
+    )
+
+
+def test_a_value_in_place_of_a_table_is_refused():
+    assert refused({"count": 1, "inner": 3}) == "run.toml: run.inner is a table, not 3."
+
+
+def test_what_is_missing_is_named():
+    assert refused({}) == "run.toml: run.count is missing."
+
+
+def test_fields_may_be_checked_without_the_rest():
+    given = {"rate": 2, "numbers": [1], "inner": {"rate": 1}}
+    fields = parse_fields(Outer, given, prefix="", source="here")
+    assert fields == {"rate": 2.0, "numbers": (1.0,), "inner": Inner(rate=1.0)}
+    assert given == {"rate": 2, "numbers": [1], "inner": {"rate": 1}}
+    assert parse_fields(Outer, {}, prefix="", source="here") == {}
+    with pytest.raises(InputError, match=r"^here: unknown key rte; did you mean 'rate'\?$"):
+        parse_fields(Outer, {"rte": 2}, prefix="", source="here")

@@ -1,0 +1,359 @@
+"""Image files through the whole command: trained on, measured, resumed, refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import active_children
+
+import pytest
+
+from data.image_folders import make_classes
+from probmask.artifact import read
+from probmask.cli import main
+from probmask.training.checkpoint import read_checkpoint, write_checkpoint
+from training.small import lines
+
+pytestmark = [
+    # As outside of tests, so that the command line shows it.
+    pytest.mark.filterwarnings("default::probmask.errors.UnreadableImageWarning"),
+    # What PyTorch says where a machine has one core, and Python from 3.12 on of threads.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+SMALL = {
+    "model": "resnet14",
+    "model_args.width": 4,
+    "model_args.stem_stride": 2,
+    "data_args.image_size": 16,
+    "batch_size": 4,
+    "epochs": 2,
+    "method.sparsity": 0.5,
+    "workers": 1,
+    "threads": 1,
+    "accelerator": "cpu",
+    "tensorboard": "false",
+}
+
+# Long enough for a kill to land in the middle.
+LONG = {"epochs": 4}
+
+
+def arguments(directory, out, *more, data="folder", **settings):
+    given = SMALL | {key.replace("__", "."): value for key, value in settings.items()}
+    assignments = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+    return [
+        "train",
+        "--data",
+        data,
+        "--data-dir",
+        str(directory),
+        "--out",
+        str(out),
+        *assignments,
+        *more,
+    ]
+
+
+def trained(directory, out, *more, **settings):
+    assert main([*arguments(directory, out, *more, **settings), "--json"]) == 0
+    return json.loads((out / "record.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Forty training and seven test images in two classes."""
+    root = tmp_path_factory.mktemp("photographs")
+    make_classes(root / "train", {"a": 20, "b": 20}, noise=True)
+    make_classes(root / "test", {"a": 3, "b": 4}, first=100, noise=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def straight(photographs, tmp_path_factory):
+    """A run that nothing disturbs."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    assert main([*arguments(photographs, out, **LONG, workers=0), "--json"]) == 0
+    return out
+
+
+@pytest.fixture
+def own(photographs, tmp_path):
+    """A copy of the images that a test may damage."""
+    shutil.copytree(photographs, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def assert_same_run(out, straight):
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+    assert (out / "record.json").exists()
+    assert not (out / "checkpoint.safetensors").exists()
+
+
+def one_line(capsys):
+    error = capsys.readouterr().err
+    assert error.startswith("probmask: ")
+    assert error.count("\n") == 1, error
+    return error
+
+
+# --- what a run leaves behind
+
+
+def test_a_tenth_of_the_training_images_is_held_out_to_select_on(straight):
+    record = json.loads((straight / "record.json").read_text())
+    assert record["data"] == "folder"
+    assert record["data_args"] == {
+        "image_size": 16,
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "unreadable": "skip",
+    }
+    assert record["model_args"] == {"classes": 2, "channels": 3, "width": 4, "stem_stride": 2}
+    assert record["train_images"] == 36
+    assert record["updates"] == 4 * 9
+    assert record["selection"]["on"] == "val"
+    assert record["selection"]["total"] == 4
+    assert record["test"]["total"] == 7
+    assert record["unreadable"] == []
+    assert record["config"]["select_on"] == "val"
+    assert record["size"] - record["kept"] == round(0.5 * record["size"])
+
+
+def test_workers_have_no_influence_on_the_result(photographs, straight, tmp_path):
+    trained(photographs, tmp_path / "run", **LONG, workers=2)
+    assert_same_run(tmp_path / "run", straight)
+
+
+def test_without_selection_all_images_train(photographs, tmp_path):
+    record = trained(photographs, tmp_path / "run", "--select-on", "none")
+    assert record["train_images"] == 40
+    assert record["updates"] == 2 * 10
+    assert record["selection"] is None
+    assert record["test"]["total"] == 7
+
+
+def test_selection_on_the_test_images_is_said_to_be_so(photographs, tmp_path):
+    record = trained(photographs, tmp_path / "run", "--select-on", "test")
+    assert record["train_images"] == 40
+    assert record["selection"] == {"on": "test", **record["test"]}
+
+
+def test_given_validation_images_are_selected_on(own, tmp_path):
+    make_classes(own / "val", {"a": 2, "b": 3}, first=200, noise=True)
+    record = trained(own, tmp_path / "run")
+    assert record["train_images"] == 40
+    assert record["selection"]["total"] == 5
+    assert record["test"]["total"] == 7
+
+
+def test_imagenet_is_tested_on_its_validation_images(own, tmp_path):
+    (own / "test").rename(own / "val")
+    record = trained(own, tmp_path / "run", data="imagenet", optimizer__warmup_epochs=1)
+    assert record["data"] == "imagenet"
+    assert record["train_images"] == 36
+    assert (record["selection"]["total"], record["test"]["total"]) == (4, 7)
+
+
+# --- what cannot be read
+
+
+def test_unreadable_files_are_told_of_in_one_line_each_and_listed(own, tmp_path, capsys):
+    broken = [own / "train/a/001.jpg", own / "train/b/002.jpg", own / "test/a/001.jpg"]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:100])
+    record = trained(own, tmp_path / "run", "--select-on", "none", "--dense-twin")
+    assert record["unreadable"] == sorted(map(str, broken))
+    assert record["train_images"] == 40
+    assert record["updates"] == 2 * 10
+    assert record["test"]["total"] == 6
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 3
+    for path in broken:
+        assert sum(line.startswith(f"probmask: warning: {path}: is left out") for line in told) == 1
+    dense = json.loads((tmp_path / "run" / "dense" / "record.json").read_text())
+    assert dense["unreadable"] == record["unreadable"]
+
+
+def test_unreadable_files_are_refused_before_anything_is_written(own, tmp_path, capsys):
+    (own / "train/a/001.jpg").write_bytes(b"")
+    (own / "test/b/002.jpg").write_bytes(b"no image")
+    out = tmp_path / "run"
+    assert main(arguments(own, out, data_args__unreadable="refuse")) == 2
+    error = one_line(capsys)
+    assert "train/a/001.jpg (UnidentifiedImageError" in error
+    assert "test/b/002.jpg (UnidentifiedImageError" in error
+    assert not out.exists()
+
+
+def at_step(monkeypatch, step, action):
+    """Do something after the checkpoint of a step, once."""
+
+    def write(path, state):
+        write_checkpoint(path, state)
+        if state["step"] == step:
+            action()
+
+    monkeypatch.setattr("probmask.training.loop.write_checkpoint", write)
+
+
+def test_a_file_that_vanishes_ends_the_run_and_coming_back_resumes_it(
+    own, tmp_path, capsys, monkeypatch
+):
+    settings = {"data_args__unreadable": "refuse", "checkpoint_seconds": 0, "workers": 0}
+    trained(own, tmp_path / "whole", **settings)
+    away = [own / "train" / "a", tmp_path / "away"]
+    at_step(monkeypatch, 9, lambda: shutil.move(*away))
+    out = tmp_path / "run"
+    capsys.readouterr()
+    assert main(arguments(own, out, **settings)) == 1
+    monkeypatch.undo()
+    error = one_line(capsys)
+    assert "train/a/0" in error
+    assert "cannot be read any more (FileNotFoundError" in error
+    assert "--resume" in error
+    assert not (out / "record.json").exists()
+    shutil.move(*reversed(away))
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert_same_run(out, tmp_path / "whole")
+
+
+# --- runs that end too early
+
+
+def step_of(out):
+    return read_checkpoint(out / "checkpoint.safetensors")["step"]
+
+
+def test_killed_in_the_middle_a_run_resumes_at_once(photographs, straight, tmp_path):
+    """The processes that read for the dead one are still there for some seconds."""
+    out = tmp_path / "run"
+    command = arguments(photographs, out, **LONG, workers=2, checkpoint_seconds=0)
+    process = subprocess.Popen([sys.executable, "-m", "probmask.cli", *command])
+    try:
+        while lines(out / "metrics.jsonl") < 1:
+            assert process.poll() is None
+            time.sleep(0.002)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert 8 <= step_of(out) < 36
+    assert main(["train", "--resume", str(out), "--set", "workers=0", "--json"]) == 0
+    assert_same_run(out, straight)
+
+
+class Stopped(BaseException):
+    """Ends a run as abruptly as the test can within one process."""
+
+
+@pytest.mark.parametrize(("workers", "step"), [(2, 13), (1, 9), (1, 36)])
+def test_a_run_resumes_with_any_number_of_workers(
+    photographs, straight, tmp_path, monkeypatch, workers, step
+):
+    """In the middle of an epoch, at its end and at that of the last."""
+
+    def stop():
+        raise Stopped
+
+    out = tmp_path / "run"
+    at_step(monkeypatch, step, stop)
+    with pytest.raises(Stopped):
+        main(arguments(photographs, out, **LONG, workers=0, checkpoint_seconds=0))
+    monkeypatch.undo()
+    assert step_of(out) == step
+    assert main(["train", "--resume", str(out), "--set", f"workers={workers}", "--json"]) == 0
+    assert_same_run(out, straight)
+
+
+def test_when_a_reading_process_dies_the_run_ends_in_one_line(
+    photographs, straight, tmp_path, capsys, monkeypatch
+):
+    before = active_children()
+
+    def kill():
+        for reader in set(active_children()) - set(before):
+            os.kill(reader.pid, signal.SIGKILL)
+
+    at_step(monkeypatch, 3, kill)
+    out = tmp_path / "run"
+    assert main(arguments(photographs, out, **LONG, checkpoint_seconds=0)) == 1
+    monkeypatch.undo()
+    assert "a process that reads images ended" in one_line(capsys)
+    assert 3 <= step_of(out) < 9
+    assert main(["train", "--resume", str(out), "--set", "workers=0", "--json"]) == 0
+    assert_same_run(out, straight)
+
+
+def test_other_images_are_refused_when_resuming(own, tmp_path, capsys, monkeypatch):
+    def stop():
+        raise Stopped
+
+    out = tmp_path / "run"
+    at_step(monkeypatch, 5, stop)
+    with pytest.raises(Stopped):
+        main(arguments(own, out, workers=0, checkpoint_seconds=0))
+    monkeypatch.undo()
+    make_classes(own / "train", {"a": 30, "b": 20}, noise=True)
+    assert main(["train", "--resume", str(out), "--json"]) == 2
+    assert "was trained on other data than there is now" in one_line(capsys)
+    assert step_of(out) == 5
+
+
+def test_other_data_settings_are_refused_when_resuming(straight, capsys):
+    assert main(["train", "--resume", str(straight), "--set", "data_args.image_size=24"]) == 2
+    assert "data_args" in one_line(capsys)
+
+
+# --- evaluate
+
+
+def test_evaluate_repeats_the_accuracy(photographs, straight, capsys):
+    """The artifact knows the data set and its settings, but not where it lies."""
+    artifact = str(straight / "model.safetensors")
+    assert read(artifact).metadata["data_args"]["image_size"] == 16
+    assert main(["evaluate", artifact, "--data-dir", str(photographs), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    test = json.loads((straight / "record.json").read_text())["test"]
+    assert told == {"data": "folder", **test}
+    assert main(["evaluate", artifact]) == 2
+    assert "--data folder: where is it? Pass --data-dir DIR" in one_line(capsys)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 37}, "batch_size=37: folder has 36 training images"),
+        ({"data_args__image_size": 0}, "image_size=0"),
+        ({"data_args__image_sizes": 16}, "unknown key data_args.image_sizes"),
+        ({"data_args__padding": 2}, "unknown key data_args.padding"),
+        ({"data_args__unreadable": "ask"}, "data_args.unreadable = 'ask': expected 'skip' or"),
+        ({"data_args__train_images": 41}, "data_args.train_images=41: folder has only 40"),
+        ({"data_args__mean": "[0.5]"}, "data_args(mean="),
+        ({"workers": -1}, "workers=-1"),
+        ({"select_on": "train"}, "select_on = 'train': expected 'val' or 'test' or 'none'"),
+        ({"model_args__width": 0}, "width=0"),
+    ],
+)
+def test_wrong_settings_are_one_line(photographs, tmp_path, capsys, settings, said):
+    assert main(arguments(photographs, tmp_path / "run", **settings)) == 2
+    assert said in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("counts", [{}, {"a": 5}, {"a": 5, "b": 0}, {"a": 1, "b": 1}])
+def test_wrong_directories_are_one_line(tmp_path, capsys, counts):
+    (tmp_path / "images").mkdir()
+    make_classes(tmp_path / "images", counts)
+    assert main(arguments(tmp_path / "images", tmp_path / "run")) == 2
+    assert "images" in one_line(capsys)
+    assert main(arguments(tmp_path / "gone", tmp_path / "run")) == 2
+    assert "gone: is no directory" in one_line(capsys)
+    assert not (tmp_path / "run").exists()
