@@ -36,4 +36,5 @@ def test_the_documented_configuration_is_the_default_one():
         if key == "optimizer":
             assert {name: getattr(found, name) for name in value} == value
         else:
+            found = list(found) if isinstance(found, tuple) else found
             assert found == special.get(key, value), key

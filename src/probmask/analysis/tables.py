@@ -125,7 +125,7 @@ def print_rows(
         print("| " + " | ".join(headings) + " |")
         print("|" + "|".join("---:" if figures else "---" for figures in right) + "|")
         for row in rows:
-            print("| " + " | ".join(row) + " |")
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
         return
     table = _empty_table()
     for heading, figures in zip(headings, right, strict=True):
