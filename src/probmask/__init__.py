@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probmask.version import __version__
 
 if TYPE_CHECKING:
-    from probmask import data, models
+    from probmask import data, methods, models
     from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
     from probmask.masking.protocol import Masker, Method, Probe
@@ -41,7 +41,7 @@ _HOMES = {
     "train": "probmask.training.session",
 }
 # Packages whose content is reached through them: probmask.models.resnet32().
-_PACKAGES = ("data", "models")
+_PACKAGES = ("data", "methods", "models")
 
 __all__ = [
     "ArtifactError",
@@ -61,6 +61,7 @@ __all__ = [
     "load",
     "load_config",
     "load_into",
+    "methods",
     "models",
     "read",
     "save",
