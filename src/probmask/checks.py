@@ -44,6 +44,18 @@ def check_within(
     raise InputError(f"{caller}({name}={value!r}): {meaning}, {bounds}.")
 
 
+def check_ramp(caller: str, *, meaning: str, **ends: float) -> None:
+    """Refuse a stretch of the training, given by its two ends, that is outside it or backwards."""
+    for name, value in ends.items():
+        check_within(caller, name, value, 0, 1, meaning="a part of the training")
+    begin, end = ends.values()
+    if begin > end:
+        given = ", ".join(f"{name}={value}" for name, value in ends.items())
+        raise InputError(
+            f"{caller}({given}): {meaning} from begin to end; begin must not come after end."
+        )
+
+
 def check_count(caller: str, name: str, value: object, *, least: int, meaning: str) -> None:
     """Refuse what is not a whole number of at least ``least``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:

@@ -78,6 +78,17 @@ def test_sparsity_zero_is_dense_training(name):
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
+def test_half_precision_ends_at_the_budget_too(name):
+    run = Run(name, steps=16, dtype=torch.bfloat16).go(8)
+    trained = [p for mask in run.sparsifier._masker.masks for p in mask.parameters()]
+    assert {p.dtype for p in trained} <= {torch.float32}  # in bf16 they could not take small steps
+    final = run.finish()
+    assert run.summary.kept == (SIZE if name == "dense" else KEEP)
+    assert {value.dtype for value in final.values()} == {torch.bfloat16}
+    assert all(torch.isfinite(value).all() for value in final.values())
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_it_may_end_at_any_moment(name):
     run = Run(name).go(STEPS // 3)
     run.data = run.data[: STEPS // 3]

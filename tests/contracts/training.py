@@ -46,14 +46,24 @@ def batches(count=STEPS, seed=1, size=12):
 class Run:
     """A method at work on the network, step by step."""
 
-    def __init__(self, name, *, sparsity=SPARSITY, seed=3, steps=STEPS, wrap=False, data=None):
+    def __init__(
+        self,
+        name,
+        *,
+        sparsity=SPARSITY,
+        seed=3,
+        steps=STEPS,
+        wrap=False,
+        data=None,
+        dtype=torch.float32,
+    ):
         settings = {} if name == "dense" else {"sparsity": sparsity}
         self.method = METHODS[name](**settings)
-        self.model = network()
+        self.model = network().to(dtype)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3
         )
-        self.data = data or batches(steps)
+        self.data = [(images.to(dtype), labels) for images, labels in data or batches(steps)]
         self.sparsifier = probmask.attach(
             self.model,
             self.method,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from probmask.core.noise import fold, logistic_, uniform_
+from probmask.core.noise import fold, logistic_, normal_, uniform_
 
 
 def test_fold_depends_on_the_seed_on_every_counter_and_on_their_order():
@@ -38,3 +38,11 @@ def test_noise_is_finite_and_logistic():
     assert sample.var() == pytest.approx(torch.pi**2 / 3, rel=0.005)
     quantiles = torch.quantile(sample[:1_000_000], torch.tensor([0.1, 0.9], dtype=torch.float64))
     assert quantiles.tolist() == pytest.approx([-2.1972, 2.1972], abs=0.02)
+
+
+def test_normal_noise_is_normal_and_a_function_of_the_counters():
+    sample = normal_(torch.empty(1_000_000), 11, 2)
+    assert sample.mean() == pytest.approx(0, abs=0.005)
+    assert sample.var() == pytest.approx(1, rel=0.01)
+    assert torch.equal(sample, normal_(torch.empty(1_000_000), 11, 2))
+    assert not torch.equal(sample, normal_(torch.empty(1_000_000), 11, 3))

@@ -43,10 +43,38 @@ def test_dense_layers_are_whole_and_the_total_is_the_same(allocation):
     spread = Spread(allocation=allocation, dense_first=True, dense_last=True)
     counts = kept_counts(spread.select(values(), 100, NAMES))
     assert counts == [8, 12, 80]
-    spread.check("X", [8, 50, 80], 88)
-    text = "X: the dense layers alone hold 88 weights, the budget is 87 of 138; lower sparsity"
-    with pytest.raises(InputError, match=text):
-        spread.check("X", [8, 50, 80], 87)
+
+
+@pytest.mark.parametrize("keep", [88, 50])
+def test_dense_layers_that_leave_nothing_are_refused(keep):
+    spread = Spread(allocation="global", dense_first=True, dense_last=True)
+    spread.check("X", [8, 50, 80], 89)
+    spread.check("X", [8, 80], 88)  # there are no others
+    with pytest.raises(
+        InputError,
+        match=rf"^X: the dense layers alone hold 88 weights, the budget is {keep} of 138 and must "
+        r"leave some for the others; lower sparsity, or make them sparse too\.$",
+    ):
+        spread.check("X", [8, 50, 80], keep)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "er", "erk"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_the_numbers_of_the_layers_make_up_the_budget(allocation, first, last):
+    spread = Spread(allocation=allocation, dense_first=first, dense_last=last)
+    counts = spread.counts(((8, 2, 3, 3), (8, 2, 3, 3), (12, 128), (3, 12)), 333)
+    assert sum(counts) == 333
+    assert (counts[0] == 144) >= first
+    assert (counts[3] == 36) >= last
+    if allocation == "uniform":
+        dense = 144 * first + 36 * last
+        assert counts[2] == pytest.approx((333 - dense) / (1860 - dense) * 1536, abs=1)
+
+
+def test_a_scope_is_one_order_or_the_same_fraction_of_each_layer():
+    assert Spread.over("global") == Spread(allocation="global")
+    assert Spread.over("layer", dense_last=True) == Spread(allocation="uniform", dense_last=True)
 
 
 @pytest.mark.parametrize("allocation", ["global", "uniform", "er", "erk"])

@@ -7,13 +7,7 @@ from torch import nn
 from probmask import InputError
 from probmask.methods.autoprune import AutoPrune, slope, surrogate
 from reference.networks import build, loss_of
-from reference.sparse_training import (
-    SparseTraining,
-    assert_dense_at_zero,
-    assert_exact_budget,
-    assert_resumes,
-    in_bf16,
-)
+from reference.sparse_training import SparseTraining, assert_exact_budget
 
 
 def half_in(kind="softplus"):
@@ -81,21 +75,6 @@ def test_the_largest_a_stay():
 @pytest.mark.parametrize("network", ["depthwise", "unet", "transformer", "tied"])
 def test_the_budget_is_exact(network):
     assert_exact_budget(AutoPrune(sparsity=0.85), network)
-
-
-@pytest.mark.parametrize("freeze_at", [None, 0.5])
-def test_it_resumes_bit_by_bit(freeze_at):
-    assert_resumes(AutoPrune(sparsity=0.8, freeze_at=freeze_at))
-
-
-def test_sparsity_zero_is_dense_training():
-    assert_dense_at_zero(AutoPrune)
-
-
-def test_a_bf16_network_has_fp32_parameters():
-    training = in_bf16(AutoPrune(sparsity=0.8))
-    assert all(mask.gate.dtype == torch.float32 for mask, _ in training.masker.gated)
-    training.finish()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import torch
 
 from probmask import InputError
 from probmask.methods.deepr import DeepR
-from reference.exchange_contract import Run, assert_contract, assert_resumes, batches
+from reference.exchange_run import Run, assert_budget_throughout, assert_resumes, batches
 from reference.networks import assert_same_state, state_of
 
 
-def test_it_keeps_the_contract():
-    assert_contract(DeepR)
+def test_the_number_of_weights_is_constant():
+    assert_budget_throughout(DeepR)
 
 
 def test_the_global_scope_resumes_too():

@@ -6,15 +6,12 @@ import torch
 from probmask import InputError
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.methods.dsr import DSR, adapted
-from reference.exchange_contract import Run, assert_contract, batches
+from reference.exchange_run import Run, assert_budget_throughout, assert_resumes, batches
 
 
-def test_it_keeps_the_contract():
-    assert_contract(DSR)
-
-
-def test_it_keeps_the_contract_where_much_is_exchanged():
-    assert_contract(DSR, threshold=0.1, exchange_fraction=0.5)
+def test_where_much_is_exchanged_the_number_is_constant_and_a_resume_exact():
+    assert_budget_throughout(DSR, threshold=0.1, exchange_fraction=0.5)
+    assert_resumes(DSR, threshold=0.1, exchange_fraction=0.5)
 
 
 def test_the_threshold_doubles_or_halves_outside_the_tolerance():

@@ -10,7 +10,7 @@ import probmask
 from probmask import InputError
 from probmask.methods.edge_popup import EdgePopup
 from reference.networks import build
-from reference.sparse_training import SparseTraining, assert_exact_budget, assert_resumes, in_bf16
+from reference.sparse_training import SparseTraining, assert_exact_budget
 
 
 def test_the_gradient_passes_straight_through_to_the_scores():
@@ -105,21 +105,11 @@ def test_the_budget_is_exact(network, scope):
     assert_exact_budget(EdgePopup(sparsity=0.85, scope=scope), network)
 
 
-def test_it_resumes_bit_by_bit():
-    assert_resumes(EdgePopup(sparsity=0.8))
-
-
 def test_sparsity_zero_keeps_the_random_network():
     training = SparseTraining(EdgePopup(sparsity=0.0), "mlp")
     weights = [weight.detach().clone() for weight in training.masker.weights]
     final = training.finish()
     assert torch.equal(final["0.weight"], weights[0])
-
-
-def test_a_bf16_network_has_fp32_scores():
-    training = in_bf16(EdgePopup(sparsity=0.8))
-    assert all(mask.gate.dtype == torch.float32 for mask in training.masker.masks)
-    training.finish()
 
 
 class Scale(nn.Module):

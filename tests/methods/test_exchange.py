@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-import probmask
 from probmask.masking.sites import find_sites
 from probmask.methods.exchange import (
     at_random,
@@ -16,11 +15,9 @@ from probmask.methods.exchange import (
     interval,
     is_due,
     largest,
+    random_masks,
 )
-from probmask.methods.sparse_start import dense_layers, layer_counts, random_masks
-from reference import two_ranks
-from reference.exchange_contract import SIZES, mixed, train_on_two_ranks
-from reference.networks import assert_same_state
+from reference.exchange_run import mixed
 
 
 def mask(*indices, size=8):
@@ -116,56 +113,9 @@ def test_a_weight_without_gradient_has_none_of_any_size():
 # The start
 
 
-def test_uniform_with_the_first_layer_dense():
-    sites = find_sites(mixed())
-    counts = layer_counts("M", sites, 372, "uniform", dense_layers(4, first=True, last=False))
-    assert counts[0] == 144
-    assert sum(counts) == 372
-    density = (372 - 144) / (1860 - 144)
-    assert all(abs(c - density * s) < 1 for c, s in zip(counts[1:], SIZES[1:], strict=True))
-
-
-def test_all_allocations_are_exact_with_dense_ends():
-    sites = find_sites(mixed())
-    for allocation in ("uniform", "er", "erk"):
-        for first in (True, False):
-            for last in (True, False):
-                dense = dense_layers(4, first=first, last=last)
-                counts = layer_counts("M", sites, 333, allocation, dense)
-                assert sum(counts) == 333
-                assert (counts[0] == 144) >= first
-                assert (counts[3] == 36) >= last
-
-
-def test_erk_gives_small_layers_more():
-    sites = find_sites(mixed())
-    counts = layer_counts("M", sites, 200, "erk")
-    density = [count / size for count, size in zip(counts, SIZES, strict=True)]
-    assert density[2] == min(density)
-    assert density[3] == max(density)
-
-
-@pytest.mark.parametrize("keep", [144, 100])
-def test_dense_layers_that_leave_nothing_are_refused(keep):
-    with pytest.raises(
-        probmask.InputError,
-        match=rf"^M: {keep} weights are kept, but the layers that stay dense \(0\.weight\) have "
-        r"144; lower sparsity, or pass dense_first=False and dense_last=False\.$",
-    ):
-        layer_counts("M", find_sites(mixed()), keep, "uniform", {0})
-
-
 def test_the_start_is_random_and_exact():
     sites = find_sites(mixed())
     one, same, other = (random_masks(sites, [14, 15, 100, 5], seed) for seed in (1, 1, 2))
     assert [int(m.sum()) for m in one] == [14, 15, 100, 5]
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-@pytest.mark.slow
-def test_two_ranks_agree(tmp_path):
-    one, other = two_ranks.run(train_on_two_ranks, tmp_path)
-    assert len(one) == 6
-    for name, state in one.items():
-        assert_same_state(state, other[name])

@@ -198,19 +198,6 @@ def test_xavier_changes_the_scores_and_not_the_weights():
         assert torch.equal(mask, same)
 
 
-def test_resuming_is_bit_identical_whatever_the_fresh_masks():
-    batches = make_batches("conv", STEPS)
-    whole = begin()
-    train(*whole[:2], batches)
-    first, second = begin(), begin(probe=Probe(make_batches("conv", 1, seed=8)))
-    train(*first[:2], batches[:3])
-    for part, other in zip(second, first, strict=True):
-        part.load_state_dict(other.state_dict())
-    train(*second[:2], batches[3:])
-    assert whole[2].finalize() == second[2].finalize()
-    assert_same_state(state_of(whole[0]), state_of(second[0]))
-
-
 def test_sparsity_zero_is_dense_training_and_needs_no_data():
     model, dense = build("conv"), build("conv")
     optimizer = sgd(model)

@@ -206,10 +206,9 @@ def test_the_budget_is_exact_if_training_ends_early(steps, settings):
     assert sparsifier.finalize().kept == 64
 
 
-@pytest.mark.parametrize("rewind_to", [0.0, 0.5])
-@pytest.mark.parametrize("stop", range(1, 8))
-def test_it_resumes_bit_by_bit(stop, rewind_to):
-    settings = {"epochs": 4, "rewind_to": rewind_to}
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_it_resumes_bit_by_bit_also_if_it_goes_back_to_a_later_update(stop):
+    settings = {"epochs": 4, "rewind_to": 0.5}
     batches = make_batches("conv", 8)
     whole, first, second = (begin(**settings) for _ in range(3))
     train(whole[0], whole[1], batches)
@@ -231,20 +230,6 @@ def test_a_copy_is_independent():
     assert twin[0].parametrizations.weight[0]._source.model is twin
     train(model, optimizer, batches[1:])
     assert_same_state(state, state_of(twin))
-
-
-def test_half_precision_weights():
-    model, optimizer, sparsifier = begin("mlp", model=build("mlp").bfloat16(), sparsity=0.8)
-    train(model, optimizer, [(x.bfloat16(), y) for x, y in make_batches("mlp", 12)])
-    assert sparsifier.finalize().kept == 80
-
-
-def test_sparsity_zero_is_dense_training():
-    model, summary = run(sparsity=0, dense_last=True)
-    twin = build("conv")
-    train(twin, sgd(twin), make_batches("conv", 12))
-    assert summary.kept == summary.size
-    assert_same_state(state_of(model), state_of(twin))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Learning-rate rewinding: the rounds of the lottery, but weights go on from where they are."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 import probmask
 from probmask.methods.lottery import Lottery
 from probmask.methods.lr_rewind import LRRewind
-from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
+from reference.networks import build, make_batches, sgd, train
 
 PER_EPOCH = 2
 
@@ -78,38 +76,6 @@ def test_its_rounds_are_those_of_the_lottery():
         assert mine.phases(epochs) == theirs.phases(epochs)
         assert all(phase.rate == "cosine" for phase in mine.phases(epochs))
         assert all(phase.rate_scale == 1 for phase in mine.phases(epochs))
-
-
-@pytest.mark.parametrize("settings", [{}, {"dense_last": True}, {"scope": "layer"}])
-@pytest.mark.parametrize("steps", [0, 1, 3, 8])
-def test_the_budget_is_exact_whenever_it_ends(settings, steps):
-    model, optimizer, sparsifier = begin("depthwise", sparsity=0.8, **settings)
-    train(model, optimizer, make_batches("depthwise", steps))
-    assert sparsifier.finalize().kept == 64
-    assert sum(int(p.count_nonzero()) for p in model.parameters() if p.dim() > 1) == 64
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3, 6, 7])
-def test_it_resumes_bit_by_bit(stop):
-    batches = make_batches("conv", 8)
-    whole, first, second = begin(), begin(), begin()
-    train(whole[0], whole[1], batches)
-    train(first[0], first[1], batches[:stop])
-    for part, other in zip(second, first, strict=True):
-        part.load_state_dict(copy.deepcopy(other.state_dict()))
-    train(second[0], second[1], batches[stop:])
-    whole[2].finalize()
-    second[2].finalize()
-    assert_same_state(state_of(whole[0]), state_of(second[0]))
-
-
-def test_sparsity_zero_is_dense_training():
-    model, optimizer, sparsifier = begin(sparsity=0)
-    train(model, optimizer, make_batches("conv", 8))
-    sparsifier.finalize()
-    twin = build("conv")
-    train(twin, sgd(twin), make_batches("conv", 8))
-    assert_same_state(state_of(model), state_of(twin))
 
 
 def test_errors_name_the_method():

@@ -312,29 +312,6 @@ def test_the_budget_is_exact_if_training_ends_early(steps):
     assert summary.layers[0].kept == summary.layers[0].size
 
 
-def test_half_precision_is_measured_in_single():
-    model, optimizer, sparsifier = begin(
-        model=build("mlp").bfloat16(),
-        probe=probmask.Probe([(x.bfloat16(), y) for x, y in make_batches("mlp", 3)]),
-    )
-    train(model, optimizer, [(x.bfloat16(), y) for x, y in make_batches("mlp", STEPS)])
-    assert sparsifier.finalize().kept == 80
-
-
-@pytest.mark.parametrize("stop", [7, PRUNED_AT, 9])
-def test_it_resumes_bit_by_bit(stop):
-    batches = make_batches("conv", STEPS)
-    whole, first, second = begin("conv"), begin("conv"), begin("conv", seed=8)
-    train(whole[0], whole[1], batches)
-    train(first[0], first[1], batches[:stop])
-    for part, other in zip(second, first, strict=True):
-        part.load_state_dict(copy.deepcopy(other.state_dict()))
-    train(second[0], second[1], batches[stop:])
-    whole[2].finalize()
-    second[2].finalize()
-    assert_same_state(state_of(whole[0]), state_of(second[0]))
-
-
 def test_sparsity_zero_is_dense_training_and_needs_no_data():
     model = build("conv")
     optimizer = sgd(model)

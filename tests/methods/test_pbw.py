@@ -1,14 +1,12 @@
 """Pruning by weight: which weights go, when, and what the fine-tuning is."""
 
-import copy
-
 import pytest
 import torch
 
 import probmask
 from probmask.masking.protocol import Phase
 from probmask.methods.pbw import PBW
-from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
+from reference.networks import build, make_batches, sgd, train
 
 STEPS, PER_EPOCH = 10, 2  # five epochs: four of training, one of fine-tuning
 PRUNED_AT = 8
@@ -156,27 +154,6 @@ def test_half_precision_weights_are_pruned_too():
         batches = [(x.bfloat16(), y) for x, y in make_batches("mlp", STEPS)]
         train(model, optimizer, batches)
         assert sparsifier.finalize().kept == 80
-
-
-@pytest.mark.parametrize("stop", [3, PRUNED_AT, 9])
-def test_it_resumes_bit_by_bit(stop):
-    batches = make_batches("conv", STEPS)
-    whole, first, second = begin("conv"), begin("conv"), begin("conv")
-    train(whole[0], whole[1], batches)
-    train(first[0], first[1], batches[:stop])
-    for part, other in zip(second, first, strict=True):
-        part.load_state_dict(copy.deepcopy(other.state_dict()))
-    train(second[0], second[1], batches[stop:])
-    whole[2].finalize()
-    second[2].finalize()
-    assert_same_state(state_of(whole[0]), state_of(second[0]))
-
-
-def test_sparsity_zero_is_dense_training():
-    model, optimizer, sparsifier = begin("conv", sparsity=0)
-    train(model, optimizer, make_batches("conv", STEPS))
-    sparsifier.finalize()
-    assert_same_state(state_of(model), state_of(dense_weights("conv", STEPS)))
 
 
 def test_the_epochs_are_those_of_both_phases():

@@ -7,7 +7,7 @@ import probmask
 from probmask import InputError
 from probmask.core.allocation import erdos_renyi
 from probmask.methods.random import Random
-from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
+from reference.networks import build, make_batches, sgd, train
 
 
 def begin(name="depthwise", seed=5, **settings):
@@ -60,29 +60,6 @@ def test_dense_ends():
     assert (counts[0], sum(counts)) == (72, 160)
     with pytest.raises(InputError, match=r"Random\(sparsity=0\.8\): the dense layers alone hold"):
         begin(dense_first=True)
-
-
-def test_resuming_is_bit_identical_whatever_the_fresh_seed():
-    batches = make_batches("depthwise", 10)
-    whole = begin()
-    train(*whole[:2], batches)
-    first, second = begin(), begin(seed=9)
-    train(*first[:2], batches[:4])
-    for part, other in zip(second, first, strict=True):
-        part.load_state_dict(other.state_dict())
-    train(*second[:2], batches[4:])
-    assert whole[2].finalize() == second[2].finalize()
-    assert_same_state(state_of(whole[0]), state_of(second[0]))
-
-
-def test_sparsity_zero_is_dense_training():
-    model, optimizer, sparsifier = begin(sparsity=0)
-    dense = build("depthwise")
-    batches = make_batches("depthwise", 5)
-    train(model, optimizer, batches)
-    train(dense, sgd(dense), batches)
-    sparsifier.finalize()
-    assert_same_state(state_of(model), state_of(dense))
 
 
 def test_refused_with_the_value_and_the_rule():

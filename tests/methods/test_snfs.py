@@ -9,7 +9,7 @@ from probmask import InputError
 from probmask.core.allocation import largest_remainder
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.methods.snfs import SNFS, growth
-from reference.exchange_contract import Run, assert_contract, assert_resumes, batches
+from reference.exchange_run import Run, assert_budget_throughout, assert_resumes, batches
 from reference.networks import loss_of, sgd
 
 
@@ -17,8 +17,8 @@ def without_momentum(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_it_keeps_the_contract():
-    assert_contract(SNFS, update_every=3)
+def test_the_number_of_weights_is_constant():
+    assert_budget_throughout(SNFS, update_every=3)
 
 
 def test_its_own_momentum_resumes():

@@ -145,14 +145,6 @@ def test_the_budget_is_exact_on_any_network(name):
         assert not bool(site.weight[~mask].any())
 
 
-def test_low_precision():
-    model = build("mlp").bfloat16()
-    batches = [(x.bfloat16(), y) for x, y in make_batches("mlp", 4)]
-    model, optimizer, sparsifier = begin("mlp", model=model, probe=Probe(batches))
-    train(model, optimizer, batches)
-    assert sparsifier.finalize().kept == 80
-
-
 def test_resuming_is_bit_identical_whatever_the_fresh_masks():
     batches = make_batches("conv", STEPS)
     whole = begin()

@@ -9,13 +9,7 @@ from probmask import InputError
 from probmask.core import schedules
 from probmask.methods.str_ import STR, decay_factor, soft_threshold
 from reference.networks import loss_of
-from reference.sparse_training import (
-    SparseTraining,
-    assert_dense_at_zero,
-    assert_exact_budget,
-    assert_resumes,
-    in_bf16,
-)
+from reference.sparse_training import SparseTraining, assert_exact_budget, assert_resumes
 
 
 def logits_of(training):
@@ -164,16 +158,6 @@ def test_the_budget_is_exact(network, steer):
 
 def test_it_resumes_bit_by_bit():
     assert_resumes(STR(sparsity=0.8, s_init=-20.0))
-
-
-def test_sparsity_zero_is_dense_training():
-    assert_dense_at_zero(STR)
-
-
-def test_a_bf16_network_trains_with_fp32_thresholds():
-    training = in_bf16(STR(sparsity=0.8))
-    assert all(mask.gate.dtype == torch.float32 for mask in training.masker.masks)
-    training.finish()
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,7 @@ from torch import nn
 from probmask import InputError
 from probmask.methods.vrpge import VRPGE, policy_gradient
 from reference.networks import loss_of
-from reference.sparse_training import (
-    SparseTraining,
-    assert_dense_at_zero,
-    assert_exact_budget,
-    assert_resumes,
-    in_bf16,
-)
+from reference.sparse_training import SparseTraining, assert_exact_budget
 
 
 def test_the_estimator_averages_to_the_gradient_of_the_expected_loss():
@@ -114,7 +108,7 @@ def test_the_classifier_is_whole_where_the_budget_allows():
     assert low.summary.layers[-1].kept == 48
     high = SparseTraining(VRPGE(sparsity=0.9), "mlp").masker
     assert len(high.gated) == 3
-    with pytest.raises(InputError, match=r"4.weight alone exceed the budget of 40 weights"):
+    with pytest.raises(InputError, match="dense layers alone hold 48 weights, the budget is 40 "):
         SparseTraining(VRPGE(sparsity=0.9, dense_last=True), "mlp")
 
 
@@ -138,21 +132,6 @@ def test_losses_must_be_told():
 @pytest.mark.parametrize("network", ["depthwise", "unet", "transformer", "tied"])
 def test_the_budget_is_exact(network):
     assert_exact_budget(VRPGE(sparsity=0.85), network)
-
-
-@pytest.mark.parametrize("freeze_at", [None, 0.5])
-def test_it_resumes_bit_by_bit(freeze_at):
-    assert_resumes(VRPGE(sparsity=0.8, freeze_at=freeze_at))
-
-
-def test_sparsity_zero_is_dense_training():
-    assert_dense_at_zero(VRPGE)
-
-
-def test_a_bf16_network_has_fp32_probabilities():
-    training = in_bf16(VRPGE(sparsity=0.8))
-    assert all(mask.gate.dtype == torch.float32 for mask, _ in training.masker.gated)
-    training.finish()
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,6 @@ def assert_exact_budget(method):
     return summary
 
 
-def assert_exact_if_ended_early(method, stop=3):
-    assert MaskedRun(method).go(stop).sparsifier.finalize().kept == SIZE - round(
-        method.sparsity * SIZE
-    )
-
-
 def assert_resumes(method, stops=(1, 9, 13, 20, 23)):
     """From any of these updates, bit by bit, whatever the fresh start was."""
     whole, saved = MaskedRun(method), []
@@ -106,24 +100,6 @@ def assert_resumes(method, stops=(1, 9, 13, 20, 23)):
         assert_same_state(before, state_of(second.model))
         assert second.sparsifier.finalize() == kept
         assert_same_state(state_of(whole.model), state_of(second.model))
-
-
-def assert_dense_at_zero(kind):
-    plain = network()
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    for batch in batches():
-        step(plain, optimizer, batch)
-    run = MaskedRun(kind(sparsity=0)).go()
-    assert run.sparsifier.finalize().kept == SIZE
-    assert_same_state(state_of(plain), state_of(run.model))
-
-
-def assert_takes_half_precision(method):
-    run = MaskedRun(method, model=network().bfloat16())
-    for images, labels in run.data:
-        step(run.model, run.optimizer, (images.bfloat16(), labels))
-    assert run.sparsifier.finalize().kept == SIZE - round(method.sparsity * SIZE)
-    assert {weight.dtype for weight in run.weights} == {torch.bfloat16}
 
 
 def magnitudes(run):

@@ -73,16 +73,3 @@ def assert_resumes(method, network="depthwise", *, after=(1, 7, 11), **settings)
         second.sparsifier.load_state_dict(first.sparsifier.state_dict())
         second.done = stop
         assert_same_state(whole, second.finish())
-
-
-def assert_dense_at_zero(method_type, **settings):
-    dense = SparseTraining(probmask.Dense(), **settings).finish()
-    assert_same_state(dense, SparseTraining(method_type(sparsity=0.0), **settings).finish())
-
-
-def in_bf16(method, network="mlp"):
-    """A few updates of a bf16 network; returns the training."""
-    training = SparseTraining(method, network, steps=4)
-    training.model.to(torch.bfloat16)
-    training.batches = [(inputs.bfloat16(), labels) for inputs, labels in training.batches]
-    return training.go()

@@ -28,9 +28,12 @@ def fold(seed: int, *counters: int) -> int:
 
 def uniform_(out: Tensor, seed: int, *counters: int) -> Tensor:
     """Fill ``out`` with uniforms on [0, 1) that depend on nothing but seed and counters."""
-    generator = torch.Generator(device=out.device)
-    generator.manual_seed(fold(seed, *counters))
-    return out.uniform_(generator=generator)
+    return out.uniform_(generator=_generator(out, seed, *counters))
+
+
+def normal_(out: Tensor, seed: int, *counters: int) -> Tensor:
+    """Fill ``out`` with N(0, 1) noise that depends on nothing but seed and counters."""
+    return out.normal_(generator=_generator(out, seed, *counters))
 
 
 def logistic_(out: Tensor, seed: int, *counters: int) -> Tensor:
@@ -41,3 +44,7 @@ def logistic_(out: Tensor, seed: int, *counters: int) -> Tensor:
     u = uniform_(out, seed, *counters).clamp_(_EDGE, 1 - _EDGE)
     complement = torch.log1p(-u)
     return u.log_().sub_(complement)
+
+
+def _generator(out: Tensor, seed: int, *counters: int) -> torch.Generator:
+    return torch.Generator(device=out.device).manual_seed(fold(seed, *counters))

@@ -23,9 +23,11 @@ class MaskedWeight(nn.Module, ABC):
 
     The hard mask is neither a parameter nor a buffer: DDP would broadcast a buffer from rank 0, and
     a ``state_dict`` would carry what can be computed. It follows the module from device to device
-    and into copies all the same. It is brought up to date when ``eval()`` is called, and at the
-    next use if the tensors it was made from have changed since (a checkpoint loaded, an averaged
-    copy updated). A frozen mask is final: it serves training too, and nothing changes it.
+    and into copies all the same, as do all tensors that a method has here; their dtype stays, as
+    in bf16 a probability or a score could not take small steps. The hard mask is brought up to
+    date when ``eval()`` is called, and at the next use if the tensors it was made from have changed
+    since (a checkpoint loaded, an averaged copy updated). A frozen mask is final: it serves
+    training too, and nothing changes it.
     """
 
     def __init__(self, site: Site) -> None:
@@ -97,9 +99,23 @@ class MaskedWeight(nn.Module, ABC):
         return (id(self), weight._version, *(tensor._version for tensor in self.parameters()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        trained = [(name, p.data, p.grad) for name, p in self.named_parameters(recurse=False)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.hard = fn(self.hard).bool()
+        for name, data, grad in trained:
+            parameter = self.get_parameter(name)
+            parameter.grad = None
+            parameter.data = _moved(data, fn)
+            parameter.grad = None if grad is None else _moved(grad, fn)
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, _moved(value, fn))
         return self
+
+
+def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """The tensor where ``fn`` has it, of the dtype it had: not through bf16 and back."""
+    moved = fn(tensor)
+    return moved.to(tensor.dtype) if tensor.is_meta else tensor.to(moved.device)
 
 
 class _NotCopied:

@@ -1,8 +1,8 @@
 """Weights that are in the network as long as their scores are high enough; scores are trained."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +30,6 @@ class ScoredWeight(MaskedWeight):
         """The active weights."""
         masked: Tensor = _Scored.apply(weight, self.score, self.active)  # type: ignore[no-untyped-call]
         return masked
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved.float() if tensor.is_meta else tensor.to(moved.device)
-
-        score, grad = self.score.data, self.score.grad
-        super()._apply(fn, recurse)
-        self.score.grad = None
-        self.score.data = move(score)  # not through bf16 and back
-        self.score.grad = None if grad is None else move(grad)
-        self.active = fn(self.active).bool()
-        return self
 
 
 class _Scored(torch.autograd.Function):

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import check_choice, check_ramp, check_within
 from probmask.core import schedules
 from probmask.core.selection import select_top
 from probmask.core.steering import pressed, steered
-from probmask.errors import InputError
 from probmask.masking.budgets import checked_keep
 from probmask.masking.gated import GatedWeight
 from probmask.masking.optimizers import WeightOptimizers
@@ -44,14 +43,12 @@ class SteeredMethod(Method):
         super().__post_init__()
         caller = type(self).__name__
         check_choice(caller, "steer", self.steer, (True, False))
-        for name in ("ramp_begin", "ramp_end", "freeze_at"):
-            value = getattr(self, name)
-            if value is not None or name != "freeze_at":
-                check_within(caller, name, value, 0, 1, meaning="a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"{caller}(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): what is kept "
-                "falls from begin to end; begin must not come after end."
+        check_ramp(
+            caller, ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="what is kept falls"
+        )
+        if self.freeze_at is not None:
+            check_within(
+                caller, "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training"
             )
         if self.gate_lr is not None:
             check_within(caller, "gate_lr", self.gate_lr, 1e-9, math.inf, meaning="Adam's rate")

@@ -1,16 +1,17 @@
 """Masks that a method holds and changes itself: which weights are active at the moment."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from probmask.core.selection import select_top
-from probmask.errors import InputError
+from probmask.core.spread import Spread
+from probmask.masking.budgets import checked_keep
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Masker, Progress
+from probmask.masking.protocol import Masker, Method, Progress
 from probmask.masking.sites import Site
 
 
@@ -55,30 +56,28 @@ class StoredMask(MaskedWeight):
         """The active weights."""
         return kept(weight, self.active, outside=self.gradient_outside)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self.active = fn(self.active).bool()
-        return self
-
 
 class StoredMasker(Masker):
     """A method that holds its masks.
 
     Inactive weights are set to zero after every update, so that neither momentum nor weight decay
     moves them. If training ended before the masks have come down to the budget, the largest active
-    weights would stay.
+    weights would stay. A budget that ``spread`` cannot meet is refused.
     """
 
     masks: tuple[StoredMask, ...]
 
     def __init__(
-        self, caller: str, sites: Sequence[Site], keep: int, masks: Sequence[StoredMask] = ()
+        self,
+        method: Method,
+        sites: Sequence[Site],
+        *,
+        spread: Spread | None = None,
+        masks: Sequence[StoredMask] = (),
     ) -> None:
         super().__init__(sites, masks or [StoredMask(site) for site in sites])
-        if keep < 1:
-            size = sum(site.size for site in sites)
-            raise InputError(f"{caller}: of {size} weights none would be kept; lower sparsity.")
-        self.keep = keep
+        self.size = sum(site.size for site in sites)
+        self.keep = checked_keep(method, sites, spread)
 
     @property
     def active(self) -> list[Tensor]:
@@ -125,8 +124,7 @@ class StoredMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """How sparse the network is at the moment."""
-        size = sum(weight.numel() for weight in self.weights)
-        return {"expected_sparsity": 1 - self.active_count / size}
+        return {"expected_sparsity": 1 - self.active_count / self.size}
 
     def state_dict(self) -> dict[str, Any]:
         """The active weights, and the masks once they are frozen."""

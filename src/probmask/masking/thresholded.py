@@ -7,7 +7,7 @@ the weights and of the progress, so that nothing has to be saved for a resume.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,14 +73,6 @@ class ThresholdedWeight(MaskedWeight):
     def _in_full_precision(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
         wide = weight if weight.dtype == torch.float64 else weight.float()
         return self.effective(wide, active, threshold).to(weight.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self.active = fn(self.active).bool()
-        # Not through bf16 and back.
-        self.threshold = self.threshold.to(fn(self.threshold).device)
-        self.settled_threshold = self.settled_threshold.to(fn(self.settled_threshold).device)
-        return self
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -35,9 +35,8 @@ from probmask.methods.str_ import STR
 from probmask.methods.vrpge import VRPGE
 
 METHODS: dict[str, type[Method]] = {
-    "dense": Dense,
-    "probmask": ProbMask,
     # compared in the paper
+    "probmask": ProbMask,
     "dnw": DNW,
     "edge-popup": EdgePopup,
     "gmp": GMP,
@@ -69,6 +68,7 @@ METHODS: dict[str, type[Method]] = {
     "spartan": Spartan,
     "st3": ST3,
     # floors
+    "dense": Dense,
     "magnitude": Magnitude,
     "random": Random,
 }

@@ -11,7 +11,6 @@ from torch import Tensor
 from probmask.checks import check_choice, check_within
 from probmask.core.spread import Spread
 from probmask.errors import InputError
-from probmask.masking.budgets import checked_keep
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
@@ -80,11 +79,11 @@ class ACDCMasker(StoredMasker):
     """AC/DC at work on one model."""
 
     def __init__(self, method: ACDC, sites: Sequence[Site]) -> None:
-        super().__init__(f"ACDC(sparsity={method.sparsity})", sites, checked_keep(method, sites))
+        super().__init__(method, sites)
         self.method = method
-        self.spread = Spread(allocation="global" if method.scope == "global" else "uniform")
+        self.spread = Spread.over(method.scope)
         self.compressed = False
-        if self.keep == sum(site.size for site in sites):
+        if self.keep == self.size:
             self.freeze()  # there is nothing to remove
         elif method.compressed_at(0.0):
             self._compress()

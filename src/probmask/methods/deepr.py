@@ -4,9 +4,9 @@ Bellec et al., "Deep Rewiring: Training very sparse deep networks", ICLR 2018.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,18 +14,12 @@ from torch import Tensor
 from probmask.checks import check_choice, check_within
 from probmask.core.noise import uniform_
 from probmask.core.selection import select_top
+from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress, keep_of
+from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMask
-from probmask.methods.exchange import ExchangeMasker, at_random
-from probmask.methods.sparse_start import (
-    Allocation,
-    check_start,
-    dense_layers,
-    layer_counts,
-    random_masks,
-)
+from probmask.methods.exchange import Allocation, ExchangeMasker, at_random, check_start
 
 _REVIVED = 1e-12
 _EDGE = 2.0**-24  # the least step of an fp32 uniform away from 0 and from 1
@@ -94,11 +88,6 @@ class SignedMask(StoredMask):
         """+1 or -1 for each connection."""
         return self.positive.float() * 2 - 1
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self.positive = fn(self.positive).bool()
-        return self
-
 
 class DeepRMasker(ExchangeMasker):
     """Deep R at work."""
@@ -106,15 +95,14 @@ class DeepRMasker(ExchangeMasker):
     masks: tuple[SignedMask, ...]
 
     def __init__(self, method: DeepR, sites: Sequence[Site], context: Context) -> None:
-        caller = f"DeepR(sparsity={method.sparsity})"
-        keep = keep_of(method.sparsity, sum(site.size for site in sites))
-        dense = dense_layers(len(sites), first=method.dense_first, last=method.dense_last)
-        counts = layer_counts(caller, sites, keep, method.allocation, dense)
-        start = random_masks(sites, counts, context.seed)
         masks = [SignedMask(site) for site in sites]
-        super().__init__(caller, sites, keep, start, context.seed, masks)
+        spread = Spread(
+            allocation=method.allocation,
+            dense_first=method.dense_first,
+            dense_last=method.dense_last,
+        )
+        super().__init__(method, sites, context, spread, masks=masks)
         self.method = method
-        self.dense = dense
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Before the first update, when all ranks have the same weights, take note of the signs.

@@ -13,7 +13,7 @@ from probmask.core.noise import uniform_
 from probmask.core.spread import Spread
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress, keep_of
+from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -76,15 +76,13 @@ class DNSMasker(StoredMasker):
     """Surgery on one model. ``statistics`` are μ and σ of each site, once surgery has begun."""
 
     def __init__(self, method: DNS, sites: Sequence[Site], context: Context) -> None:
-        size = sum(site.size for site in sites)
-        caller = f"DNS(sparsity={method.sparsity})"
-        super().__init__(caller, sites, keep_of(method.sparsity, size))
+        super().__init__(method, sites)
         self.method = method
         self.seed = context.seed
-        self.spread = Spread(allocation="global" if method.scope == "global" else "uniform")
+        self.spread = Spread.over(method.scope)
         self.statistics: list[tuple[float, float]] | None = None
         self.want_dense_gradient(True)
-        if self.keep == size:
+        if self.keep == self.size:
             self.freeze()  # there is nothing to cut
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:

@@ -63,14 +63,12 @@ class DNWMasker(ThresholdMasker):
     """DNW at work on one model."""
 
     def __init__(self, method: DNW, sites: Sequence[Site]) -> None:
-        keep = checked_keep(method, sites)
         self.spread = Spread(
             allocation=method.allocation,
             dense_first=method.dense_first,
             dense_last=method.dense_last,
         )
-        caller = f"DNW(sparsity={method.sparsity})"
-        self.spread.check(caller, [site.size for site in sites], keep)
+        keep = checked_keep(method, sites, self.spread)
         super().__init__(sites, [DNWWeight(site) for site in sites], keep)
 
     def select(self, keep: int) -> tuple[list[Tensor], list[float]]:

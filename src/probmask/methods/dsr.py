@@ -13,23 +13,19 @@ from torch import Tensor
 
 from probmask.checks import check_count, check_within
 from probmask.core.allocation import largest_remainder
+from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress, keep_of
+from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
 from probmask.methods.exchange import (
+    Allocation,
     ExchangeMasker,
     at_random,
+    check_start,
     interval,
     is_due,
     largest,
     magnitude,
-)
-from probmask.methods.sparse_start import (
-    Allocation,
-    check_start,
-    dense_layers,
-    layer_counts,
-    random_masks,
 )
 
 _EVERY = 100
@@ -96,14 +92,13 @@ class DSRMasker(ExchangeMasker):
     """DSR at work."""
 
     def __init__(self, method: DSR, sites: Sequence[Site], context: Context) -> None:
-        caller = f"DSR(sparsity={method.sparsity})"
-        keep = keep_of(method.sparsity, sum(site.size for site in sites))
-        dense = dense_layers(len(sites), first=method.dense_first, last=method.dense_last)
-        counts = layer_counts(caller, sites, keep, method.allocation, dense)
-        start = random_masks(sites, counts, context.seed)
-        super().__init__(caller, sites, keep, start, context.seed)
+        spread = Spread(
+            allocation=method.allocation,
+            dense_first=method.dense_first,
+            dense_last=method.dense_last,
+        )
+        super().__init__(method, sites, context, spread)
         self.method = method
-        self.dense = dense
         # Even eight times as far apart there are several exchanges in a short training.
         self.every = interval(method.update_every, _EVERY, context.total_steps, parts=80)
         self.threshold = method.threshold

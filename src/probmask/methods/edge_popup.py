@@ -93,7 +93,7 @@ class EdgePopup(Method):
                 site.weight.div_(math.sqrt(fraction))
 
 
-class ScoredWeight(GatedWeight):
+class PopupWeight(GatedWeight):
     """One site: its scores, and as ``drawn`` the mask they stand for."""
 
     def training_weight(self, weight: Tensor) -> Tensor:
@@ -104,10 +104,10 @@ class ScoredWeight(GatedWeight):
 class EdgePopupMasker(Masker):
     """Edge-popup at work on one model."""
 
-    masks: tuple[ScoredWeight, ...]
+    masks: tuple[PopupWeight, ...]
 
     def __init__(self, method: EdgePopup, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(sites, [ScoredWeight(site, _scores(site)) for site in sites])
+        super().__init__(sites, [PopupWeight(site, _scores(site)) for site in sites])
         for index, mask in enumerate(self.masks):
             noise = uniform_(torch.empty_like(mask.gate), context.seed, _SCORES, index)
             mask.gate.data.mul_(2 * noise - 1)

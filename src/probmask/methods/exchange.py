@@ -1,22 +1,38 @@
-"""Exchanging active weights for inactive ones: which to drop, which to grow, how often.
+"""Exchanging active weights for inactive ones: which to begin with, to drop, to grow; how often.
 
-The methods that train a sparse network from the start (RigL, SET, SNFS, GraNet, DSR, Deep R) drop
-some weights and grow as many. They differ in the numbers, in the score by which weights are grown,
-and in where; the rest is here.
+The methods that train a sparse network from the start (RigL, SET, SNFS, GraNet, DSR, Deep R) draw
+one at random, drop some weights and grow as many. They differ in the numbers, in the score by which
+weights are grown, and in where; the rest is here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from probmask.checks import check_choice
 from probmask.core.noise import uniform_
 from probmask.core.schedules import cosine
 from probmask.core.selection import select_top
+from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.protocol import Context, Method, keep_of
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMask, StoredMasker
+
+Allocation = Literal["uniform", "er", "erk"]
+
+_START = -1  # no update has this number: the noise of the start is nobody else's
+
+
+def check_start(
+    caller: str, allocation: Allocation, dense_first: bool | None, dense_last: bool
+) -> None:
+    """Refuse settings of the start that mean nothing; None leaves the first layer to the method."""
+    check_choice(caller, "allocation", allocation, ("uniform", "er", "erk"))
+    check_choice(caller, "dense_first", dense_first, (None, True, False))
+    check_choice(caller, "dense_last", dense_last, (True, False))
 
 
 def interval(asked: int | None, paper: int, total_steps: int, *, parts: int = 20) -> int:
@@ -59,6 +75,14 @@ def at_random(among: Tensor, count: int, seed: int, *counters: int) -> Tensor:
     )
 
 
+def random_masks(sites: Sequence[Site], counts: Sequence[int], seed: int) -> list[Tensor]:
+    """So many weights of each layer, drawn at random: what a training begins with."""
+    return [
+        at_random(torch.ones_like(site.weight, dtype=torch.bool), count, seed, _START, index)
+        for index, (site, count) in enumerate(zip(sites, counts, strict=True))
+    ]
+
+
 def drop_smallest(sizes: Tensor, active: Tensor, count: int) -> Tensor:
     """The mask that is left of ``active`` without its ``count`` smallest."""
     return largest(sizes, active, int(active.sum()) - count)
@@ -74,21 +98,29 @@ def exchange(sizes: Tensor, active: Tensor, scores: Tensor, count: int) -> Tenso
 
 
 class ExchangeMasker(StoredMasker):
-    """A method that begins with a sparse network and exchanges weights while it trains."""
+    """A method that begins with a sparse network and exchanges weights while it trains.
+
+    The network is drawn at random, as many weights of each layer as ``spread`` says: those of the
+    budget, or as many as ``start_sparsity`` leaves. ``dense`` layers stay as they are.
+    """
 
     def __init__(
         self,
-        caller: str,
+        method: Method,
         sites: Sequence[Site],
-        keep: int,
-        start: Sequence[Tensor],
-        seed: int,
+        context: Context,
+        spread: Spread,
+        *,
+        start_sparsity: float | None = None,
         masks: Sequence[StoredMask] = (),
     ) -> None:
-        super().__init__(caller, sites, keep, masks)
-        self.seed = seed
-        self.activate(start)
-        if keep == sum(site.size for site in sites):
+        super().__init__(method, sites, spread=spread, masks=masks)
+        self.seed = context.seed
+        self.dense = spread.dense(len(sites))
+        start = self.keep if start_sparsity is None else keep_of(start_sparsity, self.size)
+        counts = spread.counts([site.shape for site in sites], start)
+        self.activate(random_masks(sites, counts, self.seed))
+        if self.keep == self.size:
             self.freeze()
 
     def switch_(self, active: Sequence[Tensor], optimizers: WeightOptimizers) -> None:

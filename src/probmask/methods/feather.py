@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probmask.checks import check_within
-from probmask.errors import InputError
+from probmask.checks import check_ramp, check_within
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
@@ -43,14 +42,9 @@ class Feather(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("ramp_begin", "ramp_end"):
-            value = getattr(self, name)
-            check_within("Feather", name, value, 0, 1, meaning="a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"Feather(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): sparsity rises "
-                "from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "Feather", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="sparsity rises"
+        )
         if self.outside is not None:
             check_within("Feather", "outside", self.outside, 0, 1, meaning="a part of the gradient")
 

@@ -12,7 +12,7 @@ from probmask.checks import check_choice, check_within
 from probmask.core.spread import Spread
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Method, Phase, keep_of
+from probmask.masking.protocol import Method, Phase
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -73,15 +73,12 @@ class PruneOnceMasker(StoredMasker, ABC):
     """Pruning once at work: all weights are active, then exactly the budget."""
 
     def __init__(self, method: PruneOnce, sites: Sequence[Site], *, by_layer: bool) -> None:
-        caller = f"{type(method).__name__}(sparsity={method.sparsity})"
-        sizes = [site.size for site in sites]
-        super().__init__(caller, sites, keep_of(method.sparsity, sum(sizes)))
-        self.spread = Spread(
-            allocation="uniform" if by_layer else "global",
+        self.spread = Spread.over(
+            "layer" if by_layer else "global",
             dense_first=method.dense_first,
             dense_last=method.dense_last,
         )
-        self.spread.check(caller, sizes, self.keep)
+        super().__init__(method, sites, spread=self.spread)
         if method.sparsity == 0:
             self.freeze()  # nothing to remove: dense training
 

@@ -6,12 +6,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from probmask.checks import check_choice, check_count, check_within
+from probmask.checks import check_choice, check_count, check_ramp
 from probmask.core import schedules
 from probmask.core.spread import Spread
-from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress, keep_of
+from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -49,13 +48,9 @@ class GMP(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("GMP", "scope", self.scope, ("global", "layer"))
-        for name in ("ramp_begin", "ramp_end"):
-            check_within("GMP", name, getattr(self, name), 0, 1, meaning="a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"GMP(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): sparsity rises "
-                "from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "GMP", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="sparsity rises"
+        )
         if self.update_every is not None:
             check_count("GMP", "update_every", self.update_every, least=1, meaning="updates")
         for name in ("dense_first", "dense_last"):
@@ -67,11 +62,7 @@ class GMP(Method):
         return MagnitudeMasker(
             self,
             sites,
-            Spread(
-                allocation="global" if self.scope == "global" else "uniform",
-                dense_first=self.dense_first,
-                dense_last=self.dense_last,
-            ),
+            Spread.over(self.scope, dense_first=self.dense_first, dense_last=self.dense_last),
             begin=self.ramp_begin,
             end=self.ramp_end,
             interval=interval,
@@ -91,14 +82,11 @@ class MagnitudeMasker(StoredMasker):
         end: float,
         interval: int,
     ) -> None:
-        caller = f"{type(method).__name__}(sparsity={method.sparsity})"
-        sizes = [site.size for site in sites]
-        super().__init__(caller, sites, keep_of(method.sparsity, sum(sizes)))
-        spread.check(caller, sizes, self.keep)
+        super().__init__(method, sites, spread=spread)
         self.spread = spread
         self.ramp = (begin, end)
         self.interval = interval
-        if self.keep == sum(sizes):
+        if self.keep == self.size:
             self.freeze()  # there is nothing to remove
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:

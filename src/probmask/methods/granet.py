@@ -10,14 +10,13 @@ from typing import ClassVar
 
 import torch
 
-from probmask.checks import check_count, check_within
+from probmask.checks import check_count, check_ramp, check_within
 from probmask.core.selection import select_top
-from probmask.errors import InputError
+from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, Progress, keep_of
 from probmask.masking.sites import Site
 from probmask.methods.exchange import ExchangeMasker, falling, interval, is_due, magnitude
-from probmask.methods.sparse_start import layer_counts, random_masks
 
 _EVERY = 1000
 
@@ -54,15 +53,9 @@ class GraNet(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_within("GraNet", "start_sparsity", self.start_sparsity, 0, 1, meaning="a sparsity")
-        for name in ("prune_begin", "prune_end"):
-            check_within(
-                "GraNet", name, getattr(self, name), 0, 1, meaning="a part of the training"
-            )
-        if self.prune_begin > self.prune_end:
-            raise InputError(
-                f"GraNet(prune_begin={self.prune_begin}, prune_end={self.prune_end}): pruning "
-                "goes from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "GraNet", prune_begin=self.prune_begin, prune_end=self.prune_end, meaning="pruning goes"
+        )
         for name in ("drop_fraction", "drop_fraction_end"):
             check_within("GraNet", name, getattr(self, name), 0, 1, meaning="a part of a layer")
         if self.update_every is not None:
@@ -85,13 +78,9 @@ class GraNetMasker(ExchangeMasker):
     """GraNet at work."""
 
     def __init__(self, method: GraNet, sites: Sequence[Site], context: Context) -> None:
-        caller = f"GraNet(sparsity={method.sparsity})"
-        self.size = sum(site.size for site in sites)
-        first = keep_of(min(method.start_sparsity, method.sparsity), self.size)
-        counts = layer_counts(caller, sites, first, "erk")
-        keep = keep_of(method.sparsity, self.size)
-        start = random_masks(sites, counts, context.seed)
-        super().__init__(caller, sites, keep, start, context.seed)
+        sparsity = min(method.start_sparsity, method.sparsity)
+        spread = Spread(allocation="erk")
+        super().__init__(method, sites, context, spread, start_sparsity=sparsity)
         self.method = method
         self.every = interval(method.update_every, _EVERY, context.total_steps)
 

@@ -14,7 +14,7 @@ from probmask.core.noise import fold
 from probmask.core.selection import select_top
 from probmask.errors import InputError
 from probmask.masking.probing import averaged, batches_of, mean_gradient, network_at, probing
-from probmask.masking.protocol import Context, Method, Probe, keep_of
+from probmask.masking.protocol import Context, Method, Probe
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -62,10 +62,8 @@ class GraSP(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Look at the data and choose, for good."""
-        size = sum(site.size for site in sites)
-        caller = f"GraSP(sparsity={self.sparsity})"
-        masker = StoredMasker(caller, sites, keep_of(self.sparsity, size))
-        if masker.keep < size:
+        masker = StoredMasker(self, sites)
+        if masker.keep < masker.size:
             merits = self._merits(sites, context)
             masker.activate(select_top(merits, masker.keep, names=masker.names))
         masker.freeze()

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_choice, check_within
-from probmask.core.gaussian import normal_
 from probmask.core.hard_concrete import hard_concrete, mean_gate, open_probability, settled_gate
-from probmask.core.noise import logistic_
+from probmask.core.noise import logistic_, normal_
 from probmask.core.steering import travel_rate
-from probmask.masking.budgets import checked_keep
-from probmask.masking.gated import GatedWeight, dense_layers, output_shape
+from probmask.masking.budgets import whole_layers
+from probmask.masking.gated import GatedWeight, output_shape
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Progress
@@ -69,14 +68,7 @@ class L0(SteeredMethod):
 
     def begin(self, sites: Sequence[Site], context: Context) -> "L0Masker":
         """Open most gates."""
-        keep = checked_keep(self, sites)
-        whole = dense_layers(
-            f"L0(sparsity={self.sparsity})",
-            sites,
-            keep,
-            first=self.dense_first,
-            last=self.dense_last,
-        )
+        whole = whole_layers(self, sites, first=self.dense_first, last=self.dense_last)
         masks = [
             DenseWeight(site) if index in whole else HardConcreteWeight(site, self._gate(site))
             for index, site in enumerate(sites)

@@ -45,11 +45,7 @@ class Magnitude(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> MagnitudeMasker:
         """Start dense, or prune what is there."""
-        spread = Spread(
-            allocation="global" if self.scope == "global" else "uniform",
-            dense_first=self.dense_first,
-            dense_last=self.dense_last,
-        )
+        spread = Spread.over(self.scope, dense_first=self.dense_first, dense_last=self.dense_last)
         at = self.prune_at
         masker = MagnitudeMasker(self, sites, spread, begin=at, end=at, interval=1)
         if at == 0 and not masker.frozen:

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import check_choice, check_ramp, check_within
 from probmask.core import schedules
-from probmask.errors import InputError
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method, Progress, Trainables
 from probmask.masking.scored import ScoredMasker
@@ -60,14 +59,12 @@ class Movement(Method):
         check_within("Movement", "score_lr", self.score_lr, 1e-9, 1e9, meaning="a rate")
         check_within("Movement", "threshold", self.threshold, 0, 1, meaning="a sigmoid's value")
         check_within("Movement", "strength", self.strength, 0, 1e9, meaning="a factor")
-        for name in ("ramp_begin", "ramp_end"):
-            value = getattr(self, name)
-            check_within("Movement", name, value, 0, 1, meaning="a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"Movement(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): the budget "
-                "falls from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "Movement",
+            ramp_begin=self.ramp_begin,
+            ramp_end=self.ramp_end,
+            meaning="the budget falls",
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "MovementMasker":
         """Start dense, all scores 0."""

@@ -10,12 +10,12 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from probmask.checks import check_choice, check_count, check_within
+from probmask.checks import check_choice, check_count, check_ramp, check_within
 from probmask.core import schedules
 from probmask.core.allocation import largest_remainder
 from probmask.core.noise import logistic_, uniform_
@@ -24,10 +24,11 @@ from probmask.core.projection import project_
 from probmask.core.relaxation import bernoulli_mask, relaxed_mask
 from probmask.core.selection import select_top, select_within
 from probmask.errors import InputError, LayerCollapseWarning
+from probmask.masking.budgets import checked_keep
 from probmask.masking.initialization import check_fans, kaiming_normal_
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
+from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
 
@@ -106,19 +107,18 @@ class ProbMask(Method):
             self._check(name, 1e-9, math.inf, "a positive number")
         for name in ("temperature_start", "temperature_end"):
             self._check(name, 1e-3, 1, "a temperature")
-        for name in ("ramp_begin", "ramp_end", "freeze_at"):
-            self._check(name, 0, 1, "a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"ProbMask(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): the budget "
-                "falls from begin to end; begin must not come after end."
-            )
+        self._check("freeze_at", 0, 1, "a part of the training")
+        check_ramp(
+            "ProbMask",
+            ramp_begin=self.ramp_begin,
+            ramp_end=self.ramp_end,
+            meaning="the budget falls",
+        )
         if self.compat == "official" and self.cost != "params":
             raise InputError(
                 f"ProbMask(compat='official', cost={self.cost!r}): the released code budgets "
                 "parameters only; drop one of the two."
             )
-
         if self.select == "sample" and self.min_keep_per_layer > 0:
             raise InputError(
                 f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
@@ -175,20 +175,6 @@ class ProbMaskedWeight(MaskedWeight):
         """The relaxed network: w m."""
         return weight * self._mask(self.prob, self.noise, self.temperature).to(weight.dtype)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved.float() if tensor.is_meta else tensor.to(moved.device)
-
-        prob, grad = self.prob.data, self.prob.grad
-        super()._apply(fn, recurse)
-        self.prob.grad = None
-        self.prob.data = move(prob)  # not through bf16 and back
-        self.prob.grad = None if grad is None else move(grad)
-        self.noise = move(self.noise)
-        self.temperature = move(self.temperature)
-        return self
-
 
 class ProbMasker(Masker):
     """ProbMask at work on one model."""
@@ -209,12 +195,7 @@ class ProbMasker(Masker):
         self.costs = (
             tuple(float(c) for c in context.macs_per_weight()) if method.cost == "flops" else None
         )
-        self.keep = keep_of(method.sparsity, sum(sizes))
-        if self.keep == 0:
-            raise InputError(
-                f"ProbMask(sparsity={method.sparsity}): of {sum(sizes)} weights none would be "
-                "kept; lower it."
-            )
+        self.keep = checked_keep(method, sites)
         self.least = [min(method.min_keep_per_layer, size) for size in sizes]
         if self.costs is not None and self._spent(self.least) > self._allowed():
             raise InputError(

@@ -9,7 +9,7 @@ import torch
 from probmask.checks import check_choice
 from probmask.core.noise import uniform_
 from probmask.core.spread import Spread
-from probmask.masking.protocol import Context, Method, keep_of
+from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -45,13 +45,10 @@ class Random(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Choose once, for good: a function of the seed alone."""
-        caller = f"Random(sparsity={self.sparsity})"
-        sizes = [site.size for site in sites]
-        masker = StoredMasker(caller, sites, keep_of(self.sparsity, sum(sizes)))
         spread = Spread(
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
-        spread.check(caller, sizes, masker.keep)
+        masker = StoredMasker(self, sites, spread=spread)
         order = [
             # On the CPU, as other devices have other generators; fp64, as fp32 has many ties.
             uniform_(torch.empty(site.shape, dtype=torch.float64), context.seed, index)

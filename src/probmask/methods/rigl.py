@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from probmask.checks import check_choice, check_count, check_within
+from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress, keep_of
+from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
-from probmask.methods.exchange import ExchangeMasker, falling, interval, is_due
-from probmask.methods.sparse_start import (
+from probmask.methods.exchange import (
     Allocation,
+    ExchangeMasker,
     check_start,
-    dense_layers,
-    layer_counts,
-    random_masks,
+    falling,
+    interval,
+    is_due,
 )
 
 _EVERY = 100
@@ -73,14 +74,12 @@ class RigLMasker(ExchangeMasker):
     """RigL at work."""
 
     def __init__(self, method: RigL, sites: Sequence[Site], context: Context) -> None:
-        caller = f"RigL(sparsity={method.sparsity})"
-        keep = keep_of(method.sparsity, sum(site.size for site in sites))
         by_default = method.allocation == "uniform"
         first = by_default if method.dense_first is None else method.dense_first
-        dense = dense_layers(len(sites), first=first, last=method.dense_last)
-        counts = layer_counts(caller, sites, keep, method.allocation, dense)
-        start = random_masks(sites, counts, context.seed)
-        super().__init__(caller, sites, keep, start, context.seed)
+        spread = Spread(
+            allocation=method.allocation, dense_first=first, dense_last=method.dense_last
+        )
+        super().__init__(method, sites, context, spread)
         self.method = method
         self.every = interval(method.update_every, _EVERY, context.total_steps)
 

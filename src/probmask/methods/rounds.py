@@ -17,7 +17,7 @@ from probmask.checks import check_choice, check_within
 from probmask.core.spread import Spread
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Phase, Progress, keep_of
+from probmask.masking.protocol import Context, Method, Phase, Progress
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -85,16 +85,10 @@ class IterativeMasker(StoredMasker, ABC):
     """Iterative pruning at work: at the end of each training the smallest weights go."""
 
     def __init__(self, method: IterativePruning, sites: Sequence[Site], context: Context) -> None:
-        caller = f"{type(method).__name__}(sparsity={method.sparsity})"
-        sizes = [site.size for site in sites]
-        self.size = sum(sizes)
-        super().__init__(caller, sites, keep_of(method.sparsity, self.size))
-        self.spread = Spread(
-            allocation="global" if method.scope == "global" else "uniform",
-            dense_first=method.dense_first,
-            dense_last=method.dense_last,
+        self.spread = Spread.over(
+            method.scope, dense_first=method.dense_first, dense_last=method.dense_last
         )
-        self.spread.check(caller, sizes, self.keep)
+        super().__init__(method, sites, spread=self.spread)
         self.rounds = len(context.phase_ends) - 1
         if method.sparsity == 0:
             self.freeze()  # nothing to remove: dense training

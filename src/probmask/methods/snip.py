@@ -10,7 +10,7 @@ from torch import Tensor
 from probmask.checks import check_count
 from probmask.core.selection import select_top
 from probmask.masking.probing import averaged, batches_of, mean_gradient, network_at, probing
-from probmask.masking.protocol import Context, Method, keep_of
+from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
 
@@ -41,10 +41,8 @@ class SNIP(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Look at the data and choose, for good."""
-        size = sum(site.size for site in sites)
-        caller = f"SNIP(sparsity={self.sparsity})"
-        masker = StoredMasker(caller, sites, keep_of(self.sparsity, size))
-        if masker.keep < size:
+        masker = StoredMasker(self, sites)
+        if masker.keep < masker.size:
             scores = self._scores(sites, context)
             masker.activate(select_top(scores, masker.keep, names=masker.names))
         masker.freeze()

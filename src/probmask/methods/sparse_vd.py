@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
-from probmask.checks import check_within
-from probmask.core.gaussian import normal_
+from probmask.checks import check_ramp, check_within
+from probmask.core.noise import normal_
 from probmask.core.schedules import warm_up
 from probmask.core.steering import travel_rate
 from probmask.core.variational import kl_divergence, log_alpha
-from probmask.errors import InputError
 from probmask.masking.gated import GatedWeight
 from probmask.masking.protocol import Context, Progress
 from probmask.masking.ranks import rank
@@ -60,14 +59,12 @@ class SparseVD(SteeredMethod):
         super().__post_init__()
         check_within("SparseVD", "strength", self.strength, 0, math.inf, meaning="weight of the KL")
         check_within("SparseVD", "threshold", self.threshold, -7.9, 7.9, meaning="a value of ln α")
-        for name in ("warm_begin", "warm_end"):
-            value = getattr(self, name)
-            check_within("SparseVD", name, value, 0, 1, meaning="a part of the training")
-        if self.warm_begin > self.warm_end:
-            raise InputError(
-                f"SparseVD(warm_begin={self.warm_begin}, warm_end={self.warm_end}): the divergence "
-                "comes in from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "SparseVD",
+            warm_begin=self.warm_begin,
+            warm_end=self.warm_end,
+            meaning="the divergence comes in",
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "SparseVDMasker":
         """Start with hardly any noise."""

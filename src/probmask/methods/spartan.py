@@ -1,8 +1,8 @@
 """Spartan: a soft top-k mask from regularised transport, sharpened as training goes on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -82,14 +82,6 @@ class SpartanWeight(MaskedWeight):
     def settled_weight(self, weight: Tensor) -> Tensor:
         """w m, with the mask of the final budget."""
         return weight if self.settled_whole else weight * self.settled_soft.to(weight.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        self.active = fn(self.active).bool()
-        # Not through bf16 and back.
-        self.soft = self.soft.to(fn(self.soft).device)
-        self.settled_soft = self.settled_soft.to(fn(self.settled_soft).device)
-        return self
 
 
 class _SoftMasked(torch.autograd.Function):

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from probmask.checks import check_choice, check_within
-from probmask.errors import InputError
+from probmask.checks import check_choice, check_ramp, check_within
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
@@ -45,15 +44,11 @@ class ST3(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("ramp_begin", "ramp_end", "freeze_at"):
-            value = getattr(self, name)
-            if value is not None or name != "freeze_at":
-                check_within("ST3", name, value, 0, 1, meaning="a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"ST3(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): sparsity rises "
-                "from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "ST3", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="sparsity rises"
+        )
+        if self.freeze_at is not None:
+            check_within("ST3", "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training")
         for name in ("rescale", "sigma"):
             check_choice("ST3", name, getattr(self, name), (True, False))
 

@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import check_choice, check_ramp, check_within
 from probmask.core import schedules
 from probmask.core.selection import select_top
-from probmask.errors import InputError
 from probmask.masking.budgets import checked_keep
 from probmask.masking.gated import GatedWeight
 from probmask.masking.optimizers import WeightOptimizers
@@ -68,13 +67,9 @@ class STR(Method):
         check_within("STR", "momentum", self.momentum, 0, 0.999, meaning="of SGD on s")
         check_choice("STR", "scope", self.scope, ("layer", "global"))
         check_choice("STR", "steer", self.steer, (True, False))
-        for name in ("ramp_begin", "ramp_end"):
-            check_within("STR", name, getattr(self, name), 0, 1, meaning="a part of the training")
-        if self.ramp_begin > self.ramp_end:
-            raise InputError(
-                f"STR(ramp_begin={self.ramp_begin}, ramp_end={self.ramp_end}): what is kept falls "
-                "from begin to end; begin must not come after end."
-            )
+        check_ramp(
+            "STR", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="what is kept falls"
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "STRMasker":
         """Start with thresholds of zero."""
@@ -87,7 +82,7 @@ def soft_threshold(weight: Tensor, threshold: Tensor) -> Tensor:
     return weight - torch.clamp(weight, -threshold, threshold)
 
 
-class ThresholdedWeight(GatedWeight):
+class SoftThresholdedWeight(GatedWeight):
     """One site: its weights beyond the threshold σ(gate), shrunk by it."""
 
     def training_weight(self, weight: Tensor) -> Tensor:
@@ -102,11 +97,11 @@ class ThresholdedWeight(GatedWeight):
 class STRMasker(Masker):
     """STR at work on one model."""
 
-    masks: tuple[ThresholdedWeight, ...]
+    masks: tuple[SoftThresholdedWeight, ...]
 
     def __init__(self, method: STR, sites: Sequence[Site], context: Context) -> None:
         start = torch.tensor(method.s_init)
-        super().__init__(sites, [ThresholdedWeight(site, start.clone()) for site in sites])
+        super().__init__(sites, [SoftThresholdedWeight(site, start.clone()) for site in sites])
         self.method = method
         self.size = sum(site.size for site in sites)
         self.keep = checked_keep(method, sites)

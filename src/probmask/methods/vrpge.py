@@ -18,8 +18,8 @@ from probmask.core.noise import uniform_
 from probmask.core.projection import project_
 from probmask.core.selection import select_top
 from probmask.errors import InputError
-from probmask.masking.budgets import checked_keep
-from probmask.masking.gated import GatedWeight, dense_layers, output_shape, straight_through
+from probmask.masking.budgets import checked_keep, whole_layers
+from probmask.masking.gated import GatedWeight, output_shape, straight_through
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
@@ -74,8 +74,7 @@ class VRPGE(Method):
     def begin(self, sites: Sequence[Site], context: Context) -> "VRPGEMasker":
         """Give every channel the probability of the budget."""
         keep = checked_keep(self, sites)
-        caller = f"VRPGE(sparsity={self.sparsity})"
-        whole = dense_layers(caller, sites, keep, first=False, last=self.dense_last)
+        whole = whole_layers(self, sites, first=False, last=self.dense_last)
         left = keep - sum(sites[index].size for index in whole)
         among = sum(site.size for index, site in enumerate(sites) if index not in whole)
         masks = [

@@ -1,17 +1,15 @@
-"""What every method must hold that trains a sparse network from the start, on one small network."""
+"""A small training of a method that trains a sparse network from the start."""
 
 import copy
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import probmask
-import probmask.methods
 from reference.networks import assert_same_state, sgd, state_of, step
 
 STEPS = 40
-SHORT = 18  # for the contract, which trains many times
+SHORT = 18
 SIZES = [144, 144, 1536, 36]
 
 
@@ -82,18 +80,6 @@ class Run:
         return changed
 
 
-def assert_exact_budget(make, **settings):
-    """Whenever training ends, exactly the budget is kept, and everything else is zero."""
-    for sparsity, stop in ((0.5, SHORT), (0.873, SHORT), (0.95, 5), (0.99, 0)):
-        run = Run(make(sparsity=sparsity, **settings), total_steps=SHORT).train(batches(stop))
-        summary = run.sparsifier.finalize()
-        assert summary.kept == 1860 - round(sparsity * 1860)
-        layers = [run.model[i] for i in (0, 2, 5, 7)]
-        for layer, counted, mask in zip(layers, summary.layers, run.masker.masks, strict=True):
-            assert int(mask.hard.sum()) == counted.kept
-            assert not layer.weight[~mask.hard].any()
-
-
 def assert_budget_throughout(make, **settings):
     """The number of active weights never changes, and inactive ones never move."""
     run = Run(make(sparsity=0.9, **settings), total_steps=SHORT, weight_decay=0.1)
@@ -122,58 +108,3 @@ def assert_resumes(make, make_optimizer=sgd, stops=(4, 11), **settings):
         assert_same_state(state_of(whole.model), state_of(second.model))
         for one, other in zip(whole.active, second.active, strict=True):
             assert torch.equal(one, other)
-
-
-def assert_dense_at_zero(make, **settings):
-    """Nothing removed is dense training bit for bit."""
-    plain = mixed()
-    optimizer = sgd(plain)
-    for batch in batches(SHORT):
-        step(plain, optimizer, batch)
-    run = Run(make(sparsity=0.0, **settings), total_steps=SHORT).train(batches(SHORT))
-    assert run.sparsifier.finalize().kept == 1860
-    assert_same_state(state_of(run.model), state_of(plain))
-
-
-def assert_same_seed_same_result(make, **settings):
-    """The seed decides, and nothing else; it does decide."""
-    one, same, other = (
-        Run(make(sparsity=0.9, **settings), total_steps=SHORT, seed=seed).train(batches(SHORT))
-        for seed in (3, 3, 4)
-    )
-    assert_same_state(state_of(one.model), state_of(same.model))
-    assert any(not torch.equal(a, b) for a, b in zip(one.active, other.active, strict=True))
-
-
-def assert_takes_bfloat16(make, **settings):
-    """Half precision ends at the budget too."""
-    run = Run(make(sparsity=0.9, **settings), model=mixed().bfloat16(), total_steps=SHORT)
-    run.train([(images.bfloat16(), labels) for images, labels in batches(SHORT)])
-    assert run.sparsifier.finalize().kept == 186
-
-
-def assert_contract(make, *, constant=True, **settings):
-    """All of the above."""
-    assert_exact_budget(make, **settings)
-    if constant:
-        assert_budget_throughout(make, **settings)
-    assert_resumes(make, **settings)
-    assert_dense_at_zero(make, **settings)
-    assert_same_seed_same_result(make, **settings)
-    assert_takes_bfloat16(make, **settings)
-
-
-def train_on_two_ranks(rank):
-    """Each rank with batches and first weights of its own; DDP sends the first rank's around."""
-    methods = (
-        probmask.methods.METHODS[name](sparsity=0.8)
-        for name in ("rigl", "set", "snfs", "granet", "dsr", "deepr")
-    )
-    final = {}
-    for method in methods:
-        run = Run(method, model=mixed(seed=rank), total_steps=10, seed=None)
-        run.model = DistributedDataParallel(run.model)
-        run.train(batches(10, seed=50 + rank))
-        run.sparsifier.finalize()
-        final[method.name] = state_of(run.model.module)
-    return final
