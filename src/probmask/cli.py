@@ -204,19 +204,23 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     from probmask.artifact import load, read
     from probmask.data import default_workers, load_data
-    from probmask.training.evaluate import evaluate_model
+    from probmask.training.evaluate import check_fits, evaluate_model
+    from probmask.training.run_directory import recorded_place
 
-    metadata = read(options.artifact).metadata
+    artifact = _artifact(options)
+    metadata = read(artifact).metadata
     trained_on = metadata.get("data")
     data = options.data or trained_on
     if not isinstance(data, str):
-        raise InputError(f"{options.artifact}: does not say its data set; pass --data.")
+        raise InputError(f"{artifact}: does not say its data set; pass --data.")
     settings = metadata.get("data_args") if data == trained_on else None
+    place = options.data_dir or (recorded_place(artifact) if data == trained_on else None)
     if options.download:
-        _download(data, options.data_dir, options)
+        _download(data, place, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    source = load_data(data, options.data_dir, settings if isinstance(settings, dict) else {})
-    network = load(options.artifact, model=options.model).to(device)
+    source = load_data(data, place, settings if isinstance(settings, dict) else {})
+    network = load(artifact, model=options.model).to(device)
+    check_fits(network, source, device=device, trained_on=metadata.get("class_names"))
     score = evaluate_model(network, source.to(device, workers=default_workers()), device=device)
     if options.json:
         result = {"data": data, "accuracy": score.accuracy}
@@ -225,16 +229,23 @@ def _evaluate(options: argparse.Namespace) -> None:
         print(f"{data}: {score.accuracy:.2f} % ({score.correct} of {score.total} correct)")
 
 
+def _artifact(options: argparse.Namespace) -> Path:
+    """The artifact, or that of the run whose directory is given."""
+    given: Path = options.artifact
+    return given / "model.safetensors" if given.is_dir() else given
+
+
 def _inspect(options: argparse.Namespace) -> None:
     from probmask.analysis.tables import layer_rows, print_layers
     from probmask.artifact import read
 
-    info = read(options.artifact)
+    artifact = _artifact(options)
+    info = read(artifact)
     if options.json:
         sizes = {"file_bytes": info.file_bytes, "dense_bytes": info.dense_bytes}
         _print_json({**sizes, "layers": layer_rows(info), "metadata": info.metadata})
     else:
-        print_layers(options.artifact, info)
+        print_layers(artifact, info)
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -273,7 +284,12 @@ def _list_models(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(described)
         return
-    print_rows(MODEL_HEADINGS, model_rows(described), markdown=options.markdown)
+    print_rows(
+        MODEL_HEADINGS,
+        model_rows(described),
+        optional=("what it is", "pooling", "parameters"),
+        markdown=options.markdown,
+    )
     print(f"\n{CONVENTION}")
 
 
@@ -285,7 +301,12 @@ def _list_data(options: argparse.Namespace) -> None:
     if options.json:
         _print_json(described)
     else:
-        print_rows(DATA_HEADINGS, data_rows(described), markdown=options.markdown)
+        print_rows(
+            DATA_HEADINGS,
+            data_rows(described),
+            optional=("what it is", "download"),
+            markdown=options.markdown,
+        )
 
 
 _LISTINGS = {"methods": _list_methods, "models": _list_models, "data": _list_data}

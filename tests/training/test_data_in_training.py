@@ -313,15 +313,40 @@ def test_other_data_settings_are_refused_when_resuming(straight, capsys):
 
 
 def test_evaluate_repeats_the_accuracy(photographs, straight, capsys):
-    """The artifact knows the data set and its settings, but not where it lies."""
+    """The artifact knows the data set and its settings; the run beside it, where the data lies."""
     artifact = str(straight / "model.safetensors")
     assert read(artifact).metadata["data_args"]["image_size"] == 16
     assert main(["evaluate", artifact, "--data-dir", str(photographs), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     test = json.loads((straight / "record.json").read_text())["test"]
     assert told == {"data": "folder", **test}
-    assert main(["evaluate", artifact]) == 2
+    assert main(["evaluate", str(straight), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == told
+
+
+def test_an_artifact_alone_does_not_know_where_its_data_lies(straight, tmp_path, capsys):
+    artifact = tmp_path / "model.safetensors"
+    artifact.write_bytes((straight / "model.safetensors").read_bytes())
+    assert main(["evaluate", str(artifact)]) == 2
     assert "--data folder: where is it? Pass --data-dir DIR" in one_line(capsys)
+
+
+def test_data_of_other_classes_are_refused(straight, photographs, tmp_path, capsys):
+    renamed = tmp_path / "renamed"
+    shutil.copytree(photographs, renamed)
+    for part in renamed.iterdir():
+        (part / "b").rename(part / "0")
+    assert main(["evaluate", str(straight), "--data-dir", str(renamed)]) == 2
+    assert "has a class '0' where the network was trained on 'a'" in one_line(capsys)
+    assert main(["evaluate", str(straight), "--data", "digits"]) == 2
+    assert "the network does not take its 1×8×8 images" in one_line(capsys)
+
+
+def test_a_network_with_too_few_outputs_is_refused(photographs, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*arguments(photographs, out), "--set", "model_args.classes=1"]) == 2
+    assert "gives (1,) for an image, but folder has 2 classes" in one_line(capsys)
+    assert not out.exists()
 
 
 # --- what is refused

@@ -6,11 +6,13 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from probmask.artifact import ArtifactInfo
 from probmask.checks import is_number
-from probmask.masking.macs import CONVENTION
+
+_SHORT_CONVENTION = "MACs: multiply-accumulates by STR's convention, without pooling"
 
 
 def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
@@ -57,7 +59,7 @@ def print_training(
         "all", "", f"{record['kept']:,}", f"{record['size']:,}", _percent(reached), style="bold"
     )
     console = _console()
-    console.print(table)
+    _show(console, table)
 
     selected = record.get("selection") is not None and record["selection"]["on"] == "val"
     accuracies = ("test accuracy", "validation") if selected else ("test accuracy",)
@@ -65,8 +67,8 @@ def print_training(
     for name, run in (("dense", dense), (record["method"]["name"], record)):
         if run is not None:
             results.add_row(name, *_result(run, with_validation=selected))
-    console.print(results)
-    _say(console, CONVENTION)
+    _show(console, results, optional=("trained in",))
+    _say(console, _SHORT_CONVENTION)
     skipped = record.get("unreadable", [])
     if skipped:
         _say(console, f"{len(skipped)} image files could not be read; record.json names them")
@@ -103,22 +105,29 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
         style="bold",
     )
     console = _console()
-    console.print(table)
+    _show(console, table, optional=("stored as", "bytes", "MACs"))
     ratio = info.file_bytes / max(1, info.dense_bytes)
     _say(
         console,
         f"{path}: {_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
         f"{_bytes(info.dense_bytes)} that its tensors take when stored dense",
     )
-    _say(console, CONVENTION)
+    _say(console, _SHORT_CONVENTION)
     for line in _provenance(info.metadata):
         _say(console, line)
 
 
 def print_rows(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, markdown: bool = False
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    optional: Sequence[str] = (),
+    markdown: bool = False,
 ) -> None:
-    """Show a plain table, numbers to the right, or write it as Markdown."""
+    """Show a plain table, numbers to the right, or write it as Markdown.
+
+    A terminal that is too narrow gets it without the ``optional`` columns.
+    """
     rows = list(rows)
     right = [all(_is_figure(row[column]) for row in rows) for column in range(len(headings))]
     if markdown:
@@ -132,7 +141,7 @@ def print_rows(
         table.add_column(heading, justify="right" if figures else "left")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    _show(_console(), table, optional=optional)
 
 
 def model_rows(described: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -248,6 +257,19 @@ def _console() -> Console:
     # Piped output is read by programs and by people later on: full width, no colour codes.
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=220)
+
+
+def _show(console: Console, table: Table, *, optional: Sequence[str] = ()) -> None:
+    """Print a table; if it is too wide, without optional columns, but never with cut figures."""
+    for heading in (*optional, None):
+        width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        if width <= console.width or heading is None:
+            break
+        table.columns = [column for column in table.columns if column.header != heading]
+        for index, column in enumerate(table.columns):
+            column._index = index
+    console.width = max(width, console.width)
+    console.print(table)
 
 
 def _empty_table() -> Table:

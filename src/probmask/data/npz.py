@@ -75,6 +75,8 @@ def _read(path: Path) -> dict[str, Array]:
         raise InputError(f"{path}: does not fit in memory ({error}).") from error
     except _NOT_PLAIN as error:
         reason = " ".join(str(error).split())
+        if "contains pickled" in reason:  # NumPy takes anything it does not know for a pickle
+            reason = "it is of another kind"
         raise InputError(f"{path}: is not an .npz file of plain arrays ({reason}).") from error
 
 

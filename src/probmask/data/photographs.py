@@ -46,7 +46,7 @@ def imagenet(directory: Path | None, settings: Photographs) -> "ImageFiles":
             "registration) is unpacked to one folder for each class in both."
         )
     parts = {"train": found.parts["train"], "test": found.parts["val"]}
-    return ImageFiles("imagenet", parts, settings, classes=len(found.class_names))
+    return ImageFiles("imagenet", parts, settings, class_names=found.class_names)
 
 
 def folder(directory: Path | None, settings: Photographs) -> "ImageFiles":
@@ -58,7 +58,7 @@ def folder(directory: Path | None, settings: Photographs) -> "ImageFiles":
     if "test" not in parts:
         held = for_testing("folder", parts["train"].labels)
         parts["train"], parts["test"] = parts["train"][~held], parts["train"][held]
-    return ImageFiles("folder", parts, settings, classes=len(found.class_names))
+    return ImageFiles("folder", parts, settings, class_names=found.class_names)
 
 
 def _given(name: str, directory: Path | None) -> Path:
@@ -77,9 +77,14 @@ class ImageFiles(DataSource):
     settings: Photographs
 
     def __init__(
-        self, name: str, parts: dict[str, Files], settings: Photographs, *, classes: int
+        self,
+        name: str,
+        parts: dict[str, Files],
+        settings: Photographs,
+        *,
+        class_names: tuple[str, ...],
     ) -> None:
-        self.name, self.classes = name, classes
+        self.name, self.classes, self.class_names = name, len(class_names), class_names
         self.image_shape = (3, settings.image_size, settings.image_size)
         self.settings = settings
         self._normalised = Normalisation(settings.mean, settings.std, scale=255.0)

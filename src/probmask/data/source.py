@@ -47,6 +47,7 @@ class DataSource(ABC):
 
     name: str
     classes: int
+    class_names: tuple[str, ...] | None = None
     image_shape: tuple[int, int, int]
     train_size: int
     val_size: int = 0
@@ -57,8 +58,8 @@ class DataSource(ABC):
         """The number of training batches in an epoch; what does not fill a batch is left out."""
         if batch_size > self.train_size:
             raise InputError(
-                f"batch_size={batch_size}: {self.name} has {self.train_size} training images; "
-                "a batch cannot be larger."
+                f"batch_size={batch_size}: {self.name} has {self.train_size} training images "
+                f"({self.val_size} are held out); a batch cannot be larger: pass --batch-size."
             )
         return self.train_size // batch_size
 

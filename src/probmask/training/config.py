@@ -1,5 +1,6 @@
 """The configuration of a run: a TOML file, flags on top of it, and nothing unknown."""
 
+import copy
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probmask.checks import check_count, check_within
+from probmask.checks import check_count, check_within, is_number
 from probmask.data import check_settings
 from probmask.errors import InputError
 from probmask.masking.protocol import Method
@@ -90,6 +91,11 @@ class TrainConfig:
         check_within(
             "train", "checkpoint_seconds", self.checkpoint_seconds, 0, math.inf, meaning="seconds"
         )
+        if self.optimizer.warmup_epochs >= self.epochs:
+            raise InputError(
+                f"optimizer(warmup_epochs={self.optimizer.warmup_epochs:g}): the training has "
+                f"{self.epochs} epochs; warm up for fewer."
+            )
         if self.threads is not None:
             check_count("train", "threads", self.threads, least=1, meaning="threads")
         if self.workers is not None:
@@ -123,7 +129,6 @@ _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
             "lr": 0.256,
             "momentum": 0.875,
             "weight_decay": 3.0517578125e-05,
-            "warmup_epochs": 5,
         },
     },
     "folder": {"model": "resnet50"},
@@ -140,7 +145,9 @@ def load_config(path: str | Path | None, overrides: Sequence[tuple[str, Any]] = 
     if isinstance(method, Mapping) and method.get("name") == "dense":
         table.setdefault("dense_twin", False)  # it would be the same run twice
     for key, value in _DEFAULTS_BY_DATA.get(str(data), {}).items():
-        table[key] = _filled_up(table[key], value) if key in table else value
+        table[key] = _filled_up(table[key], value) if key in table else copy.copy(value)
+    if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
+        table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
     return parse_config(table, source=str(path) if path is not None else "the command line")
 
 

@@ -32,6 +32,37 @@ class Score:
 _PIXELS_AT_ONCE = 500 * 64 * 64
 
 
+def check_fits(
+    model: nn.Module,
+    data: DataSource,
+    *,
+    device: torch.device | None = None,
+    trained_on: Any = None,
+) -> None:
+    """Refuse a network and data that do not belong together; ``trained_on`` names its classes."""
+    shape = "×".join(str(size) for size in data.image_shape)
+    try:
+        with evaluating(model):
+            output = model(torch.zeros(1, *data.image_shape, device=device))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"--data {data.name}: the network does not take its {shape} images: {reason}."
+        ) from error
+    if output.shape != (1, data.classes):
+        raise InputError(
+            f"--data {data.name}: has {data.classes} classes, but the network gives an output of "
+            f"shape {tuple(output.shape[1:])} for an image; take the data it was made for."
+        )
+    if isinstance(trained_on, list) and data.class_names is not None:
+        for ours, theirs in zip(trained_on, data.class_names, strict=False):
+            if ours != theirs:
+                raise InputError(
+                    f"--data {data.name}: has a class {theirs!r} where the network was trained on "
+                    f"{ours!r}; take the data it was made for."
+                )
+
+
 def evaluate_model(
     model: nn.Module,
     data: DataSource,

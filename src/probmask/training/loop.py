@@ -173,6 +173,7 @@ class Training:
                     "model_args",
                     "data",
                     "data_args",
+                    "class_names",
                     "method",
                     "seed",
                     "sparsity",

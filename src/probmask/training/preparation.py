@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from probmask.data import DataSource
 from probmask.errors import InputError
 from probmask.masking.macs import count_macs
+from probmask.masking.modes import evaluating
 from probmask.masking.protocol import Phase, Probe
 from probmask.masking.sites import find_sites
 from probmask.masking.sparsifier import attach
-from probmask.models import MODELS, build_model
+from probmask.models import build_model
 from probmask.training.config import TrainConfig, make_method
 
 _PROBE_EPOCH = -1  # no epoch of the training has this order
@@ -23,7 +24,7 @@ def check_runnable(config: TrainConfig, data: DataSource) -> None:
     steps = data.steps_per_epoch(config.batch_size)
     model = build_model(config.model, config.model_args, suggested=suggested_settings(data))
     example = torch.zeros(1, *data.image_shape)
-    _check_takes(model, example, config)
+    _check_takes(model, data, config)
     method = make_method(config)
     phases = method.phases(config.epochs)
     attach(
@@ -40,18 +41,25 @@ def check_runnable(config: TrainConfig, data: DataSource) -> None:
     )
 
 
-def _check_takes(model: nn.Module, example: Tensor, config: TrainConfig) -> None:
-    """Refuse images that one of our networks is not made for; the user's own speak themselves."""
+def _check_takes(model: nn.Module, data: DataSource, config: TrainConfig) -> None:
+    """Refuse images that the network is not made for, and a network with too few outputs."""
+    example = torch.zeros(1, *data.image_shape)
+    shape = "×".join(str(size) for size in data.image_shape)
     try:
-        count_macs(model, find_sites(model), example)
+        with evaluating(model):
+            output = model(example)
     except RuntimeError as error:
-        if config.model not in MODELS:
-            raise
-        shape = "×".join(str(size) for size in example.shape[1:])
         reason = " ".join(str(error).split())
         raise InputError(
             f"--model {config.model}: does not take the {shape} images of {config.data}: {reason}."
         ) from error
+    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < data.classes:
+        found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(
+            f"--model {config.model}: gives {found} for an image, but {config.data} has "
+            f"{data.classes} classes; it must give a number for each."
+        )
+    count_macs(model, find_sites(model), example)
 
 
 def total_epochs(phases: Sequence[Phase]) -> int:

@@ -59,6 +59,7 @@ def make_record(
         "model_args": dict(model_args),
         "data": config.data,
         "data_args": _resolved_data_args(data),
+        "class_names": None if data.class_names is None else list(data.class_names),
         "train_images": data.train_size,
         "method": dict(config.method),
         "seed": config.seed,

@@ -112,6 +112,12 @@ class RunDirectory:
             leftover.unlink()
 
 
+def recorded_place(artifact: Path) -> str | None:
+    """Where the data of a run lay, if the artifact still lies in the directory of the run."""
+    directory = RunDirectory(artifact.parent)
+    return directory.read_config().data_dir if directory.config.exists() else None
+
+
 def unused_directory(stem: Path) -> Path:
     """``stem``, or ``stem-2``, ``stem-3``, … if there is something there already."""
     candidate, count = stem, 1
