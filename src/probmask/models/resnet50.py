@@ -5,34 +5,12 @@ from torch import Tensor, nn
 from probmask.models.arguments import check_sizes
 from probmask.models.convolution import activated, convolution, normalized
 from probmask.models.initialization import initialize_
+from probmask.models.residual import Residual
 
 # Blocks per stage; each stage has twice the channels of the one before.
 _BLOCKS = (3, 4, 6, 3)
 # A block's output has so many times the channels of its 3 by 3 convolution.
 _EXPANSION = 4
-
-
-class Bottleneck(nn.Module):
-    """A 1 by 1, a 3 by 3 and a 1 by 1 convolution around which a shortcut leads."""
-
-    def __init__(self, inputs: int, middle: int, *, stride: int) -> None:
-        super().__init__()
-        outputs = _EXPANSION * middle
-        self.body = nn.Sequential(
-            *activated(inputs, middle, 1),
-            *activated(middle, middle, 3, stride=stride),
-            *normalized(middle, outputs, 1),
-        )
-        same = stride == 1 and inputs == outputs
-        self.shortcut = (
-            nn.Identity() if same else nn.Sequential(*normalized(inputs, outputs, 1, stride=stride))
-        )
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return relu(body(x) + shortcut(x))."""
-        out: Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return out
 
 
 class ResNet50(nn.Module):
@@ -66,6 +44,17 @@ def resnet50(*, classes: int = 1000, channels: int = 3, width: int = 64) -> ResN
 
 
 def _stage(inputs: int, middle: int, *, blocks: int, stride: int) -> nn.Sequential:
-    first = Bottleneck(inputs, middle, stride=stride)
-    others = (Bottleneck(_EXPANSION * middle, middle, stride=1) for _ in range(blocks - 1))
+    first = _bottleneck(inputs, middle, stride=stride)
+    others = (_bottleneck(_EXPANSION * middle, middle, stride=1) for _ in range(blocks - 1))
     return nn.Sequential(first, *others)
+
+
+def _bottleneck(inputs: int, middle: int, *, stride: int) -> Residual:
+    """A 1 by 1, a 3 by 3 and a 1 by 1 convolution."""
+    outputs = _EXPANSION * middle
+    body = nn.Sequential(
+        *activated(inputs, middle, 1),
+        *activated(middle, middle, 3, stride=stride),
+        *normalized(middle, outputs, 1),
+    )
+    return Residual(body, inputs, outputs, stride=stride)

@@ -5,26 +5,7 @@ from torch import Tensor, nn
 from probmask.models.arguments import check_sizes, check_stem_stride
 from probmask.models.convolution import activated, convolution, normalized
 from probmask.models.initialization import initialize_
-
-
-class BasicBlock(nn.Module):
-    """Two 3 by 3 convolutions around which a shortcut leads: a 1 by 1 one where shapes differ."""
-
-    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *activated(inputs, outputs, 3, stride=stride), *normalized(outputs, outputs, 3)
-        )
-        same = stride == 1 and inputs == outputs
-        self.shortcut = (
-            nn.Identity() if same else nn.Sequential(*normalized(inputs, outputs, 1, stride=stride))
-        )
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return relu(body(x) + shortcut(x))."""
-        out: Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return out
+from probmask.models.residual import Residual
 
 
 class CifarResNet(nn.Module):
@@ -97,7 +78,14 @@ def _build(
 
 
 def _stage(inputs: int, outputs: int, *, blocks: int, stride: int) -> nn.Sequential:
-    first = BasicBlock(inputs, outputs, stride=stride)
-    return nn.Sequential(
-        first, *(BasicBlock(outputs, outputs, stride=1) for _ in range(blocks - 1))
+    first = _basic_block(inputs, outputs, stride=stride)
+    others = (_basic_block(outputs, outputs, stride=1) for _ in range(blocks - 1))
+    return nn.Sequential(first, *others)
+
+
+def _basic_block(inputs: int, outputs: int, *, stride: int) -> Residual:
+    """Two 3 by 3 convolutions."""
+    body = nn.Sequential(
+        *activated(inputs, outputs, 3, stride=stride), *normalized(outputs, outputs, 3)
     )
+    return Residual(body, inputs, outputs, stride=stride)
