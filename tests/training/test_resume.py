@@ -251,12 +251,12 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatc
 def test_a_full_disk_in_the_log_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatch):
     out = tmp_path / "run"
 
-    def torn(self, step, values):
+    def torn(self, step, values, histograms):
         if step > 10:
             self._file.write('{"step": 3')
             self._file.flush()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        plain(self, step, values)
+        plain(self, step, values, histograms)
 
     plain = MetricsLog.write
     monkeypatch.setattr(MetricsLog, "write", torn)

@@ -9,9 +9,10 @@ import torch
 from probmask.artifact import load, load_state, read
 from probmask.data import load_data
 from probmask.errors import InputError
+from probmask.methods import ProbMask
 from probmask.training.config import TrainConfig, load_config
 from probmask.training.evaluate import Score, evaluate_model
-from probmask.training.metrics import MetricsLog
+from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
 from probmask.training.session import default_directory, train
 from training.small import SIZE, small, snapshot
@@ -44,10 +45,33 @@ def test_the_record_says_what_was_asked_and_what_was_reached(run):
     assert (record["size"], record["kept"]) == (SIZE, keep)
     assert record["sparsity"] == {"asked": 0.9, "reached": 1 - keep / SIZE}
     assert record["updates"] == 4 * (1442 // 256)
-    assert record["method"] == {"name": "probmask", "sparsity": 0.9}
+    assert record["config"]["method"] == {"name": "probmask", "sparsity": 0.9}
+    assert record["method"] == ProbMask(sparsity=0.9).settings() | {"name": "probmask"}
     assert record["seconds"] > 0
     assert record["versions"]["torch"] == torch.__version__
     assert record["hardware"]["threads"] == 1
+
+
+def test_the_record_holds_the_curves_and_the_probabilities(run):
+    _, outcome = run
+    lines = (outcome.directory / "metrics.jsonl").read_text().splitlines()
+    assert outcome.record["history"] == [json.loads(line) for line in lines]
+    counts = [
+        line["histograms"]["prob"]["counts"]
+        for line in outcome.record["history"]
+        if "histograms" in line
+    ]
+    assert 0 < len(counts) < 4  # not once the mask is frozen
+    assert all(sum(count) == SIZE for count in counts)
+
+
+def test_a_long_history_is_thinned_out_and_a_torn_line_is_passed_over(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(f'{{"epoch": {epoch}}}\n' for epoch in range(1, 251)) + '{"epo')
+    epochs = [line["epoch"] for line in read_history(log)]
+    assert epochs == list(range(1, 251, 3))
+    log.write_text("")
+    assert read_history(log) == []
 
 
 def test_the_record_counts_layer_by_layer(run):

@@ -121,6 +121,15 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """How many values lie in each of some equally wide bins from ``low`` to ``high``."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Trainables:
     """Tensors that a method trains beside the weights, and how.
 
@@ -180,6 +189,10 @@ class Masker(ABC):
 
     def metrics(self) -> dict[str, float]:
         """Numbers worth a line in a log."""
+        return {}
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions worth a plot, by name; none where there is nothing left to see."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

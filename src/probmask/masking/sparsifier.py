@@ -21,7 +21,7 @@ from probmask.masking.optimizers import (
     watch,
 )
 from probmask.masking.parametrization import register, unregister
-from probmask.masking.protocol import Context, Method, Phase, Probe, Progress, Trainables
+from probmask.masking.protocol import Context, Histogram, Method, Phase, Probe, Progress, Trainables
 from probmask.masking.ranks import from_first_rank
 from probmask.masking.sites import Site, find_sites
 from probmask.masking.summary import LayerSummary, Summary
@@ -113,6 +113,11 @@ class Sparsifier:
     def metrics(self) -> dict[str, float]:
         """What matters of the masks at this moment."""
         return self._masker.metrics()
+
+    @torch.no_grad()
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions that tell how the method is getting on, by name."""
+        return self._masker.histograms()
 
     def summary(self) -> Summary:
         """What would be kept of each layer if training ended now."""

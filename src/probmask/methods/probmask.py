@@ -28,7 +28,7 @@ from probmask.masking.budgets import checked_keep
 from probmask.masking.initialization import check_fans, kaiming_normal_
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
+from probmask.masking.protocol import Context, Histogram, Masker, Method, Progress, Trainables
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
 
@@ -37,6 +37,7 @@ _PAPER_RATE = 6e-3
 _PAPER_UPDATES = 58_800
 # Between which parts of the training the paper's budget falls.
 _PAPER_RAMP = (0.16, 0.6)
+_BINS = 20  # of the histogram of probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +285,14 @@ class ProbMasker(Masker):
             "expected_sparsity": 1 - expected / size,
             "undecided_per_kept": undecided / max(1, self.keep),
         }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """The probabilities of all layers, as long as they are learned."""
+        if self.frozen:
+            return {}
+        counts = sum(torch.histc(prob, _BINS, min=0, max=1).double() for prob in self.probs)
+        assert isinstance(counts, Tensor)
+        return {"prob": Histogram(0, 1, tuple(int(count) for count in counts))}
 
     def state_dict(self) -> dict[str, Any]:
         """The seed of the noise, the budget and temperature last used, and the frozen masks."""

@@ -21,7 +21,7 @@ from probmask.masking.sparsifier import Sparsifier, attach
 from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import INDIFFERENT, TrainConfig, make_method, to_table
-from probmask.training.metrics import MetricsLog
+from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.preparation import suggested_settings, total_epochs, training_probe
 from probmask.training.progress import Quiet, Reporter, Status
 from probmask.training.record import make_record
@@ -174,17 +174,18 @@ class Training:
                     "data",
                     "data_args",
                     "class_names",
-                    "method",
                     "seed",
                     "sparsity",
                     "test",
                 )
             }
+            described["method"] = dict(self.config.method)
             described["macs_per_weight"] = {
                 layer["name"]: layer["macs_per_weight"] for layer in record["layers"]
             }
             save(self.model, self.directory.artifact, metadata=described, overwrite=True)
             record["bytes"] = self.directory.artifact.stat().st_size
+            record["history"] = read_history(self.directory.metrics)
             self.directory.write_record(record)
             self.directory.checkpoint.unlink(missing_ok=True)
         finished: dict[str, Any] = self.fabric.broadcast(record)
@@ -316,7 +317,8 @@ class Training:
         values = {"epoch": epoch, "loss": loss / images, "train_accuracy": 100 * correct / images}
         rate = self.raw_optimizer.param_groups[0]["lr"]
         if log is not None:
-            log.write(self.step, {**values, "learning_rate": rate, **metrics})
+            values = {**values, "learning_rate": rate, **metrics}
+            log.write(self.step, values, self.sparsifier.histograms())
         self.sparsity = metrics.get("expected_sparsity", 0.0)
         self._show(reporter, [loss, correct, images])
 

@@ -3,8 +3,14 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
+
+from probmask.masking.protocol import Histogram
+
+_LONGEST_HISTORY = 100
 
 
 class MetricsLog:
@@ -23,13 +29,23 @@ class MetricsLog:
         self._file.flush()
         return os.fstat(self._file.fileno()).st_size
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        step: int,
+        values: Mapping[str, Any],
+        histograms: Mapping[str, Histogram] = MappingProxyType({}),
+    ) -> None:
         """Add a line."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        line = {"step": step, **values}
+        if histograms:
+            line["histograms"] = {name: asdict(shape) for name, shape in histograms.items()}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+            for name, histogram in histograms.items():
+                _draw(self._board, name, histogram, step)
 
     def __enter__(self) -> Self:
         return self
@@ -42,6 +58,35 @@ class MetricsLog:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, at most 100 evenly spaced ones and always the last.
+
+    A torn last line, which a process that was killed has left, is passed over.
+    """
+    *complete, _ = path.read_text(encoding="utf-8").split("\n")
+    stride = -(-len(complete) // _LONGEST_HISTORY)
+    return [json.loads(line) for line in complete[::-1][:: stride or 1][::-1]]
+
+
+def _draw(board: Any, name: str, histogram: Histogram, step: int) -> None:
+    """Hand TensorBoard the counts; sums of values it takes from the middles of the bins."""
+    width = (histogram.high - histogram.low) / len(histogram.counts)
+    limits = [histogram.low + width * (place + 1) for place in range(len(histogram.counts))]
+    middles = [limit - width / 2 for limit in limits]
+    pairs = list(zip(middles, histogram.counts, strict=True))
+    board.add_histogram_raw(
+        name,
+        min=histogram.low,
+        max=histogram.high,
+        num=sum(histogram.counts),
+        sum=sum(middle * count for middle, count in pairs),
+        sum_squares=sum(middle * middle * count for middle, count in pairs),
+        bucket_limits=limits,
+        bucket_counts=list(histogram.counts),
+        global_step=step,
+    )
 
 
 def _open_board(directory: Path, step: int) -> Any:

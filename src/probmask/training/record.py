@@ -4,6 +4,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from probmask.masking.summary import Summary
 from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.evaluate import Score, evaluate_model
 from probmask.version import __version__
+
+# Of the record's keys; raised when one changes its meaning.
+RECORD_FORMAT = 1
 
 
 def make_record(
@@ -55,13 +59,14 @@ def make_record(
     test = evaluate_model(model, data, device=device)
     selection = _selection_score(config, data, model, test, device)
     return {
+        "format": RECORD_FORMAT,
         "model": config.model,
         "model_args": dict(model_args),
         "data": config.data,
         "data_args": _resolved_data_args(data),
         "class_names": None if data.class_names is None else list(data.class_names),
         "train_images": data.train_size,
-        "method": dict(config.method),
+        "method": {"name": config.method["name"], **settings},
         "seed": config.seed,
         "epochs": sum(phase.epochs for phase in phases),
         "phases": [asdict(phase) for phase in phases],
@@ -92,12 +97,23 @@ def make_record(
         },
         "hardware": {
             "machine": platform.machine(),
+            "cpu": _cpu(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "device": str(device),
             "devices": devices,
         },
     }
+
+
+def _cpu() -> str | None:
+    """What the processor calls itself, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or None
 
 
 def _selection_score(
