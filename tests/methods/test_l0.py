@@ -97,8 +97,9 @@ def test_a_weight_counts_as_kept_when_its_gate_is_open_in_the_network_that_is_us
     in_use = int((settled_gate(gate) > 0).sum())
     assert 0 < in_use < weight.numel()
     assert float(masker.kept_of(mask, weight)) == pytest.approx(in_use, rel=0.02)
-    expected_open = float(open_probability(gate).sum())
-    assert expected_open > 1.02 * in_use
+    gate.fill_(SHUT - 1)  # shut in use, though open at one draw in seven
+    assert float(masker.kept_of(mask, weight)) < 0.05 * weight.numel()
+    assert float(open_probability(gate).sum()) > 0.13 * weight.numel()
 
 
 def test_what_stays_is_multiplied_by_its_gate():
