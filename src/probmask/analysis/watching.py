@@ -1,0 +1,242 @@
+"""A run, or many, as `probmask watch` shows them: made to fit a terminal of any size."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, zip_longest
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from probmask.analysis.curves import Range, draw_axis, draw_curve
+from probmask.checks import is_number
+from probmask.training.run_state import RunState
+
+_LABEL = 6  # characters left of a curve
+_HEAD = 2  # lines above the curves
+_BESIDE = 40  # curves stand side by side if each gets so many characters
+_TALLEST = 16  # rows that a curve is drawn in at most
+_BAR = 10
+_ORDER = ("training", "stopped", "unreadable", "finished")
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """What of the log is drawn, and how it is written."""
+
+    key: str
+    title: str
+    style: str
+    factor: float
+    write: Callable[[float], str]
+    range: Callable[[Sequence[float]], Range]
+
+
+_CURVES = (
+    _Curve("loss", "loss", "cyan", 1, lambda value: f"{value:.4g}", lambda seen: _from_zero(seen)),
+    _Curve(
+        "train_accuracy",
+        "training accuracy",
+        "green",
+        1,
+        lambda value: f"{value:.2f} %",
+        lambda seen: Range(min(90.0, 10 * math.floor(min(seen) / 10)), 100.0),
+    ),
+    _Curve(
+        "expected_sparsity",
+        "sparsity",
+        "magenta",
+        100,
+        lambda value: f"{value:.2f} %",
+        lambda seen: Range(0.0, 100.0),
+    ),
+)
+
+
+def show_run(state: RunState, *, width: int, height: int, seconds_left: float | None) -> Group:
+    """The curves of a run in at most so many lines, however few those are."""
+    shown = state.at_work
+    head = [Text(_title(state), style="bold"), Text(describe(state, seconds_left))]
+    curves = [curve for curve in _CURVES if _values(shown.history, curve)]
+    if not curves:
+        return Group(*head, *([Text("no epoch is over yet", style="dim")] if _lives(state) else []))
+    beside = len(curves) if width >= len(curves) * _BESIDE else 1
+    rows = (height - _HEAD) // (len(curves) // beside) - 2
+    size = {"width": width // beside - (beside > 1), "rows": min(_TALLEST, max(1, rows))}
+    panels = [list(_panel(shown, curve, **size)) for curve in curves]
+    if beside == 1:
+        return Group(*head, *(line for panel in panels for line in panel))
+    return Group(*head, *(Text(" ").join(lines) for lines in zip(*panels, strict=True)))
+
+
+def describe(state: RunState, seconds_left: float | None = None) -> str:
+    """Where a run is, in one line."""
+    shown = state.at_work
+    words: list[str] = [state.status]
+    if shown is not state:
+        words.append("its dense twin first")
+    words.append(f"epoch {shown.epoch} of {shown.epochs}")
+    if len(shown.phases) > 1 and _lives(state):
+        name = shown.phases[shown.phase].name
+        words.append(f"phase {shown.phase + 1} of {len(shown.phases)}: {name}")
+    if seconds_left is not None and state.status == "training":
+        words.append(f"{clock(seconds_left)} left")
+    return " · ".join(words)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_runs(
+    root: Path,
+    runs: Mapping[Path, RunState | str],
+    *,
+    width: int | None = None,
+    height: int | None = None,
+) -> Group:
+    """A line for each run, those at work first; a run that cannot be read has its reason there.
+
+    Without a size all lines are shown in full.
+    """
+    ordered = sorted(runs, key=lambda path: (_ORDER.index(_status(runs[path])), path))
+    counts = {status: sum(_status(run) == status for run in runs.values()) for status in _ORDER}
+    head = f"{root}: {len(runs)} runs, " + ", ".join(
+        f"{count} {status}" for status, count in counts.items() if count
+    )
+    room = len(ordered) if height is None else max(1, height - 6)  # headings, rules, head and foot
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("run", no_wrap=True, overflow="ellipsis")
+    roomy = width is None or width >= 80
+    for heading in ("state", *(["progress"] if roomy else []), "epoch"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "epoch" else "left")
+    for heading in ("loss", *(["trained"] if roomy else []), "sparsity", "test"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for path in ordered[:room]:
+        table.add_row(str(path.relative_to(root)), *_cells(runs[path], roomy=roomy))
+    lines: list[Text | Table] = [Text(head, overflow="ellipsis", no_wrap=True), table]
+    if room < len(ordered):
+        lines.append(Text(f"… and {len(ordered) - room} more", style="dim"))
+    lines += [
+        Text(f"{path.relative_to(root)}: {reason}", overflow="ellipsis", no_wrap=height is not None)
+        for path, reason in runs.items()
+        if isinstance(reason, str) and height is None
+    ]
+    return Group(*lines)
+
+
+def summarized(state: RunState) -> dict[str, Any]:
+    """A run for machines, without its curves."""
+    last = state.history[-1] if state.history else {}
+    return {
+        "directory": str(state.path),
+        "status": state.status,
+        "method": dict(state.config.method),
+        "model": state.config.model,
+        "data": state.config.data,
+        "seed": state.config.seed,
+        "epoch": state.epoch,
+        "epochs": state.epochs,
+        "phase": state.phases[state.phase].name,
+        **{curve.key: last.get(curve.key) for curve in _CURVES},
+        "test_accuracy": None if state.record is None else state.record["test"]["accuracy"],
+    }
+
+
+def in_full(state: RunState) -> dict[str, Any]:
+    """A run for machines: its curves, its record once it is finished, and its twin."""
+    history = [
+        {key: value for key, value in line.items() if key != "histograms"} for line in state.history
+    ]
+    return {
+        **summarized(state),
+        "phases": [{"name": phase.name, "epochs": phase.epochs} for phase in state.phases],
+        "history": history,
+        "record": state.record,
+        "dense": None if state.twin is None else in_full(state.twin),
+    }
+
+
+def _lives(state: RunState) -> bool:
+    return state.status != "finished"
+
+
+def _title(state: RunState) -> str:
+    config = state.config
+    sparsity = config.method.get("sparsity")
+    asked = "" if sparsity is None else f" {100 * sparsity:g} %"
+    return f"{config.method['name']}{asked} · {config.model} on {config.data} · seed {config.seed}"
+
+
+def _values(history: Sequence[Mapping[str, Any]], curve: _Curve) -> list[tuple[float, float]]:
+    return [
+        (line["epoch"], curve.factor * line[curve.key])
+        for line in history
+        if is_number(line.get(curve.key))
+    ]
+
+
+def _panel(state: RunState, curve: _Curve, *, width: int, rows: int) -> Iterator[Text]:
+    """A curve with its name and present value above, and its axes."""
+    points = _values(state.history, curve)
+    finite = [value for _, value in points if math.isfinite(value)]
+    up = curve.range(finite) if finite else Range(0, 1)
+    across = Range(1, state.epochs)
+    borders = [end + 0.5 for end in accumulate(phase.epochs for phase in state.phases)][:-1]
+    yield _line(width, (f"{'':{_LABEL}}{curve.title} ", "bold"), (curve.write(points[-1][1]), ""))
+    room = width - _LABEL
+    drawn = draw_curve(points, width=room, height=rows, across=across, up=up, borders=borders)
+    labels = [f"{up.high:g}", *[""] * (rows - 2), f"{up.low:g}"]
+    for label, row in zip_longest(labels[:rows], drawn, fillvalue=""):
+        tick = "┤" if label else "│"
+        yield _line(width, (f"{label:>{_LABEL - 1}}{tick}", "dim"), (row, curve.style))
+    names = [phase.name for phase in state.phases] if borders else ["epoch"]
+    yield _line(width, (f"{'└':>{_LABEL}}{draw_axis(room, across, names, borders)}", "dim"))
+
+
+def _line(width: int, *parts: tuple[str, str]) -> Text:
+    line = Text.assemble(*parts, no_wrap=True, overflow="crop")
+    line.truncate(width, pad=True)
+    return line
+
+
+def _from_zero(seen: Sequence[float]) -> Range:
+    """From 0 to the next 1, 2 or 5 times a power of ten."""
+    highest = max(seen)
+    if highest <= 0:
+        return Range(0, 1)
+    power = 10.0 ** math.floor(math.log10(highest))
+    return Range(0, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest))
+
+
+def _status(run: RunState | str) -> str:
+    return "unreadable" if isinstance(run, str) else run.status
+
+
+def _cells(run: RunState | str, *, roomy: bool) -> list[str]:
+    if isinstance(run, str):
+        return ["unreadable"]
+    last = run.history[-1] if run.history else {}
+    values = [
+        curve.write(curve.factor * last[curve.key]) if is_number(last.get(curve.key)) else "–"
+        for curve in _CURVES
+    ]
+    loss, trained, sparsity = values
+    filled = round(_BAR * run.epoch / run.epochs)
+    test = "–" if run.record is None else f"{run.record['test']['accuracy']:.2f} %"
+    return [
+        run.status,
+        *(["█" * filled + "░" * (_BAR - filled)] if roomy else []),
+        f"{run.epoch}/{run.epochs}",
+        loss,
+        *([trained] if roomy else []),
+        sparsity,
+        test,
+    ]
