@@ -21,6 +21,16 @@ _HEAD = 2  # lines above the curves
 _BESIDE = 40  # curves stand side by side if each gets so many characters
 _TALLEST = 16  # rows that a curve is drawn in at most
 _BAR = 10
+# Of the table of runs, and how wide a terminal has to be to show them.
+_HEADINGS = {
+    "state": 0,
+    "progress": 100,
+    "epoch": 0,
+    "loss": 0,
+    "trained": 90,
+    "sparsity": 80,
+    "test": 0,
+}
 _ORDER = ("training", "stopped", "unreadable", "finished")
 
 
@@ -112,15 +122,18 @@ def show_runs(
         f"{count} {status}" for status, count in counts.items() if count
     )
     room = len(ordered) if height is None else max(1, height - 6)  # headings, rules, head and foot
+    shown = [heading for heading in _HEADINGS if width is None or width >= _HEADINGS[heading]]
+    rows = [_cells(runs[path]) for path in ordered[:room]]
+    widths = [max(len(row[heading]) for row in [*rows, {heading: heading}]) for heading in shown]
+    left = None if width is None else width - sum(widths) - 3 * len(widths) - 2
     table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("run", no_wrap=True, overflow="ellipsis")
-    roomy = width is None or width >= 80
-    for heading in ("state", *(["progress"] if roomy else []), "epoch"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading == "epoch" else "left")
-    for heading in ("loss", *(["trained"] if roomy else []), "sparsity", "test"):
-        table.add_column(heading, no_wrap=True, justify="right")
-    for path in ordered[:room]:
-        table.add_row(str(path.relative_to(root)), *_cells(runs[path], roomy=roomy))
+    table.add_column("run", no_wrap=True)
+    for heading in shown:
+        words = heading in ("state", "progress")
+        table.add_column(heading, no_wrap=True, justify="left" if words else "right")
+    for path, row in zip(ordered, rows, strict=False):
+        name = _shortened(str(path.relative_to(root)), left)
+        table.add_row(Text(name), *(row[heading] for heading in shown))
     lines: list[Text | Table] = [Text(head, overflow="ellipsis", no_wrap=True), table]
     if room < len(ordered):
         lines.append(Text(f"… and {len(ordered) - room} more", style="dim"))
@@ -179,7 +192,7 @@ def _values(history: Sequence[Mapping[str, Any]], curve: _Curve) -> list[tuple[f
     return [
         (line["epoch"], curve.factor * line[curve.key])
         for line in history
-        if is_number(line.get(curve.key))
+        if isinstance(line.get(curve.key), int | float)
     ]
 
 
@@ -220,23 +233,28 @@ def _status(run: RunState | str) -> str:
     return "unreadable" if isinstance(run, str) else run.status
 
 
-def _cells(run: RunState | str, *, roomy: bool) -> list[str]:
+def _cells(run: RunState | str) -> dict[str, str]:
     if isinstance(run, str):
-        return ["unreadable"]
+        return {heading: "unreadable" if heading == "state" else "–" for heading in _HEADINGS}
     last = run.history[-1] if run.history else {}
-    values = [
+    loss, trained, sparsity = (
         curve.write(curve.factor * last[curve.key]) if is_number(last.get(curve.key)) else "–"
         for curve in _CURVES
-    ]
-    loss, trained, sparsity = values
+    )
     filled = round(_BAR * run.epoch / run.epochs)
-    test = "–" if run.record is None else f"{run.record['test']['accuracy']:.2f} %"
-    return [
-        run.status,
-        *(["█" * filled + "░" * (_BAR - filled)] if roomy else []),
-        f"{run.epoch}/{run.epochs}",
-        loss,
-        *([trained] if roomy else []),
-        sparsity,
-        test,
-    ]
+    return {
+        "state": run.status,
+        "progress": "█" * filled + "░" * (_BAR - filled),
+        "epoch": f"{run.epoch}/{run.epochs}",
+        "loss": loss,
+        "trained": trained,
+        "sparsity": sparsity,
+        "test": "–" if run.record is None else f"{run.record['test']['accuracy']:.2f} %",
+    }
+
+
+def _shortened(name: str, room: int | None) -> str:
+    """The end of a name, where runs of a sweep differ."""
+    if room is None or len(name) <= max(2, room):
+        return name
+    return "…" + name[1 - max(2, room) :]

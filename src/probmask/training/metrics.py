@@ -47,6 +47,8 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
             for name, histogram in histograms.items():
                 _draw(self._board, name, histogram, step)
+            # Now, not within two minutes: a run that is killed goes on behind what it has logged.
+            self._board.flush()
 
     def __enter__(self) -> Self:
         return self
