@@ -221,12 +221,13 @@ def _line(width: int, *parts: tuple[str, str]) -> Text:
 
 
 def _from_zero(seen: Sequence[float]) -> Range:
-    """From 0 to the next 1, 2 or 5 times a power of ten."""
+    """From 0 to the next number that is short to write."""
     highest = max(seen)
     if highest <= 0:
         return Range(0, 1)
     power = 10.0 ** math.floor(math.log10(highest))
-    return Range(0, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest))
+    ends = (factor * power for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
+    return Range(0, next(end for end in ends if end >= highest))
 
 
 def _status(run: RunState | str) -> str:

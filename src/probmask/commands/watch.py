@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,12 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show the run, or the runs, once or until it is over."""
+    """Show the run, or the runs, once or until it is over; Ctrl-C is as good an end as any."""
+    with suppress(KeyboardInterrupt):
+        _watch(options)
+
+
+def _watch(options: argparse.Namespace) -> None:
     from probmask.training.run_state import RunReader, find_runs
 
     reader = RunReader()
@@ -170,14 +176,14 @@ def _follow(view: _Run | _Runs) -> None:
     from rich.live import Live
 
     console = _console()
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while not view.over:
-                live.update(view.picture(*console.size), refresh=True)
-                time.sleep(_SECONDS)
-                view.look()
-    except KeyboardInterrupt:
-        pass
+    with (
+        suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while not view.over:
+            live.update(view.picture(*console.size), refresh=True)
+            time.sleep(_SECONDS)
+            view.look()
     view.print()
 
 
