@@ -59,6 +59,7 @@ def arguments(directory, out, *more, data="folder", **settings):
         str(directory),
         "--out",
         str(out),
+        "--quiet",  # so that what is left on stderr are warnings and errors
         *assignments,
         *more,
     ]
