@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from rich.console import Console
@@ -290,22 +290,17 @@ def in_terminal(directory):
 
 
 def read_until(screen, text):
-    seen = ""
-    while text not in seen:
-        seen += os.read(screen, 65536).decode(errors="replace")
-    return seen
+    seen = b""
+    while text.encode() not in seen:  # a character may come in two parts
+        seen += os.read(screen, 65536)
 
 
 def read_rest(screen):
     seen = b""
-    while True:
-        try:
-            more = os.read(screen, 65536)
-        except OSError:  # the terminal is gone with its process
-            return seen.decode()
-        if not more:
-            return seen.decode()
-        seen += more
+    with suppress(OSError):  # the terminal is gone with its process
+        while more := os.read(screen, 65536):
+            seen += more
+    return seen.decode(errors="replace")  # it may begin within a character
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

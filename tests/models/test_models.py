@@ -53,7 +53,7 @@ def test_an_unknown_model_gets_the_nearest_name():
     ("setting", "hint"),
     [
         ("widht", r"did you mean 'width'\?"),
-        ("depth", r"there are: channels, classes, width\."),
+        ("kernel", r"there are: channels, classes, width\."),
     ],
 )
 def test_an_unknown_setting_gets_the_nearest_one_there_is(setting, hint):
@@ -151,7 +151,7 @@ def test_a_class_will_do(own):
         (":build", {}, "cannot be imported"),
         ("own_networks:number", {}, "is not a function that builds a model"),
         ("own_networks:wrong", {}, "returned str; expected a function that returns"),
-        ("own_networks:plain", {"width": 3}, "unexpected keyword argument 'width'; it takes"),
+        ("own_networks:plain", {"width": 3}, "unknown key model_args.width; it takes none"),
         ("own_networks:sized", {}, "missing a required argument: 'classes'; it takes"),
     ],
 )
