@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probmask.commands import evaluate, inspect, listing, train
+from probmask.commands import evaluate, inspect, listing, train, watch
 from probmask.commands.output import say
 from probmask.errors import (
+    AbsentClassWarning,
     InputError,
     LayerCollapseWarning,
     NonFiniteError,
@@ -18,13 +19,15 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, evaluate, inspect, listing)
+_COMMANDS = (train, watch, evaluate, inspect, listing)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
         ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w"), "train"
     ),
 }
+# Warnings that are meant for people; others are for those who write programs.
+_SHOWN = (AbsentClassWarning, LayerCollapseWarning, UnreadableImageWarning)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show_warnings_in_one_line() -> None:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, LayerCollapseWarning | UnreadableImageWarning):
+        if issubclass(category, _SHOWN):
             every_rank = issubclass(category, UnreadableImageWarning)
             say(f"warning: {message}", every_rank=every_rank)
 

@@ -299,7 +299,8 @@ class ProbMasker(Masker):
             if count < 1 and least < 1 and name not in self._warned:
                 self._warned.add(name)
                 warnings.warn(
-                    f"{name} is losing all of its weights; min_keep_per_layer=1 forbids it.",
+                    f"{name} is losing all of its weights; min_keep_per_layer=1 forbids it "
+                    "(on the command line: --set method.min_keep_per_layer=1).",
                     LayerCollapseWarning,
                     stacklevel=2,
                 )

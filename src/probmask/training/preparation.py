@@ -1,5 +1,6 @@
 """What a run needs before its first update: the settings of its network, its phases, its probe."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.data import DataSource
-from probmask.errors import InputError
+from probmask.errors import AbsentClassWarning, InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.modes import evaluating
 from probmask.masking.protocol import Phase, Probe
@@ -17,6 +18,7 @@ from probmask.masking.sparsifier import attach
 from probmask.models import build_model
 from probmask.training.config import TrainConfig, make_method
 
+_MOST_NAMED = 5
 _PROBE_EPOCH = -1  # no epoch of the training has this order
 
 
@@ -64,6 +66,24 @@ def _check_takes(model: nn.Module, data: DataSource, config: TrainConfig) -> Non
             f"{data.classes} classes; it must give a number for each."
         )
     count_macs(model, find_sites(model), example)
+
+
+def warn_of_absent_classes(data: DataSource) -> None:
+    """Name the classes that no training image is of."""
+    counts = data.train_labels.bincount(minlength=data.classes)
+    absent = counts.eq(0).nonzero().flatten().tolist()
+    if absent:
+        names = [str(label) for label in absent]
+        if data.class_names is not None:
+            names = [f"{label} ({data.class_names[label]})" for label in absent]
+        more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+        warnings.warn(
+            f"--data {data.name}: of its {data.classes} classes {', '.join(names[:_MOST_NAMED])}"
+            f"{more} {'has' if len(absent) == 1 else 'have'} no training image and cannot be "
+            "learnt; classes are counted from 0.",
+            AbsentClassWarning,
+            stacklevel=2,
+        )
 
 
 def total_epochs(phases: Sequence[Phase]) -> int:
