@@ -162,11 +162,14 @@ def own(tmp_path, monkeypatch):
         "from torch import nn\n"
         "def plain(): return nn.Linear(5, 3)\n"
         "class Noisy(nn.Linear):\n"
-        "    def forward(self, x): return super().forward(x) + torch.randn(len(x), 1)\n"
+        "    def forward(self, x): return super().forward(x) + torch.randn_like(x[:, :1])\n"
         "def noisy(): return Noisy(5, 3)\n"
         "class Branching(nn.Linear):\n"
         "    def forward(self, x): return super().forward(x if x.sum() > 0 else -x)\n"
         "def branching(): return Branching(5, 3)\n"
+        "class Fixed(nn.Linear):\n"
+        "    def forward(self, x): return super().forward(x) + torch.ones(len(x), 1)\n"
+        "def fixed(): return Fixed(5, 3)\n"
         "class Pair(nn.Linear):\n"
         "    def forward(self, x): return super().forward(x), x\n"
         "def pair(): return Pair(5, 3)\n"
@@ -193,6 +196,7 @@ def test_a_network_of_ones_own(own, tmp_path, capsys):
     [
         ("noisy", "ONNX Runtime gives other outputs than PyTorch"),
         ("branching", "PyTorch cannot export this network to ONNX"),
+        ("fixed", "makes a constant of its batch size"),
         ("pair", "its output is not one tensor"),
     ],
 )

@@ -67,6 +67,7 @@ def to_onnx(
             ) from error
         assert program is not None
         proto = program.model_proto
+    _check_any_batch(proto)
     _strip(proto)
     proto.producer_name, proto.producer_version = "probmask", __version__
     onnx.helper.set_model_props(proto, {"probmask": json.dumps(metadata or {})})
@@ -81,16 +82,19 @@ def compare_with_onnxruntime(
     """Run the ONNX file and the model on the same random inputs, one alone and all at once."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     pixels = max(1, input_shape[-1] * input_shape[-2] if len(input_shape) > 1 else 1)
     count = max(4, min(64, _PIXELS // pixels))
     inputs = random_inputs(model, input_shape, count)
     with evaluating(model):
         expected = model(inputs)
-    (computed,) = session.run(None, {"images": inputs.numpy()})
-    (alone,) = session.run(None, {"images": inputs[:1].numpy()})
+    try:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what is wrong comes as an error, once
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        (computed,) = session.run(None, {"images": inputs.numpy()})
+        (alone,) = session.run(None, {"images": inputs[:1].numpy()})
+    except Exception as error:  # ONNX Runtime's errors have no common class
+        raise InputError(f"export(model): ONNX Runtime cannot run it: {_reason(error)}") from error
     found = torch.from_numpy(computed)
     differences = torch.cat([found - expected, torch.from_numpy(alone) - expected[:1]])
     agrees = (found.argmax(1) == expected.argmax(1)).reshape(count, -1).all(1)
@@ -132,6 +136,16 @@ def _check_runs(model: nn.Module, example: Tensor) -> None:
             "export(model): its output is not one tensor of a row for each input; wrap the network "
             "so that it is."
         )
+
+
+def _check_any_batch(proto: Any) -> None:
+    """Refuse a file that takes one batch size only: the exporter makes such ones silently."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        if not value.type.tensor_type.shape.dim[0].dim_param:
+            raise InputError(
+                "export(model): the network makes a constant of its batch size (by len(x), int(…) "
+                "or a shape written out); let it use x.shape[0] or x.flatten(1)."
+            )
 
 
 def _strip(proto: Any) -> None:
