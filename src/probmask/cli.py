@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probmask.commands import evaluate, inspect, listing, train, watch
+from probmask.commands import evaluate, export, inspect, listing, train, watch
 from probmask.commands.output import say
 from probmask.errors import (
     AbsentClassWarning,
@@ -19,12 +19,13 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, watch, evaluate, inspect, listing)
+_COMMANDS = (train, watch, evaluate, inspect, export, listing)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
         ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w"), "train"
     ),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
 }
 # Warnings that are meant for people; others are for those who write programs.
 _SHOWN = (AbsentClassWarning, LayerCollapseWarning, UnreadableImageWarning)
