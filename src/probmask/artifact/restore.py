@@ -87,10 +87,14 @@ def _is_on_meta(model: nn.Module, shared: Iterable[str]) -> bool:
 
 
 def _as_parameters(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors as what the model has, so that what was one object is one again."""
+    """Return the tensors as what the model has: one object where it has one, and only there."""
     made: dict[str, Tensor] = {}
+    given: set[int] = set()
     for names in same_memory({name: own[name] for name in state}):
         first, tensor = own[names[0]], state[names[0]]
+        if id(tensor) in given:  # tied in the file, but not in the model
+            tensor = tensor.clone()
+        given.add(id(tensor))
         if isinstance(first, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=first.requires_grad)
         made |= dict.fromkeys(names, tensor)
