@@ -116,6 +116,19 @@ def test_metadata_that_json_cannot_hold_is_refused(path, metadata):
     assert not path.exists()
 
 
+def test_zeros_that_are_negative_are_kept_with_a_warning(path):
+    model = nn.Linear(100, 100)
+    with torch.no_grad():
+        model.weight.mul_(torch.rand(100, 100) < 0.05)
+    with pytest.warns(UserWarning, match=r"weights are -0.0, .*add 0.0 to the weights first"):
+        artifact.save(model, path)
+    assert torch.equal(artifact.load_state(path)["weight"].signbit(), model.weight.signbit())
+    with torch.no_grad():
+        model.weight.add_(0.0)
+    smaller = artifact.save(model, path.with_name("positive"))
+    assert smaller.file_bytes < 0.2 * path.stat().st_size
+
+
 class OurMask(nn.Module):
     """Stands for a parametrization of probmask's own."""
 

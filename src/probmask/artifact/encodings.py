@@ -117,7 +117,7 @@ class Rice:
         _require(8 * unary.size - 8 - nnz < n >> k, f"the rice stream covers more than {n} entries")
         each = np.arange(nnz)
         indices = ((ends - each) << k) + each
-        indices += np.cumsum(_low_bits(stream[1:split], nnz, k))
+        indices += np.cumsum(_low_bits(stream[1:split], nnz, k), dtype=np.int64)
         return _below(indices, n)
 
 
@@ -150,11 +150,11 @@ def _rice_bytes(gaps: Indices, k: int) -> int:
     return 1 + -(-gaps.size * k // 8) + -(-unary // 8)
 
 
-def _low_bits(stream: Bytes, count: int, k: int) -> Indices:
+def _low_bits(stream: Bytes, count: int, k: int) -> NDArray[np.int32]:
     planes = np.unpackbits(stream, count=count * k, bitorder="little").reshape(k, count)
-    low = np.zeros(count, dtype=np.int64)
+    low = np.zeros(count, dtype=np.int32)
     for plane, bits in enumerate(planes):
-        low |= bits.astype(np.int64) << plane
+        low |= bits.astype(np.int32) << plane
     return low
 
 

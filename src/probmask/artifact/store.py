@@ -1,7 +1,8 @@
 """Save a finished network to one file."""
 
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
@@ -54,6 +55,7 @@ def save(
         if measure is not None:
             rounding |= measure_change(model, measure, stored)
     entries, parts = _encode(tensors, stored)
+    _warn_of_negative_zeros(parts)
     packed = pack(parts)
     crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
     start, ordered = container(Header(entries, aliases, crc32, notes, rounding), packed)
@@ -75,6 +77,18 @@ def _encode(
         entries.append(entry)
         parts += zip(entry.parts, content, strict=True)
     return entries, parts
+
+
+def _warn_of_negative_zeros(parts: Iterable[tuple[Part, Tensor]]) -> None:
+    """Say so if the zeros are in the file because they are no zeros, bit by bit."""
+    values = [tensor for part, tensor in parts if part.name.endswith(".values")]
+    negative = sum(tensor.numel() - int(tensor.count_nonzero()) for tensor in values)
+    if 10 * negative > sum(tensor.numel() for tensor in values):
+        warnings.warn(
+            f"save(model): {negative} weights are -0.0, as a negative weight times a mask of 0 is, "
+            "and are stored like any value; to leave them out, add 0.0 to the weights first",
+            stacklevel=3,
+        )
 
 
 def _refuse_unfinished(model: nn.Module) -> None:
