@@ -96,6 +96,14 @@ def test_the_change_of_what_is_measured_is_reported(path):
     assert info.rounding["after"] == measure(back) != info.rounding["before"]
 
 
+def test_a_file_that_exists_is_told_before_anything_is_measured(path):
+    artifact.save(sparse_model(), path)
+    with pytest.raises(InputError, match="exists; pass overwrite=True"):
+        artifact.save(
+            sparse_model(), path, values="fp16", measure=lambda _: pytest.fail("too late")
+        )
+
+
 @pytest.mark.parametrize("result", [None, math.nan, "high", torch.tensor(1.0)])
 def test_a_measure_that_is_no_number_is_refused(path, result):
     with pytest.raises(

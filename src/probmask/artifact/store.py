@@ -20,7 +20,7 @@ from probmask.artifact.rounding import measure_change, round_to_fp16
 from probmask.artifact.ties import same_memory
 from probmask.checks import check_choice
 from probmask.errors import InputError
-from probmask.files import write_atomically
+from probmask.files import writable_target, write_atomically
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -48,6 +48,7 @@ def save(
     if measure is not None and values is None:
         raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")
     notes = checked_metadata(metadata or {})
+    writable_target(path, overwrite=overwrite)  # or say so before measuring for an hour
     tensors, aliases = _distinct(model.state_dict())
     stored, rounding = tensors, None
     if values is not None:
@@ -55,7 +56,7 @@ def save(
         if measure is not None:
             rounding |= measure_change(model, measure, stored)
     entries, parts = _encode(tensors, stored)
-    _warn_of_negative_zeros(parts)
+    _warn_of_negative_zeros(entries, parts)
     packed = pack(parts)
     crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
     start, ordered = container(Header(entries, aliases, crc32, notes, rounding), packed)
@@ -79,11 +80,12 @@ def _encode(
     return entries, parts
 
 
-def _warn_of_negative_zeros(parts: Iterable[tuple[Part, Tensor]]) -> None:
+def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part, Tensor]]) -> None:
     """Say so if the zeros are in the file because they are no zeros, bit by bit."""
-    values = [tensor for part, tensor in parts if part.name.endswith(".values")]
+    sparse = {f"{entry.name}.values" for entry in entries if entry.encoding != "dense"}
+    values = [tensor for part, tensor in parts if part.name in sparse]
     negative = sum(tensor.numel() - int(tensor.count_nonzero()) for tensor in values)
-    if 10 * negative > sum(tensor.numel() for tensor in values):
+    if negative >= 100 and 10 * negative > sum(tensor.numel() for tensor in values):
         warnings.warn(
             f"save(model): {negative} weights are -0.0, as a negative weight times a mask of 0 is, "
             "and are stored like any value; to leave them out, add 0.0 to the weights first",

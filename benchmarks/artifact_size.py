@@ -7,9 +7,9 @@ all layers together, whose layers and rows differ. BatchNorm's numbers are rando
 training. "ours" is the whole file; "data" is the file without table and header. The others are
 multiples of ours. Networks that were really trained can be added.
 
-    python benchmarks/artifact.py                  # sizes and times
-    python benchmarks/artifact.py --table times
-    python benchmarks/artifact.py --table sizes --trained runs/demo/model.safetensors
+    python benchmarks/artifact_size.py             # sizes and times
+    python benchmarks/artifact_size.py --table times
+    python benchmarks/artifact_size.py --table sizes --trained runs/demo/model.safetensors
 """
 
 import argparse
