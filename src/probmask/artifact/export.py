@@ -15,7 +15,7 @@ from torch import Tensor
 from probmask.artifact.load import load
 from probmask.artifact.onnx import Agreement, compare_with_onnxruntime, to_onnx
 from probmask.artifact.reader import ArtifactInfo
-from probmask.artifact.store import load_state, read
+from probmask.artifact.restore import load_state, read
 from probmask.checks import check_choice
 from probmask.errors import ArtifactError, InputError
 from probmask.files import Content, write_atomically
