@@ -412,6 +412,18 @@ def test_list(capsys, what, names):
         assert row["summary"] in text
 
 
+def test_one_line_serves_for_all_methods_the_dense_one_too(tmp_path, capsys):
+    out = tmp_path / "run"
+    arguments = [*flags(epochs=1), "--method", "dense", "--sparsity", "0.95", "--out", out]
+    assert main(["train", *map(str, arguments)]) == 0
+    said = "probmask: --method dense removes nothing: --sparsity 0.95 is left out."
+    assert said in capsys.readouterr().err
+    record = json.loads((out / "record.json").read_text())
+    assert record["sparsity"] == {"asked": 0.0, "reached": 0.0}
+    wrong = ["train", "--method", "dense", "--sparsity", "95", "--out", tmp_path / "other"]
+    assert "for 95 % pass 0.95" in refused(capsys, *wrong)
+
+
 @pytest.mark.parametrize(
     "command", [[], ["train"], ["watch"], ["evaluate"], ["inspect"], ["export"], ["list"]]
 )

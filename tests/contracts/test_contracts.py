@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_bits(name, finished):
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_it_resumes_bit_by_bit_in_every_phase(name, finished):
-    ends = finished(name)[0].sparsifier._context.phase_ends
+    ends = finished(name)[0].sparsifier.phase_ends
     begins = (0, *ends[:-1])
     middles = {(begin + end) // 2 for begin, end in zip(begins, ends, strict=True)}
     stops = sorted({1, 3 * STEPS // 4, STEPS - 1, *middles, *ends[:-1]})

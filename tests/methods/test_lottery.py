@@ -77,11 +77,13 @@ def test_it_is_the_published_loop(rewind_to, step):
         torch.testing.assert_close(one.abs(), other.abs(), msg=name)  # -0.0 is 0.0
 
 
-def test_the_classifier_stays_whole_by_default():
-    _, summary = run("depthwise", sparsity=0.6, dense_last=True)
-    assert Lottery(sparsity=0.6).dense_last
-    assert summary.layers[-1].kept == summary.layers[-1].size == 48
-    assert summary.kept == 320 - 192
+@pytest.mark.parametrize(("sparsity", "whole"), [(0.6, True), (0.8, False), (0.9, False)])
+def test_the_classifier_stays_whole_where_it_takes_at_most_half_the_budget(sparsity, whole):
+    _, summary = run("depthwise", sparsity=sparsity, dense_last=None)
+    assert Lottery(sparsity=sparsity).dense_last is None
+    assert summary.layers[-1].size == 48
+    assert (summary.layers[-1].kept == 48) == whole
+    assert summary.kept == 320 - round(sparsity * 320)
 
 
 def test_a_classifier_that_exceeds_the_budget_is_refused():

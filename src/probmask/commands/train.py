@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probmask.checks import check_sparsity
 from probmask.commands.data_place import add_data_place, fetch
-from probmask.commands.output import print_json, visible
+from probmask.commands.output import print_json, say, visible
 from probmask.errors import InputError
 from probmask.launch import is_first_rank
 
@@ -87,6 +88,7 @@ def run(options: argparse.Namespace) -> None:
     from probmask.training.run_directory import RunDirectory
     from probmask.training.session import train
 
+    _drop_sparsity_of_dense(options)
     overrides = [
         (key, getattr(options, flag))
         for flag, key in _FLAGS.items()
@@ -129,3 +131,11 @@ def _reporter(options: argparse.Namespace) -> "MakeReporter":
     if options.json or options.quiet or not is_first_rank():
         return Quiet
     return Bar if visible(options) else Lines
+
+
+def _drop_sparsity_of_dense(options: argparse.Namespace) -> None:
+    """Let one line with --sparsity serve for all methods, the dense one included; say so."""
+    if options.method == "dense" and options.sparsity:
+        check_sparsity("Dense", options.sparsity)
+        say(f"--method dense removes nothing: --sparsity {options.sparsity:g} is left out.")
+        options.sparsity = None

@@ -64,6 +64,11 @@ class Sparsifier:
         return Progress(self._step, self._context.total_steps, self._context.steps_per_epoch)
 
     @property
+    def phase_ends(self) -> tuple[int, ...]:
+        """The updates at which the method's phases end, the last of them that of the training."""
+        return self._context.phase_ends
+
+    @property
     def frozen(self) -> bool:
         """Whether the masks are final."""
         return self._masker.frozen

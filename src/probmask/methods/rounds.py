@@ -16,6 +16,7 @@ from torch import Tensor
 from probmask.checks import check_choice, check_within
 from probmask.core.spread import Spread
 from probmask.errors import InputError
+from probmask.masking.budgets import whole_layers
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, Phase, Progress
 from probmask.masking.sites import Site
@@ -30,13 +31,14 @@ class IterativePruning(Method, ABC):
     ``equal_epochs``: the epochs asked for are split over all trainings; if there are fewer than
     trainings, fewer rounds remove more each, but there is at least one. Otherwise each training
     has the epochs asked for. ``scope`` is one threshold for all layers or the same fraction of
-    each. ``dense_first`` and ``dense_last`` leave a layer whole; its weights count as kept.
+    each. ``dense_first`` and ``dense_last`` leave a layer whole; its weights count as kept. None
+    leaves the last one whole where it takes at most half of the budget.
     """
 
     prune_per_round: float = 0.2
     scope: Literal["global", "layer"] = "global"
     dense_first: bool = False
-    dense_last: bool = True
+    dense_last: bool | None = None
     equal_epochs: bool = True
 
     def __post_init__(self) -> None:
@@ -51,7 +53,8 @@ class IterativePruning(Method, ABC):
             meaning="the fraction of the weights left that a round removes",
         )
         check_choice(caller, "scope", self.scope, ("global", "layer"))
-        for name in ("dense_first", "dense_last", "equal_epochs"):
+        check_choice(caller, "dense_last", self.dense_last, (None, True, False))
+        for name in ("dense_first", "equal_epochs"):
             check_choice(caller, name, getattr(self, name), (True, False))
 
     def rounds(self, epochs: int) -> int:
@@ -85,8 +88,9 @@ class IterativeMasker(StoredMasker, ABC):
     """Iterative pruning at work: at the end of each training the smallest weights go."""
 
     def __init__(self, method: IterativePruning, sites: Sequence[Site], context: Context) -> None:
+        whole = whole_layers(method, sites, first=method.dense_first, last=method.dense_last)
         self.spread = Spread.over(
-            method.scope, dense_first=method.dense_first, dense_last=method.dense_last
+            method.scope, dense_first=method.dense_first, dense_last=len(sites) - 1 in whole
         )
         super().__init__(method, sites, spread=self.spread)
         self.rounds = len(context.phase_ends) - 1
