@@ -109,7 +109,7 @@ class TrainConfig:
 
 # What has no influence on the result, and may therefore be another after a resume.
 # Data may have moved; whether it is still the same is asked of its content.
-INDIFFERENT = frozenset(("checkpoint_seconds", "data_dir", "workers"))
+INDIFFERENT = frozenset(("checkpoint_seconds", "data_dir", "tensorboard", "workers"))
 
 _SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
 # What makes sense for a data set where neither file nor flag says otherwise.
