@@ -19,7 +19,13 @@ from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.methods import METHODS
 from probmask.models import MODELS
-from probmask.training.config import INDIFFERENT, TrainConfig, make_method, to_table
+from probmask.training.config import (
+    INDIFFERENT,
+    OptimizerConfig,
+    TrainConfig,
+    make_method,
+    to_table,
+)
 from probmask.training.record import RECORD_FORMAT
 
 # What makes a run slower or faster and rounds its sums otherwise, but asks the same question: a run
@@ -274,7 +280,7 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
     for field in fields(kind):
         if field.default_factory is not MISSING:
             value = field.default_factory()
-            found[field.name] = asdict(value) if is_dataclass(value) else value
+            found[field.name] = asdict(value) if isinstance(value, OptimizerConfig) else value
         elif field.default is not MISSING:
             found[field.name] = field.default
     plain: dict[str, Any] = json.loads(json.dumps(found))
