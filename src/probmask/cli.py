@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probmask.commands import evaluate, inspect, listing, train
+from probmask.commands import evaluate, inspect, listing, reproduce, sweep, train
 from probmask.commands.output import say
 from probmask.errors import (
     InputError,
@@ -18,12 +18,13 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, evaluate, inspect, listing)
+_COMMANDS = (train, evaluate, inspect, listing, sweep, reproduce)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
         ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w"), "train"
     ),
+    "ray": "ray",
 }
 
 
@@ -52,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         say(str(error))
         return 2
-    except KeyboardInterrupt:
-        print("probmask: interrupted; --resume DIR goes on from the checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        what = str(error) or "--resume DIR goes on from the checkpoint"
+        print(f"probmask: interrupted; {what}", file=sys.stderr)
         return 130
     return 0
 

@@ -74,9 +74,7 @@ class Run:
     @property
     def label(self) -> str:
         """The method and those of its settings that are not the defaults, but for the sparsity."""
-        settings = _unusual_settings(self.record["method"])
-        shown = [f"{key}={_shown(value)}" for key, value in settings.items() if key != "sparsity"]
-        return " ".join([self.method, *shown])
+        return label_of(self.record["method"])
 
     @property
     def sparsity(self) -> float:
@@ -123,6 +121,13 @@ class Run:
     def series(self) -> str:
         """The same for runs that differ in their seeds only."""
         return _digest({key: value for key, value in self.deciding.items() if key != "seed"})
+
+
+def label_of(method: Mapping[str, Any]) -> str:
+    """A method and those of its settings that are not the defaults, but for the sparsity."""
+    settings = _unusual_settings(method)
+    shown = [f"{key}={_shown(value)}" for key, value in settings.items() if key != "sparsity"]
+    return " ".join([str(method["name"]), *shown])
 
 
 def identity_of(config: TrainConfig) -> str:
