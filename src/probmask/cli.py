@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probmask.commands import evaluate, inspect, listing, reproduce, sweep, train
+from probmask.commands import compare, evaluate, inspect, listing, report, reproduce, sweep, train
 from probmask.commands.output import say
 from probmask.errors import (
     InputError,
@@ -18,7 +18,7 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, evaluate, inspect, listing, sweep, reproduce)
+_COMMANDS = (train, evaluate, inspect, listing, sweep, reproduce, compare, report)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
