@@ -47,6 +47,9 @@ function counted(value) {
   return (unit === 1 ? whole(value) : fixed(scaled, scaled < 10 ? 2 : scaled < 100 ? 1 : 0)) + name;
 }
 
+/** The same for the ticks of an axis: 1,000 as "1 k". */
+const roundCount = (value) => counted(value).replace(/\.0+(?= |$)/, "");
+
 const bytes = (value) =>
   !known(value) ? "–" : value < 1000 ? `${value} B` : value < 1e6 ? `${fixed(value / 1e3, 1)} kB` : `${fixed(value / 1e6, 2)} MB`;
 
@@ -59,4 +62,22 @@ function lasting(seconds) {
 
 const times = (ratio) => (known(ratio) && ratio > 0 ? `${fixed(ratio, ratio < 10 ? 1 : 0)}×` : "–");
 
-const shortened = (text, length) => (text.length <= length ? text : `${text.slice(0, length - 1)}…`);
+const measuring = document.createElement("canvas").getContext("2d");
+
+/** How wide a text is in a plot, in pixels. */
+function textWidth(text, font = "11.5px") {
+  measuring.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
+  return measuring.measureText(text).width;
+}
+
+const LABEL = "600 12px";
+
+/** The text, cut to a width; from its beginning if its end tells more. */
+function fitted(text, room, { font, end = false } = {}) {
+  if (textWidth(text, font) <= room) return text;
+  for (let length = text.length - 1; length > 1; length--) {
+    const cut = end ? `…${text.slice(-length)}` : `${text.slice(0, length)}…`;
+    if (textWidth(cut, font) <= room) return cut;
+  }
+  return "…";
+}

@@ -2,9 +2,11 @@
 
 // More lines than this in colour cannot be told apart; the rest is shown in grey.
 const COLOURED = 7;
+// More bars than this are left to the tables.
+const BARS = 16;
 
 /** A card with a title, tools, plots and a caption; `draw` fills its body. */
-function figure(id, { title, caption, tools = [], draw, plots = "", two = false }) {
+function figure(id, { title, caption, tools = [], draw, two = false }) {
   const card = document.getElementById(id);
   const body = element("div", { class: two ? "plot-body two" : "plot-body" });
   const saves = element("div", { class: "plot-tools" }, ...tools);
@@ -36,7 +38,7 @@ const seedsText = (n) => (n === 1 ? "1 seed" : `${n} seeds`);
 function overSeeds(cells) {
   const counts = [...new Set(cells.map((cell) => cell.n))].sort((a, b) => a - b);
   if (!counts.length) return "";
-  if (counts.at(-1) === 1) return "one seed each, so there are no error bars";
+  if (counts.at(-1) === 1) return cells.length === 1 ? "one seed" : "one seed each";
   const range = counts.length === 1 ? `${counts[0]}` : `${counts[0]} to ${counts.at(-1)}`;
   return `mean ± standard deviation over ${range} seeds`;
 }
@@ -56,8 +58,8 @@ function linesOf(cells, point) {
     if (!methods.has(cell.method)) methods.set(cell.method, []);
     methods.get(cell.method).push(cell);
   }
-  const order = [...methods.keys()].sort((a, b) => a - b);
-  const coloured = new Set(order.slice(0, Math.max(COLOURED, state.methods.size)));
+  const order = [...methods.keys()].sort((a, b) => a - b), dense = DATA.methods.indexOf("dense");
+  const coloured = new Set([...order.slice(0, Math.max(COLOURED, state.methods.size)), dense]);
   return order.map((method) => ({
     method, name: DATA.methods[method], context: !coloured.has(method),
     points: methods.get(method).map(point).sort((a, b) => a.x - b.x),
@@ -78,9 +80,15 @@ function accuracyAxis(points, references, height = 300) {
   return { domain: [low, high], ticks: marks, format: (value) => fixed(value, digits), title: "test accuracy, %" };
 }
 
-function denseReference(view) {
-  const dense = view.cells.filter((cell) => cell.sparsity === 0);
-  return dense.length ? [{ name: `dense ${fixed(dense[0].mean, 1)}`, y: dense[0].mean }] : [];
+/** The dense network as a line, or in words if it is so far off that the others would be squeezed. */
+function denseReference(view, points) {
+  const dense = view.cells.find((cell) => cell.sparsity === 0);
+  if (!dense) return { references: [], said: "" };
+  const [low, high] = span(points.map((point) => point.y), 0, 2);
+  const far = Math.max(dense.mean - high, low - dense.mean) > 1.5 * (high - low);
+  return far
+    ? { references: [], said: ` Dense has ${fixed(dense.mean)} %, outside the frame.` }
+    : { references: [{ name: `dense ${fixed(dense.mean, 1)}`, y: dense.mean }], said: "" };
 }
 
 function drawBySparsity(view) {
@@ -97,11 +105,11 @@ function drawBySparsity(view) {
   const densities = [...new Set(cells.map((cell) => 1 - cell.sparsity))].sort((a, b) => b - a);
   const alone = densities.length === 1;
   const pad = alone ? 2 : Math.max(1.06, (densities[0] / densities.at(-1)) ** 0.05);
-  const references = denseReference(view);
+  const { references, said } = denseReference(view, series.flatMap((each) => each.points));
   const coloured = series.filter((each) => !each.context).length;
   figure("by-sparsity", {
     title,
-    caption: `${capital(overSeeds(cells))}, at the last epoch${cells.some((cell) => cell.n > 1) ? "; pale dots are the seeds" : ""}. The sparsity axis is logarithmic in what is kept.${greyNote(series)}`,
+    caption: `${capital(overSeeds(cells))}, at the last epoch${cells.some((cell) => cell.n > 1) ? "; pale dots are the seeds" : ""}. The sparsity axis is logarithmic in what is kept.${said}${greyNote(series)}`,
     draw: (body) => drawLines(body, {
       title, series, references,
       dodge: alone ? Math.min(60, (0.55 * body.clientWidth) / Math.max(1, coloured)) : Math.min(5, 22 / coloured),
@@ -123,16 +131,16 @@ function drawByMacs(view) {
   }));
   const macs = shown.map((cell) => cell.macs);
   const low = Math.min(...macs), high = Math.max(...macs), pad = Math.max(1.12, (high / low) ** 0.06);
-  const references = sparse.length ? denseReference(view) : [];
+  const { references, said } = sparse.length ? denseReference(view, series.flatMap((each) => each.points)) : { references: [], said: "" };
   const dense = shown.find((cell) => known(cell.dense_macs))?.dense_macs;
   let marks = logTicks(low / pad, high * pad);
   if (marks.length < 2) marks = ticks(low / pad, high * pad, 4);
   figure("by-macs", {
     title,
-    caption: `Per image, on a logarithmic axis${known(dense) ? `; dense takes ${counted(dense)}` : ""}. A multiply-accumulate counts once (STR's convention, without pooling). ${capital(overSeeds(shown))}.${greyNote(series)}`,
+    caption: `Per image, on a logarithmic axis${known(dense) ? `; dense takes ${counted(dense)}` : ""}. A multiply-accumulate counts once (STR's convention, without pooling). ${capital(overSeeds(shown))}.${said}${greyNote(series)}`,
     draw: (body) => drawLines(body, {
       title, series, references,
-      x: { scale: "log", domain: [low / pad, high * pad], ticks: marks, format: counted, title: "MACs per image" },
+      x: { scale: "log", domain: [low / pad, high * pad], ticks: marks, format: roundCount, title: "MACs per image" },
       y: accuracyAxis(series.flatMap((each) => each.points), references),
     }),
   });
@@ -159,19 +167,18 @@ function drawLayers(view) {
 
 function drawLayerRows(body, { title, lines, layers, sizes, share, low, overall }) {
   const width = Math.max(240, body.clientWidth);
-  const step = Math.max(layers.length > 40 ? 11 : 14, Math.min(40, 300 / layers.length));
-  const names = Math.min(width * 0.34, 14 + 6.3 * Math.max(...layers.map((name) => layerName(name).length)));
-  const letters = Math.floor((names - 12) / 6.1), bottom = layers.length * step + 8, height = bottom + 38;
-  const atX = logarithmic([low, 1], [names + 6, width - 16]), atY = (i) => 6 + (i + 0.5) * step;
+  const step = Math.max(14, Math.min(64, 300 / layers.length));
+  const names = Math.min(width * 0.34, 12 + Math.max(...layers.map((name) => textWidth(layerName(name)))));
+  const bottom = layers.length * step + 8, height = bottom + 38;
+  const atX = logarithmic([low, 1], [names + 6, width - 22]), atY = (i) => 6 + (i + 0.5) * step;
   const svg = canvas(body, width, height, title);
   layers.forEach((name, i) => {
-    const text = layerName(name);
     svg.append(shape("line", { class: "gridline", x1: names, x2: width - 10, y1: atY(i), y2: atY(i) }),
-      shape("text", { x: names - 6, y: atY(i) + 4, "text-anchor": "end" }, text.length > letters ? `…${text.slice(1 - letters)}` : text));
+      shape("text", { x: names - 6, y: atY(i) + 4, "text-anchor": "end" }, fitted(layerName(name), names - 8, { end: true })));
   });
   let taken = Infinity;
   for (const value of logTicks(low, 1).reverse()) {
-    const at = atX(value), text = percent(value), half = 3.3 * text.length;
+    const at = atX(value), text = percent(value), half = textWidth(text) / 2;
     svg.append(shape("line", { class: "axis", x1: at, x2: at, y1: bottom, y2: bottom + 4 }));
     if (at + half > taken - 6) continue;
     taken = at - half;
@@ -240,7 +247,7 @@ function drawHistogram(view) {
   figure("histogram", {
     title, two: true,
     tools: options.length > 1 ? [choice("Histogram of", options, chosen, (value) => { state.histogram = value; drawHistogram(currentView()); })] : [],
-    caption: `${cell.label} at ${sparsityText(cell)}, seed ${seed}: all ${whole(sum(counts[0]))} weights by their ${what}. Counts and colours are logarithmic. In the end every probability is 0 or 1.`.replace(name === "prob" ? "" : " In the end every probability is 0 or 1.", ""),
+    caption: `${cell.label} at ${sparsityText(cell)}, seed ${seed}: all ${whole(sum(counts[0]))} weights by their ${what}. Counts and shades are logarithmic. Training ends with a choice: each weight is kept or removed.`,
     draw: (body) => {
       const left = element("div"), right = element("div");
       body.append(left, right);
@@ -255,7 +262,7 @@ function drawHistogram(view) {
       const heat = drawHeat(right, { title: `${title}, all epochs`, epochs, counts, most, edge, tip, what, low, high });
       const show = () => {
         const at = Number(slider.value);
-        said.textContent = `${epochs[at]} of ${epochs.at(-1)}`;
+        said.textContent = String(epochs[at]);
         slider.setAttribute("aria-valuetext", `epoch ${epochs[at]}`);
         frame.replaceChildren();
         drawBins(frame, { title: `${title}, epoch ${epochs[at]}`, counts: counts[at], most, edge, tip: (bin) => tip(at, bin), what, low, high });
@@ -278,7 +285,7 @@ function drawBins(body, { title, counts, most, edge, tip, what, low, high }) {
   for (let value = 1; value <= most; value *= 10) powers.push(value);
   drawAxes(svg, {
     x: { ticks: ticks(low, high, 5), format: (value) => String(value), title: what },
-    y: { ticks: powers, format: counted, title: "weights" }, atX, atY, margin, inner, width, height,
+    y: { ticks: powers, format: roundCount, title: "weights" }, atX, atY, margin, inner, width, height,
   });
   const spots = counts.map((count, bin) => {
     const left = atX(edge(bin)) + 1, right = atX(edge(bin + 1)) - 1, top = atY(count);
@@ -305,7 +312,7 @@ function drawHeat(body, { title, epochs, counts, most, edge, tip, what, low, hig
   counts.forEach((bins, at) => bins.forEach((count, bin) => {
     const top = atY(edge(bin + 1)), tall = atY(edge(bin)) - top;
     const box = { x: atX(at), y: top, width: slot, height: tall };
-    if (count) svg.append(shape("rect", { class: "heat", ...box, width: slot + 0.4, height: tall + 0.4, "fill-opacity": (0.06 + 0.94 * logShare(count, most)).toFixed(3) }));
+    if (count) svg.append(shape("rect", { class: "heat", ...box, "fill-opacity": (0.06 + 0.94 * logShare(count, most)).toFixed(3) }));
     spots.push({ cx: atX(at) + slot / 2, cy: top + tall / 2, box, tip: tip(at, bin) });
   }));
   const marker = shape("rect", { class: "halo", y: margin.top, width: slot, height: inner.bottom - margin.top });
@@ -319,9 +326,11 @@ function barRows(view, value, text, tip) {
   const cells = focusCells(view, true).filter((cell) => known(value(cell)));
   return cells
     .sort((a, b) => (a.sparsity > 0) - (b.sparsity > 0) || a.method - b.method)
-    .slice(0, 24)
+    .slice(0, BARS)
     .map((cell) => ({ name: cell.label, method: cell.sparsity > 0 ? cell.method : null, value: value(cell), text: text(cell), tip: tip(cell) }));
 }
+
+const barNote = (rows) => (rows.length === BARS ? ` The first ${BARS}; the tables have them all. ` : "");
 
 function drawSize(view) {
   const title = "File";
@@ -331,7 +340,7 @@ function drawSize(view) {
     (cell) => [cell.label, `${whole(cell.bytes)} bytes`, `${whole(cell.kept)} of ${whole(cell.size)} weights kept`]);
   if (!rows.length) return figure("size", { title, caption: "", draw: nothing("No run in view tells the size of its file.") });
   figure("size", {
-    title: `File size at ${focusText(view)}`, caption: "The whole artifact: kept values, their positions, and everything that stays dense, such as BatchNorm.",
+    title: `File size at ${focusText(view)}`, caption: barNote(rows) + "The whole artifact: kept values, their positions, and everything that stays dense, such as BatchNorm.",
     draw: (body) => drawBars(body, { title: "File size", rows }),
   });
 }
@@ -352,7 +361,7 @@ function drawSpeed(view) {
   if (!macs.length) return figure("speed", { title: "Speed", caption: "", draw: nothing("No run in view was timed.") });
   figure("speed", {
     title: `Work for one image at ${focusText(view)}`,
-    caption: "None of these runs was timed, so this counts multiply-accumulates; they say how much work is left, not how long it takes. Once a record holds a “latency” in milliseconds, this figure shows it.",
+    caption: "None of these runs was timed, so this counts multiply-accumulates: how much work is left, not how long it takes. Once a record holds a “latency” in milliseconds, this figure shows it." + barNote(macs),
     draw: (body) => drawBars(body, { title: "Multiply-accumulates", rows: macs }),
   });
 }

@@ -6,7 +6,7 @@ const byId = (id) => document.getElementById(id);
 const state = {
   setting: 0, text: "", methods: new Set(), sparsities: new Set(), seeds: new Set(),
   focus: null, curve: null, histogram: null, page: PAGE, open: new Set(),
-  headline: { by: "sparsity", sign: 1 }, runs: { by: "name", sign: 1 },
+  cellsShown: PAGE, cells: { by: "sparsity", sign: 1 }, crossed: { by: null, sign: 1 }, runs: { by: "name", sign: 1 },
 };
 
 const RUN_FIELDS = ["name", "setting", "cellIndex", "seed", "accuracy", "validation", "kept", "macs", "bytes", "seconds", "latency", "config"];
@@ -58,11 +58,14 @@ function makeView() {
   return { setting, runs, cells };
 }
 
+/** What two cells must have in common for one to be called better. */
+const levelOf = (cell) => `${cell.sparsity} ${cell.cost}`;
+
 /** The highest mean of those that reached the same sparsity, where there is a choice. */
 function markBest(cells) {
   const levels = new Map();
   for (const cell of cells.filter((each) => each.verified)) {
-    const level = `${cell.sparsity} ${cell.cost}`;
+    const level = levelOf(cell);
     levels.set(level, [...(levels.get(level) || []), cell]);
   }
   for (const rivals of levels.values()) {
@@ -195,6 +198,7 @@ function setUp() {
   });
   byId("reset").addEventListener("click", () => { forget(); drawFilters(); draw(); });
   byId("focus").addEventListener("change", (event) => { state.focus = Number(event.target.value); drawFocused(); });
+  byId("more-cells").addEventListener("click", () => { state.cellsShown = Infinity; drawHeadline(lastView); });
   byId("more").addEventListener("click", () => { state.page += 4 * PAGE; drawRuns(lastView); });
   byId("footer").textContent = `Made by probmask ${DATA.version} from ${whole(RUNS.length)} ${RUNS.length === 1 ? "record" : "records"}. Everything is in this file; it loads nothing.`;
   let width = innerWidth;

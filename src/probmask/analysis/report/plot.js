@@ -14,6 +14,7 @@ const COLOURS = SHAPES.length;
 
 /** How a method is drawn: colour and shape go round together, then dash and hollow marks differ. */
 function styleOf(method, context = false) {
+  if (DATA.methods[method] === "dense") return { colour: context ? "kx" : "kd", path: SHAPES[0], dash: null, mark: "mark fill stroke" };
   return {
     colour: context ? "kx" : `k${method % COLOURS}`,
     path: SHAPES[method % COLOURS],
@@ -85,10 +86,11 @@ function spread(labels, gap, low, high) {
  */
 function drawLines(body, { title, series, x, y, height = 300, references = [], labels = true, dodge = 0 }) {
   const width = Math.max(240, body.clientWidth);
-  const phone = width < 480;
   const named = labels ? series.filter((each) => !each.context && each.points.length) : [];
-  const longest = Math.max(0, ...named.map((each) => Math.min(each.name.length, phone ? 13 : 20)), ...references.map((r) => r.name.length));
-  const margin = { top: 22, right: longest ? Math.min(14 + 6.9 * longest, width * 0.34) : 14, bottom: 42, left: 46 };
+  // Single points have their names beside them, lines at their ends.
+  const beside = named.every((each) => each.points.length === 1) && named.length < 9;
+  const longest = Math.max(0, ...(beside ? [] : named.map((each) => each.name)).concat(references.map((each) => each.name)).map((name) => textWidth(name, LABEL)));
+  const margin = { top: 22, right: longest ? Math.min(12 + longest, width * 0.3) : 16, bottom: 42, left: 46 };
   const inner = { right: width - margin.right, bottom: height - margin.bottom };
   const make = (axis, range) => (axis.scale === "log" ? logarithmic : linear)(axis.domain, range);
   const atX = make(x, [margin.left, inner.right]), atY = make(y, [inner.bottom, margin.top]);
@@ -110,10 +112,12 @@ function drawLines(body, { title, series, x, y, height = 300, references = [], l
   const wanted = named.map((each) => {
     const line = drawn.find((one) => one.name === each.name && one.method === each.method);
     const last = spots.findLast((spot) => spot.series === line);
-    return { text: shortened(each.name, phone ? 13 : 20), y: last.cy, from: last, style: line.style, order: line.order, method: line.method };
+    return { text: each.name, y: last.cy, from: last, style: line.style, order: line.order, method: line.method };
   });
   wanted.push(...references.map((each, i) => ({ text: each.name, y: atY(each.y), order: -1 - i, reference: true })));
-  for (const label of spread(wanted, 14, margin.top, inner.bottom)) drawLabel(svg, label, inner.right);
+  const atEnd = wanted.filter((label) => !beside || label.reference);
+  for (const label of spread(atEnd, 14, margin.top, inner.bottom)) drawLabel(svg, label, inner.right, width);
+  if (beside) nameSpots(svg, wanted.filter((label) => !label.reference), margin.left, width);
   hoverable(svg, spots);
   return svg;
 }
@@ -135,7 +139,7 @@ function drawAxes(svg, { x, y, atX, atY, margin, inner, width, height }) {
   for (const value of x.ticks) {
     const at = atX(value), text = x.format(value);
     svg.append(shape("line", { class: "axis", x1: at, x2: at, y1: inner.bottom, y2: inner.bottom + 4 }));
-    const half = 3.3 * text.length;
+    const half = textWidth(text) / 2;
     if (at - half < taken + 6) continue;
     taken = at + half;
     svg.append(shape("text", { x: at, y: inner.bottom + 17, "text-anchor": "middle" }, text));
@@ -170,16 +174,33 @@ function drawSeries(series, { atX, atY, spots }) {
   return group;
 }
 
-function drawLabel(svg, label, right) {
+/** Names to the right of their points, or to the left where there is no room, none over another. */
+function nameSpots(svg, labels, left, right) {
+  const taken = labels.map(({ from }) => ({ x1: from.cx - 6, x2: from.cx + 6, y: from.cy }));
+  for (const label of labels) {
+    const room = Math.max(label.from.cx - left, right - label.from.cx) - 14;
+    const text = fitted(label.text, room, { font: LABEL }), wide = textWidth(text, LABEL);
+    const x = label.from.cx + 11 + wide < right ? label.from.cx + 10 : label.from.cx - 10 - wide;
+    const clash = (y) => taken.some((box) => box.x1 < x + wide && box.x2 > x && Math.abs(box.y - y) < 13);
+    let y = label.y;
+    for (let step = 1; clash(y) && step < 12; step++) y = label.y + Math.ceil(step / 2) * (step % 2 ? 13 : -13);
+    taken.push({ x1: x, x2: x + wide, y });
+    svg.append(shape("g", { class: `series ${label.style.colour}`, "data-method": label.method },
+      shape("text", { class: "label fill", x, y: y + 4 }, text)));
+  }
+}
+
+function drawLabel(svg, label, right, width) {
+  const text = fitted(label.text, width - right - 9, { font: LABEL });
   if (label.reference) {
-    svg.append(shape("text", { class: "label", x: right + 9, y: label.at + 4 }, label.text));
+    svg.append(shape("text", { class: "label", x: right + 9, y: label.at + 4 }, text));
     return;
   }
   const group = shape("g", { class: `series ${label.style.colour}`, "data-method": label.method });
   if (right - label.from.cx > 14 || Math.abs(label.at - label.y) > 3) {
     group.append(shape("path", { class: "leader stroke", d: `M${label.from.cx + 7},${label.from.cy}L${right + 6},${label.at}` }));
   }
-  group.append(shape("text", { class: "label fill", x: right + 9, y: label.at + 4 }, label.text));
+  group.append(shape("text", { class: "label fill", x: right + 9, y: label.at + 4 }, text));
   svg.append(group);
 }
 
@@ -239,8 +260,8 @@ function hideTip() { document.getElementById("tip").hidden = true; }
 /** Bars to the right, one a row, each with its figure. rows: [{name, method, value, text, tip}]. */
 function drawBars(body, { title, rows }) {
   const width = Math.max(240, body.clientWidth), step = 28;
-  const names = Math.min(width * 0.36, 12 + 6.9 * Math.max(...rows.map((row) => row.name.length)));
-  const values = 12 + 6.6 * Math.max(...rows.map((row) => row.text.length));
+  const names = Math.min(width * 0.36, 12 + Math.max(...rows.map((row) => textWidth(row.name))));
+  const values = 12 + Math.max(...rows.map((row) => textWidth(row.text)));
   const height = rows.length * step + 8;
   const svg = canvas(body, width, height, title);
   const room = Math.max(20, width - names - values);
@@ -248,9 +269,8 @@ function drawBars(body, { title, rows }) {
   const spots = rows.map((row, i) => {
     const y = 4 + i * step, long = Math.max(1.5, (row.value / most) * room);
     const style = row.method === null ? { colour: "kx" } : styleOf(row.method);
-    const letters = Math.floor((names - 12) / 6.6);
     svg.append(shape("g", { class: `series ${style.colour}`, "data-method": row.method },
-      shape("text", { x: names - 8, y: y + 18, "text-anchor": "end" }, shortened(row.name, Math.max(6, letters))),
+      shape("text", { x: names - 8, y: y + 18, "text-anchor": "end" }, fitted(row.name, names - 10)),
       shape("rect", { class: "bar", x: names, y: y + 5, width: long, height: step - 10, rx: 3 }),
       shape("text", { class: "value", x: names + long + 7, y: y + 18 }, row.text)));
     return { cx: names + long, cy: y + step / 2, box: { x: 0, y, width, height: step }, tip: row.tip };

@@ -3,39 +3,91 @@
 const PAGE = 50;
 
 /** Fill a table whose headings sort it. columns: [{name, title, value, show, text}]. */
-function fillTable(table, { columns, rows, order, change, rowOf, label }) {
-  const column = columns.find((each) => each.name === order.by) || columns[0];
-  const sorted = [...rows].sort((a, b) => order.sign * compared(column.value(a), column.value(b)));
+function fillTable(table, { columns, rows, order, change, rowOf, label, foot = [] }) {
+  const column = columns.find((each) => each.name === order.by);
+  const sorted = column ? [...rows].sort((a, b) => compared(column.value(a), column.value(b), order.sign)) : rows;
   const heads = columns.map((each) => element("th", {
     scope: "col", class: each.text ? "name" : null,
-    "aria-sort": each.name === column.name ? (order.sign > 0 ? "ascending" : "descending") : "none",
+    "aria-sort": each === column ? (order.sign > 0 ? "ascending" : "descending") : "none",
   }, element("button", {
     type: "button", "data-sort": each.name,
-    onclick: () => change({ by: each.name, sign: each.name === column.name ? -order.sign : each.text ? 1 : -1 }),
+    onclick: () => change({ by: each.name, sign: each === column ? -order.sign : each.text ? 1 : -1 }),
   }, each.title)));
   const focused = table.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
   table.replaceChildren(
     element("caption", { class: "hidden" }, label),
     element("thead", {}, element("tr", {}, ...heads)),
     element("tbody", {}, ...rowOf(sorted)),
+    element("tfoot", {}, ...foot),
   );
   if (focused) table.querySelector(`[data-sort="${focused}"]`)?.focus();
 }
 
 /** What is not known comes last, whichever way; figures by size, text as people sort it. */
-function compared(a, b) {
+function compared(a, b, sign) {
   if (a === b) return 0;
   if (a === null || a === undefined) return 1;
   if (b === null || b === undefined) return -1;
-  return typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
+  return sign * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
 }
 
 const methodCell = (cell) => element("td", { class: "name", title: cell.label }, key(cell.method), cell.label);
 
+const accuracyParts = (cell) => [
+  cell.best ? element("span", { title: "best at this sparsity", role: "img", "aria-label": "best: " }, "★ ") : null,
+  fixed(cell.mean),
+  element("span", { class: "dim" }, (cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`) + (cell.verified ? "" : " †")),
+];
+
+/** A row for each method, a column for each sparsity; of one column only, all there is to say. */
 function drawHeadline(view) {
+  const sparse = view.cells.filter((cell) => cell.sparsity > 0);
+  const levels = [...new Map(sparse.map((cell) => [levelOf(cell), cell])).values()];
+  const methods = [...new Set(sparse.map((cell) => cell.method))].sort((a, b) => a - b);
+  const crossed = levels.length > 1 && methods.length > 1;
+  document.getElementById("cells-box").hidden = !crossed;
+  if (crossed) {
+    drawCrossed(view, levels, methods);
+    drawCells(view, "cells");
+  } else drawCells(view, "headline");
+  document.getElementById("headline-note").textContent = headlineNotes(view).join(" ");
+}
+
+function headlineNotes(view) {
+  const notes = [`Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(view.cells) || "no run is in view"}.`];
+  if (view.cells.some((cell) => cell.best)) notes.push("★ is the highest mean at its sparsity; a lead smaller than the deviations may be chance.");
+  if (view.cells.some((cell) => known(cell.paper))) notes.push("“Paper” is what the ProbMask paper reports for the same network, data and sparsity.");
+  if (view.cells.some((cell) => !cell.verified)) notes.push("† did not end at the sparsity that was asked for, and is not compared.");
+  return notes;
+}
+
+function drawCrossed(view, levels, methods) {
+  const cells = new Map(view.cells.map((cell) => [`${cell.method} ${levelOf(cell)}`, cell]));
+  const at = (method, level) => cells.get(`${method} ${levelOf(level)}`);
+  const columns = [
+    { name: "method", title: "method", text: true, value: (method) => DATA.methods[method] },
+    ...levels.map((level) => ({
+      name: levelOf(level), title: sparsityText(level),
+      value: (method) => at(method, level)?.mean ?? null,
+    })),
+  ];
+  const entry = (cell) => (cell
+    ? element("td", { class: cell.best ? "best" : null }, ...accuracyParts(cell), known(cell.paper) ? element("span", { class: "dim paper" }, `paper ${fixed(cell.paper)}`) : null)
+    : element("td", { class: "dim" }, "–"));
+  const rowOf = (rows) => rows.map((method) => element("tr", {},
+    methodCell({ method, label: DATA.methods[method] }), ...levels.map((level) => entry(at(method, level)))));
+  const foot = view.cells.filter((cell) => cell.sparsity === 0).map((cell) => element("tr", {},
+    methodCell(cell), element("td", { colspan: levels.length }, ...accuracyParts(cell), element("span", { class: "dim" }, ", nothing removed"))));
+  fillTable(document.getElementById("headline"), {
+    columns, rows: methods, order: state.crossed, rowOf, foot, label: "Test accuracy by method and sparsity",
+    change: (order) => { state.crossed = order; drawHeadline(currentView()); },
+  });
+}
+
+/** One row for each method at each sparsity. */
+function drawCells(view, id) {
   const dense = view.cells.find((cell) => cell.sparsity === 0);
-  const paper = view.cells.some((cell) => known(cell.paper));
-  const twin = dense && view.cells.length > 1;
+  const paper = view.cells.some((cell) => known(cell.paper)), twin = dense && view.cells.length > 1;
   const columns = [
     { name: "method", title: "method", text: true, value: (cell) => cell.label },
     { name: "sparsity", title: "sparsity", value: (cell) => cell.sparsity },
@@ -48,12 +100,10 @@ function drawHeadline(view) {
     { name: "bytes", title: "file", value: (cell) => cell.bytes },
     { name: "seconds", title: "trained in", value: (cell) => cell.seconds },
   ];
-  const rowOf = (cells) => cells.map((cell) => element("tr", { class: cell.best ? "best" : null },
+  const rowOf = (cells) => cells.slice(0, state.cellsShown).map((cell) => element("tr", {},
     methodCell(cell),
-    element("td", {}, sparsityText(cell), cell.verified ? null : element("span", { class: "dim" }, ` (reached ${percent(cell.reached)}) †`)),
-    element("td", { class: "accuracy" },
-      cell.best ? element("span", { title: "best at this sparsity", role: "img", "aria-label": "best: " }, "★ ") : null,
-      fixed(cell.mean), element("span", { class: "dim" }, cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`)),
+    element("td", {}, sparsityText(cell), cell.verified ? null : element("span", { class: "dim" }, ` (reached ${percent(cell.reached)})`)),
+    element("td", { class: cell.best ? "best" : null }, ...accuracyParts(cell)),
     element("td", {}, whole(cell.n)),
     paper ? element("td", {}, fixed(cell.paper)) : null,
     twin ? element("td", {}, cell === dense ? "–" : (cell.mean > dense.mean ? "+" : "") + fixed(cell.mean - dense.mean)) : null,
@@ -62,15 +112,13 @@ function drawHeadline(view) {
     element("td", {}, bytes(cell.bytes)),
     element("td", {}, lasting(cell.seconds)),
   ));
-  fillTable(document.getElementById("headline"), {
-    columns, rows: view.cells, order: state.headline, rowOf, label: "Results by method and sparsity",
-    change: (order) => { state.headline = order; drawHeadline(currentView()); },
+  fillTable(document.getElementById(id), {
+    columns, rows: view.cells, order: state.cells, rowOf, label: "Every method at every sparsity",
+    change: (order) => { state.cells = order; drawHeadline(currentView()); },
   });
-  const notes = [`Test accuracy of the finished network after the last epoch: ${overSeeds(view.cells).replace(", so there are no error bars", "") || "no run is in view"}.`];
-  if (view.cells.some((cell) => cell.best)) notes.push("★ is the highest mean at its sparsity; a lead smaller than the deviations may be chance.");
-  if (paper) notes.push("The paper's figures come from longer training of the same network.".replace("longer training of the same network", "the paper's own runs"));
-  if (view.cells.some((cell) => !cell.verified)) notes.push("† did not end at the sparsity that was asked for, and is not compared.");
-  document.getElementById("headline-note").textContent = notes.join(" ");
+  const more = document.getElementById("more-cells"), left = view.cells.length - state.cellsShown;
+  more.hidden = left <= 0;
+  more.textContent = `Show ${whole(left)} more`;
 }
 
 function drawTiles(view) {
