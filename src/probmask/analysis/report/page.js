@@ -161,17 +161,16 @@ function drawSetting() {
   draw();
 }
 
+/** As the system has it, until the reader chooses otherwise. */
 function setUpTheme() {
   const root = document.documentElement, button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
   let wanted = null;
-  try { wanted = localStorage.getItem("probmask-theme"); } catch { /* a page from a file may have no storage */ }
   const apply = () => {
     root.dataset.theme = wanted || (dark.matches ? "dark" : "light");
     button.textContent = root.dataset.theme === "dark" ? "Light" : "Dark";
   };
   button.addEventListener("click", () => {
     wanted = root.dataset.theme === "dark" ? "light" : "dark";
-    try { localStorage.setItem("probmask-theme", wanted); } catch { /* as above */ }
     apply();
   });
   dark.addEventListener("change", apply);
