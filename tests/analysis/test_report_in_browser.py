@@ -164,6 +164,9 @@ def test_filters_narrow_everything_and_reset_brings_it_back(opened, grid):
     search.send_keys("rigl-0.98")
     wait_for(lambda: texts(browser, "#count") == ["2 of 26 runs"])
     assert column(browser, "runs", 1) == ["rigl-0.98-seed0", "rigl-0.98-seed1"]
+    search.clear()
+    search.send_keys("momentum=0.9")  # a setting that all runs share
+    wait_for(lambda: texts(browser, "#count") == ["26 runs"])
     search.send_keys(" nothing is called so")
     wait_for(lambda: texts(browser, "#count") == ["0 of 26 runs"])
     assert texts(browser, "#by-sparsity .empty") == ["No sparse run is in view."]

@@ -163,7 +163,7 @@ def _details(run: Run) -> list[str]:
     details.append(f"batches of {conditions['batch_size']}")
     unusual = {key: value for key, value in conditions.items() if key not in _TITLE}
     details += [
-        f"{key} = {value}"
+        f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {value}"
         for key, value in flattened(unusual).items()
         if key != "data_args.train_images"
     ]

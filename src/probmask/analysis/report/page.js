@@ -13,18 +13,24 @@ const RUN_FIELDS = ["name", "setting", "cellIndex", "seed", "accuracy", "validat
 const RUNS = DATA.runs.map((values, index) => {
   const run = Object.fromEntries(RUN_FIELDS.map((name, i) => [name, values[i]]));
   const source = DATA.settings[run.setting].cells[run.cellIndex];
-  return { ...run, index, source, label: DATA.methods[source.method], words: null };
+  return { ...run, index, source, label: DATA.methods[source.method] };
 });
 
-/** What the search looks through; made once, when it is first asked for. */
-function wordsOf(run) {
-  if (run.words === null) {
-    const { keys, values, variants } = DATA.config, variant = variants[run.config];
-    const settings = [];
-    for (let i = 0; i < variant.length; i += 2) if (variant[i + 1] >= 0) settings.push(`${keys[variant[i]]}=${values[variant[i + 1]]}`);
-    run.words = [run.name, run.label, `seed ${run.seed}`, `seed=${run.seed}`, percent(run.source.sparsity), ...settings].join("\n").toLowerCase();
+/** What a search for words looks through. */
+const wordsOf = (run) => [run.name, run.label, `seed ${run.seed}`, percent(run.source.sparsity)].join("\n").toLowerCase();
+
+/** What a search for a setting, as "lr=0.1", looks through; the same for all runs of a variant. */
+const SETTINGS = new Map();
+function settingWordsOf(run) {
+  if (!SETTINGS.has(run.config)) {
+    const { own, shared } = configurationOf(run);
+    SETTINGS.set(run.config, [...own, ...shared].map(([key, value]) => `${key}=${value}`).join("\n").toLowerCase());
   }
-  return run.words;
+  return `seed=${run.seed}\n${SETTINGS.get(run.config)}`;
+}
+
+function found(run, text) {
+  return !text || wordsOf(run).includes(text) || (text.includes("=") && settingWordsOf(run).includes(text));
 }
 
 const chosen = (set, value) => set.size === 0 || set.has(value);
@@ -37,7 +43,7 @@ function makeView() {
   const setting = DATA.settings[state.setting];
   const text = state.text.trim().toLowerCase();
   const runs = RUNS.filter((run) => run.setting === state.setting && chosen(state.methods, run.source.method)
-    && chosen(state.sparsities, run.source.sparsity) && chosen(state.seeds, run.seed) && (!text || wordsOf(run).includes(text)));
+    && chosen(state.sparsities, run.source.sparsity) && chosen(state.seeds, run.seed) && found(run, text));
   const groups = new Map();
   for (const run of runs) {
     if (!groups.has(run.cellIndex)) groups.set(run.cellIndex, []);

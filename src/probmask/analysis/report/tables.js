@@ -199,16 +199,19 @@ function drawRuns(view) {
 
 /** The settings of a run: those that are its own first, then those that most runs share. */
 function settingsOf(run) {
-  const { keys, values, base, variants } = DATA.config;
-  const own = new Map(), all = new Map(base.map((value, key) => [key, value]));
-  const variant = variants[run.config];
-  for (let i = 0; i < variant.length; i += 2) own.set(variant[i], variant[i + 1]);
+  const { own, shared } = configurationOf(run);
   const list = (pairs) => element("dl", {}, ...pairs.map(([key, value]) => element("div", {},
-    element("dt", {}, keys[key]), element("dd", {}, value < 0 ? "–" : values[value]))));
-  const shared = [...all].filter(([key, value]) => !own.has(key) && value >= 0);
-  const differing = [...own].filter(([, value]) => value >= 0);
+    element("dt", {}, key), element("dd", {}, value))));
   const box = element("div", { class: "settings-box" });
-  if (differing.length) box.append(element("h4", {}, "Its own"), list(differing));
-  if (shared.length) box.append(element("h4", {}, differing.length ? "As in most runs" : "Configuration"), list(shared));
+  if (own.length) box.append(element("h4", {}, "Its own"), list(own));
+  if (shared.length) box.append(element("h4", {}, own.length ? "As in most runs" : "Configuration"), list(shared));
   return box;
+}
+
+/** Keys and values of a run's settings: what it has for itself, and what it has as most do. */
+function configurationOf(run) {
+  const { keys, values, base, variants } = DATA.config, variant = variants[run.config], own = new Map();
+  for (let i = 0; i < variant.length; i += 2) own.set(variant[i], variant[i + 1]);
+  const named = (pairs) => pairs.filter(([, value]) => value >= 0).map(([key, value]) => [keys[key], values[value]]);
+  return { own: named([...own]), shared: named([...base.entries()].filter(([key]) => !own.has(key))) };
 }
