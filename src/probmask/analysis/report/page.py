@@ -15,7 +15,23 @@ from probmask.errors import InputError
 from probmask.files import write_atomically
 
 # In the order in which they need each other.
-_SCRIPTS = ("elements.js", "statistics.js", "plot.js", "figures.js", "tables.js", "page.js")
+_SCRIPTS = (
+    "elements.js",
+    "statistics.js",
+    "marks.js",
+    "scales.js",
+    "pointing.js",
+    "plot.js",
+    "saving.js",
+    "figures.js",
+    "accuracy_figures.js",
+    "layer_figure.js",
+    "curve_figure.js",
+    "histogram_figure.js",
+    "cost_figures.js",
+    "tables.js",
+    "page.js",
+)
 # What our own pages say near their beginning, and nobody else's.
 _MARK = b'<meta name="generator" content="probmask report">'
 
