@@ -161,6 +161,12 @@ def test_figures_are_rounded_as_people_do():
 
 
 def test_wrong_input_is_one_line(tmp_path, capsys):
+    odd = {**record(), "sparsity": {"asked": 98, "reached": 98}}
+    write(tmp_path / "runs" / "odd", odd)
+    assert main(["compare", str(tmp_path / "runs")]) == 2
+    assert "sparsity.asked = 98" in capsys.readouterr().err
+    tmp_path = tmp_path / "empty"
+    tmp_path.mkdir()
     assert main(["compare", str(tmp_path)]) == 2
     assert "no record.json" in capsys.readouterr().err
     assert main(["compare", str(tmp_path / "nowhere")]) == 2

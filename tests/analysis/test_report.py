@@ -143,6 +143,7 @@ def test_two_thousand_runs_stay_a_small_page():
         {"history": [{"epoch": 1, "histograms": {"prob": [1, 2]}}]},
         {"layers": [{"name": "stem"}, 3]},
         {"macs": None, "bytes": "many", "kept": None, "size": None},
+        {"class_names": ["\ud800"], "hardware": {"cpu": "\ud800 \u2028 \x00"}},
         {"selection": 7, "latency": "fast", "hardware": None},
         {"latency": {"milliseconds": 1.25, "batch": 1}},
     ],

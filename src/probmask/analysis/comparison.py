@@ -11,6 +11,7 @@ from typing import Any
 from probmask.analysis.experiments import paper_figure
 from probmask.analysis.records import Run
 from probmask.checks import is_number
+from probmask.errors import InputError
 
 # What is not a condition of the comparison, but what is compared.
 _COMPARED = ("seed", "method")
@@ -113,6 +114,11 @@ def compare(runs: Iterable[Run]) -> list[Setting]:
     """
     settings: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
+        if not 0 <= run.sparsity < 1:
+            raise InputError(
+                f"{run.path}: sparsity.asked = {run.sparsity:g} is no fraction that can be removed, "
+                "in [0, 1); the record is damaged."
+            )
         cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
         cells.setdefault(run.series, []).append(run)
     found = [_setting(list(cells.values())) for cells in settings.values()]

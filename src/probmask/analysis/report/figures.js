@@ -15,21 +15,36 @@ function figure(id, { title, caption, tools = [], draw, two = false }) {
   );
   draw(body);
   if (!body.querySelector("svg")) return;
-  const save = (kind, each) => element("button", {
-    type: "button", "aria-label": `Save “${title}” as ${kind}`,
-    onclick: () => body.querySelectorAll("svg").forEach((svg, i) => each(svg, `probmask-${id}${i ? `-${i + 1}` : ""}`)),
-  }, kind);
+  const save = (kind, each) =>
+    element(
+      "button",
+      {
+        type: "button",
+        "aria-label": `Save “${title}” as ${kind}`,
+        onclick: () =>
+          body
+            .querySelectorAll("svg")
+            .forEach((svg, i) => each(svg, `probmask-${id}${i ? `-${i + 1}` : ""}`)),
+      },
+      kind,
+    );
   saves.append(save("SVG", saveSvg), save("PNG", savePng));
 }
 
 const nothing = (text) => (body) => body.append(element("p", { class: "empty" }, text));
 
 function choice(label, options, chosen, change) {
-  return element("select", { "aria-label": label, onchange: (event) => change(event.target.value) },
-    ...options.map(([value, text]) => element("option", { value, selected: value === chosen }, text)));
+  return element(
+    "select",
+    { "aria-label": label, onchange: (event) => change(event.target.value) },
+    ...options.map(([value, text]) =>
+      element("option", { value, selected: value === chosen }, text),
+    ),
+  );
 }
 
-const accuracyText = (cell) => `${fixed(cell.mean)}${cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`} %`;
+const accuracyText = (cell) =>
+  `${fixed(cell.mean)}${cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`} %`;
 const seedsText = (n) => (n === 1 ? "1 seed" : `${n} seeds`);
 
 /** "mean ± standard deviation over 2 seeds": how many runs stand behind each mark. */
@@ -44,7 +59,11 @@ function overSeeds(cells) {
 const sparsityText = (cell) => percent(cell.sparsity) + (cell.cost === "flops" ? " of MACs" : "");
 
 function accuracyTip(cell) {
-  const lines = [cell.label, `${accuracyText(cell)} at ${sparsityText(cell)}`, `${seedsText(cell.n)} · ${whole(cell.kept)} weights · ${counted(cell.macs)} MACs`];
+  const lines = [
+    cell.label,
+    `${accuracyText(cell)} at ${sparsityText(cell)}`,
+    `${seedsText(cell.n)} · ${whole(cell.kept)} weights · ${counted(cell.macs)} MACs`,
+  ];
   if (!cell.verified) lines.push(`reached ${percent(cell.reached)}`);
   return lines;
 }
@@ -56,17 +75,27 @@ function linesOf(cells, point) {
     if (!methods.has(cell.method)) methods.set(cell.method, []);
     methods.get(cell.method).push(cell);
   }
-  const order = [...methods.keys()].sort((a, b) => a - b), dense = DATA.methods.indexOf("dense");
+  const order = [...methods.keys()].sort((a, b) => a - b),
+    dense = DATA.methods.indexOf("dense");
   const coloured = new Set([...order.slice(0, Math.max(COLOURED, state.methods.size)), dense]);
   return order.map((method) => ({
-    method, name: DATA.methods[method], context: !coloured.has(method),
-    points: methods.get(method).map(point).sort((a, b) => a.x - b.x),
+    method,
+    name: DATA.methods[method],
+    context: !coloured.has(method),
+    points: methods
+      .get(method)
+      .map(point)
+      .sort((a, b) => a.x - b.x),
   }));
 }
 
 function greyNote(series) {
   const grey = series.filter((each) => each.context).length;
-  return grey ? ` The first ${series.length - grey} methods are in colour; choose methods above to colour others.` : "";
+  return grey
+    ? `The first ${series.length - grey} methods are in colour; choose methods above to colour others.`
+    : "";
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+const sentences = (...parts) => parts.filter(Boolean).join(" ");

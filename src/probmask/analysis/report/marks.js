@@ -6,15 +6,18 @@ const SHAPES = [
   (r) => `M0,${-1.25 * r}L${1.2 * r},${0.9 * r}H${-1.2 * r}Z`,
   (r) => `M0,${-1.35 * r}L${1.35 * r},0L0,${1.35 * r}L${-1.35 * r},0Z`,
   (r) => `M0,${1.25 * r}L${1.2 * r},${-0.9 * r}H${-1.2 * r}Z`,
-  (r) => `M${-r / 2},${-1.2 * r}H${r / 2}V${-r / 2}H${1.2 * r}V${r / 2}H${r / 2}V${1.2 * r}H${-r / 2}V${r / 2}H${-1.2 * r}V${-r / 2}H${-r / 2}Z`,
-  (r) => `M0,${-1.4 * r}L${0.4 * r},${-0.4 * r}L${1.4 * r},0L${0.4 * r},${0.4 * r}L0,${1.4 * r}L${-0.4 * r},${0.4 * r}L${-1.4 * r},0L${-0.4 * r},${-0.4 * r}Z`,
+  (r) =>
+    `M${-r / 2},${-1.2 * r}H${r / 2}V${-r / 2}H${1.2 * r}V${r / 2}H${r / 2}V${1.2 * r}H${-r / 2}V${r / 2}H${-1.2 * r}V${-r / 2}H${-r / 2}Z`,
+  (r) =>
+    `M0,${-1.4 * r}L${0.4 * r},${-0.4 * r}L${1.4 * r},0L${0.4 * r},${0.4 * r}L0,${1.4 * r}L${-0.4 * r},${0.4 * r}L${-1.4 * r},0L${-0.4 * r},${-0.4 * r}Z`,
 ];
 const DASHES = [null, "7 4", "2 4", "9 3 2 3"];
 const COLOURS = SHAPES.length;
 
 /** How a method is drawn: colour and shape go round together, then dash and hollow marks differ. */
 function styleOf(method, context = false) {
-  if (DATA.methods[method] === "dense") return { colour: context ? "kx" : "kd", path: SHAPES[0], dash: null, mark: "mark fill stroke" };
+  if (DATA.methods[method] === "dense")
+    return { colour: context ? "kx" : "kd", path: SHAPES[0], dash: null, mark: "mark fill stroke" };
   return {
     colour: context ? "kx" : `k${method % COLOURS}`,
     path: SHAPES[method % COLOURS],
@@ -25,6 +28,15 @@ function styleOf(method, context = false) {
 
 function key(method) {
   const style = styleOf(method);
-  return shape("svg", { class: `key ${style.colour}`, width: 11, height: 11, viewBox: "-6 -6 12 12", "aria-hidden": "true" },
-    shape("path", { class: style.mark, d: style.path(4) }));
+  return shape(
+    "svg",
+    {
+      class: `key ${style.colour}`,
+      width: 11,
+      height: 11,
+      viewBox: "-6 -6 12 12",
+      "aria-hidden": "true",
+    },
+    shape("path", { class: style.mark, d: style.path(4) }),
+  );
 }

@@ -227,7 +227,11 @@ def _is_histogram(shape: Any) -> bool:
     if low is None or high is None or low >= high:
         return False
     counts = shape.get("counts")
-    return isinstance(counts, list) and bool(counts) and all(isinstance(n, int) for n in counts)
+    return (
+        isinstance(counts, list)
+        and bool(counts)
+        and all(isinstance(n, int) and n >= 0 for n in counts)
+    )
 
 
 def _history(run: Run) -> list[Mapping[str, Any]]:

@@ -4,7 +4,8 @@
 function hoverable(svg, spots, reach = 34) {
   if (!spots.length) return;
   const order = [...spots].sort((a, b) => a.cx - b.cx || a.cy - b.cy);
-  let halo = null, current = -1;
+  let halo = null,
+    current = -1;
   const show = (spot) => {
     halo?.remove();
     halo = spot.box
@@ -12,19 +13,42 @@ function hoverable(svg, spots, reach = 34) {
       : shape("circle", { class: "halo", cx: spot.cx, cy: spot.cy, r: 8 });
     svg.append(halo);
     const frame = svg.getBoundingClientRect();
-    showTip(spot.tip, frame.left + spot.cx * (frame.width / svg.viewBox.baseVal.width), frame.top + spot.cy * (frame.height / svg.viewBox.baseVal.height));
+    showTip(
+      spot.tip,
+      frame.left + spot.cx * (frame.width / svg.viewBox.baseVal.width),
+      frame.top + spot.cy * (frame.height / svg.viewBox.baseVal.height),
+    );
   };
-  const hide = () => { halo?.remove(); halo = null; hideTip(); };
+  const hide = () => {
+    halo?.remove();
+    halo = null;
+    hideTip();
+  };
   const nearest = (event) => {
-    const frame = svg.getBoundingClientRect(), factor = svg.viewBox.baseVal.width / frame.width;
-    const px = (event.clientX - frame.left) * factor, py = (event.clientY - frame.top) * factor;
-    let best = null, distance = reach;
+    const frame = svg.getBoundingClientRect(),
+      factor = svg.viewBox.baseVal.width / frame.width;
+    const px = (event.clientX - frame.left) * factor,
+      py = (event.clientY - frame.top) * factor;
+    let best = null,
+      distance = reach;
     for (const spot of order) {
-      const inside = spot.box && px >= spot.box.x && px <= spot.box.x + spot.box.width && py >= spot.box.y && py <= spot.box.y + spot.box.height;
-      const away = inside ? 0 : spot.box ? Infinity : Math.hypot(spot.cx - px, spot.cy - py) + (spot.series?.context ? 8 : 0);
+      const inside =
+        spot.box &&
+        px >= spot.box.x &&
+        px <= spot.box.x + spot.box.width &&
+        py >= spot.box.y &&
+        py <= spot.box.y + spot.box.height;
+      const away = inside
+        ? 0
+        : spot.box
+          ? Infinity
+          : Math.hypot(spot.cx - px, spot.cy - py) + (spot.series?.context ? 8 : 0);
       if (away < distance) [best, distance] = [spot, away];
     }
-    if (best) { current = order.indexOf(best); show(best); } else hide();
+    if (best) {
+      current = order.indexOf(best);
+      show(best);
+    } else hide();
   };
   svg.addEventListener("pointermove", nearest);
   svg.addEventListener("pointerdown", nearest);
@@ -51,4 +75,6 @@ function showTip([head, ...lines], x, y) {
   tip.style.top = `${above > 8 ? above : Math.min(y + 18, innerHeight - box.height - 8)}px`;
 }
 
-function hideTip() { document.getElementById("tip").hidden = true; }
+function hideTip() {
+  document.getElementById("tip").hidden = true;
+}

@@ -1,12 +1,25 @@
 // Saving plots as files.
 
 // What an SVG must say of itself once it is away from the page's style.
-const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity", "fill-opacity", "font-family", "font-size", "font-weight"];
+const LOOKS = [
+  "fill",
+  "stroke",
+  "stroke-width",
+  "stroke-dasharray",
+  "stroke-linejoin",
+  "stroke-linecap",
+  "opacity",
+  "fill-opacity",
+  "font-family",
+  "font-size",
+  "font-weight",
+];
 
 /** A copy of a plot that looks the same anywhere. */
 function standalone(svg) {
   const copy = svg.cloneNode(true);
-  const originals = [svg, ...svg.querySelectorAll("*")], copies = [copy, ...copy.querySelectorAll("*")];
+  const originals = [svg, ...svg.querySelectorAll("*")],
+    copies = [copy, ...copy.querySelectorAll("*")];
   copies.forEach((node, i) => {
     const look = getComputedStyle(originals[i]);
     for (const name of LOOKS) node.setAttribute(name, look.getPropertyValue(name));
@@ -37,7 +50,10 @@ async function savePng(svg, name) {
   const picture = new Image();
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standalone(svg))}`;
   await picture.decode();
-  const paper = element("canvas", { width: 2 * svg.viewBox.baseVal.width, height: 2 * svg.viewBox.baseVal.height });
+  const paper = element("canvas", {
+    width: 2 * svg.viewBox.baseVal.width,
+    height: 2 * svg.viewBox.baseVal.height,
+  });
   paper.getContext("2d").drawImage(picture, 0, 0, paper.width, paper.height);
   paper.toBlob((blob) => download(blob, `${name}.png`), "image/png");
 }

@@ -1,6 +1,9 @@
 // From figures to places on the screen: scales, ticks, and labels that leave room for each other.
 
-const linear = ([a, b], [from, to]) => (value) => from + ((value - a) / (b - a || 1)) * (to - from);
+const linear =
+  ([a, b], [from, to]) =>
+  (value) =>
+    from + ((value - a) / (b - a || 1)) * (to - from);
 const logarithmic = ([a, b], range) => {
   const scale = linear([Math.log10(a), Math.log10(b)], range);
   return (value) => scale(Math.log10(value));
@@ -12,7 +15,8 @@ function ticks(low, high, about) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((each) => each * power >= rough) * power;
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(12)));
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++)
+    found.push(Number((i * step).toPrecision(12)));
   return found;
 }
 
@@ -30,7 +34,8 @@ function logTicks(low, high) {
 
 /** The span of the values and a little more, so that no mark touches the frame. */
 function span(values, share = 0.08, least = 1) {
-  let low = Infinity, high = -Infinity;
+  let low = Infinity,
+    high = -Infinity;
   for (const value of values) {
     if (value < low) low = value;
     if (value > high) high = value;
