@@ -116,7 +116,7 @@ def compare(runs: Iterable[Run]) -> list[Setting]:
     for run in runs:
         if not 0 <= run.sparsity < 1:
             raise InputError(
-                f"{run.path}: sparsity.asked = {run.sparsity:g} is no fraction that can be removed, "
+                f"{run.path}: sparsity.asked = {run.sparsity:g} is not a fraction removed, "
                 "in [0, 1); the record is damaged."
             )
         cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
