@@ -28,7 +28,7 @@ function denseReference(view, points) {
   const far = Math.max(dense.mean - high, low - dense.mean) > 1.5 * (high - low);
   return far
     ? { references: [], said: `Dense has ${fixed(dense.mean)} %, outside the frame.` }
-    : { references: [{ name: `dense ${fixed(dense.mean, 1)}`, y: dense.mean }], said: "" };
+    : { references: [{ name: `dense ${fixed(dense.mean)}`, y: dense.mean }], said: "" };
 }
 
 function drawBySparsity(view) {
