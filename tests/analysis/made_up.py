@@ -5,7 +5,12 @@ import math
 import random
 from pathlib import Path
 
-LAYERS = {"stem.weight": 432, "body.0.weight": 9216, "body.1.weight": 36864, "classifier.weight": 640}
+LAYERS = {
+    "stem.weight": 432,
+    "body.0.weight": 9216,
+    "body.1.weight": 36864,
+    "classifier.weight": 640,
+}
 USES = {"stem.weight": 256, "body.0.weight": 64, "body.1.weight": 16, "classifier.weight": 1}
 SKILL = {"dense": 4.0, "probmask": 3.0, "gmp": 1.5, "rigl": 1.0, "str": 2.0}
 

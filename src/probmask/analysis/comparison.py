@@ -128,7 +128,11 @@ def rounded(value: float, digits: int = 2) -> str:
 
 def _conditions(run: Run) -> dict[str, Any]:
     shared = {key: value for key, value in run.deciding.items() if key not in _COMPARED}
-    return {**shared, "epochs": run.record.get("epochs"), "batch_size": run.config.get("batch_size")}
+    return {
+        **shared,
+        "epochs": run.record.get("epochs"),
+        "batch_size": run.config.get("batch_size"),
+    }
 
 
 def _setting(cells: Sequence[Sequence[Run]]) -> Setting:

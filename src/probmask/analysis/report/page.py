@@ -63,9 +63,7 @@ def render_page(runs: Sequence[Run]) -> str:
     }
     page = _part("page.html")
     pieces = page.split("@")  # the template has an @ around the names of its parts only
-    return "".join(
-        piece if place % 2 == 0 else parts[piece] for place, piece in enumerate(pieces)
-    )
+    return "".join(piece if place % 2 == 0 else parts[piece] for place, piece in enumerate(pieces))
 
 
 def _embedded(value: Any) -> str:

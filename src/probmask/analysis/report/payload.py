@@ -173,7 +173,9 @@ def _curves(cell: Cell, names: Sequence[str], points: int) -> dict[str, Any] | N
         name: [_mean(figure_in(line, name) for line in lines[epoch]) for epoch in epochs]
         for name in names
     }
-    present = {name: column for name, column in values.items() if any(v is not None for v in column)}
+    present = {
+        name: column for name, column in values.items() if any(v is not None for v in column)
+    }
     return {"epochs": epochs, "values": present} if present else None
 
 
