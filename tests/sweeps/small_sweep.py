@@ -1,8 +1,10 @@
 """Sweeps small enough for tests, and looks at the processes they start."""
 
+import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
+
+from probmask.cli import main
 
 RUN = """
 [run]
@@ -42,7 +44,6 @@ def wait_for_none(out: Path, seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def only(paths: Iterable[Path]) -> Path:
-    """The one path there is."""
-    (path,) = paths
-    return path
+def run_and_exit(arguments: list[str]) -> None:
+    """Run `probmask` and end the process with its code."""
+    sys.exit(main(arguments))

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,8 +13,8 @@ from probmask.analysis.records import find_records
 from probmask.cli import main
 from probmask.sweeps.grid import load_grid
 from probmask.training.session import train
-from sweeps.small_sweep import trainings_in, wait_for_none, write_sweep
-from training.small import kill_when, start_command, wait_until
+from sweeps.small_sweep import run_and_exit, trainings_in, wait_for_none, write_sweep
+from training.small import kill_when, start, wait_until
 
 
 def checkpoints(out):
@@ -25,58 +24,48 @@ def checkpoints(out):
 @pytest.mark.slow
 def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
     out = tmp_path / "out"
-    # One run of 14 updates, and one that is still going when the first is done.
     file = write_sweep(
         tmp_path / "s.toml",
-        "[[grid]]\nsparsity = 0.8\n[[grid]]\nsparsity = 0.9\nepochs = 300",
+        "[[grid]]\nsparsity = 0.8\n[[grid]]\nsparsity = 0.9\nepochs = 20",
         run="checkpoint_seconds = 0.0",
     )
-    short, long = load_grid(file)
-    command = ("sweep", str(file), "--jobs", "2", "--out", str(out))
-    sweep = start_command(*command)
-    finished = out / "records" / f"{short.name}.json"
-
-    def half_way():
-        return finished.exists() and checkpoints(out)
-
-    wait_until(half_way, sweep, seconds=200)
-    assert main([*command]) == 2  # a second sweep stays out of it
+    first, second = load_grid(file)
+    command = ["sweep", str(file), "--out", str(out)]
+    sweep = start(run_and_exit, command)
+    wait_until(lambda: trainings_in(out) != [], sweep, seconds=200)
+    assert main(command) == 2
     assert "another sweep is running in it" in capsys.readouterr().err
-    kill_when(sweep, half_way)
+    checkpoint = out / "runs" / second.name / "checkpoint.safetensors"
+    wait_until(checkpoint.exists, sweep, seconds=200)
+    kill_when(sweep, checkpoint.exists)
     wait_for_none(out)
+    assert checkpoint.exists()
     assert list(out.glob("failed/*")) == []
-    assert [path.parent.name for path in checkpoints(out)] == [long.name]
 
-    before = (out / "runs" / short.name / "record.json").stat()
-    assert main([*command]) == 0
-    said = capsys.readouterr()
-    assert "goes on" in said.err
-    assert short.name not in said.err
-    after = (out / "runs" / short.name / "record.json").stat()
+    before = (out / "runs" / first.name / "record.json").stat()
+    assert main(command) == 0
+    said = capsys.readouterr().err
+    assert f"{second.name}: goes on" in said
+    assert first.name not in said
+    after = (out / "runs" / first.name / "record.json").stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
     assert len(find_records([out / "records"])) == 2
 
-    whole = train(long.config, out=tmp_path / "whole").directory
+    whole = train(second.config, out=tmp_path / "whole").directory
     for name in ("model.safetensors", "metrics.jsonl"):
-        assert (out / "runs" / long.name / name).read_bytes() == (whole / name).read_bytes()
+        assert (out / "runs" / second.name / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.slow
 def test_an_interrupt_ends_the_trainings_and_keeps_their_checkpoints(tmp_path):
     out = tmp_path / "out"
     file = write_sweep(tmp_path / "s.toml", "[grid]\nepochs = 3000", run="checkpoint_seconds = 0.0")
-    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--out", str(out)]
-    sweep = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 200
-    while not checkpoints(out):
-        assert sweep.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    sweep = start(run_and_exit, ["sweep", str(file), "--out", str(out)])
+    wait_until(lambda: checkpoints(out) != [], sweep, seconds=200)
     assert len(trainings_in(out)) == 1
-    sweep.send_signal(signal.SIGINT)
-    _, said = sweep.communicate(timeout=60)
-    assert sweep.returncode == 130
-    assert "interrupted; the same command goes on" in said
+    os.kill(sweep.pid, signal.SIGINT)
+    sweep.join(timeout=60)
+    assert sweep.exitcode == 130
     assert trainings_in(out) == []
     assert len(checkpoints(out)) == 1
     assert list(out.glob("failed/*")) == []
