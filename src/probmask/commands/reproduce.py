@@ -16,6 +16,7 @@ from probmask.errors import InputError
 
 if TYPE_CHECKING:
     from probmask.analysis.experiments import Experiment
+    from probmask.sweeps.plan import Plan
 
 
 def add(commands: Any) -> None:
@@ -62,8 +63,25 @@ def _train(experiment: "Experiment", options: argparse.Namespace) -> None:
     planned = expand(experiment.sweep(options.scale), overrides_of(options), source=source)
     out = options.out or Path("runs") / f"{experiment.name}-{options.scale}"
     plan = carry_out(planned, out, options)
-    print_plan(plan, out, options)
+    if options.dry_run or options.json or not plan.finished:
+        print_plan(plan, out, options)
+    else:
+        _show(experiment, plan, out)
     refuse_failures(plan, out)
+
+
+def _show(experiment: "Experiment", plan: "Plan", out: Path) -> None:
+    """Print the table of the finished runs, and write the page about them."""
+    from probmask.analysis.comparison import compare
+    from probmask.analysis.comparison_tables import print_comparison
+    from probmask.analysis.report import write_page
+
+    runs = [run for _, run in plan.finished]
+    print(f"{experiment.title}\n{experiment.about}\n")
+    print_comparison(compare(runs), "text")
+    page = out / "report.html"
+    write_page(runs, page)
+    print(f"{page}: {experiment.shows}, and all else there is to see; {out / 'records'}: to commit")
 
 
 def _compute(experiment: "Experiment", options: argparse.Namespace) -> None:

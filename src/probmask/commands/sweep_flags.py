@@ -1,7 +1,7 @@
 """What commands that train many runs have in common: their flags, and what they print."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,18 +83,27 @@ def print_plan(plan: "Plan", out: Path, options: argparse.Namespace) -> None:
         return
     from probmask.analysis.tables import print_rows
 
-    rows = [
-        (
-            row["name"],
-            row["state"],
-            "–" if row["accuracy"] is None else f"{row['accuracy']:.2f}",
-            row["reason"] or row["record"] or "",
-        )
-        for row in plan_rows(plan)
-    ]
-    print_rows(("run", "state", "accuracy %", "where, or why"), rows, optional=("where, or why",))
+    rows = plan_rows(plan)
+    print_rows(
+        ("run", "state", "accuracy %", "record"),
+        [(row["name"], row["state"], _accuracy(row), _elsewhere(row, out)) for row in rows],
+        optional=("record",),
+    )
+    for row in rows:
+        if row["reason"] is not None:
+            print(f"{row['name']}: {row['reason']}")
     counts = f"{len(plan.finished)} finished, {len(plan.failed)} failed, {len(plan.jobs)} to do"
     print(f"{counts}; in {out}: runs/, and records/ to be committed")
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    return "–" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
+
+
+def _elsewhere(row: Mapping[str, Any], out: Path) -> str:
+    """Where the record is, if it came from outside the sweep."""
+    record = row["record"]
+    return "" if record is None or Path(record).is_relative_to(out) else record
 
 
 def plan_rows(plan: "Plan") -> list[dict[str, Any]]:

@@ -92,8 +92,9 @@ class _Pool:
 
     def _listen(self, child: _Child) -> None:
         assert child.process.stdout is not None
-        for message in _messages(child.process.stdout):
-            self._told.put((child, message))
+        with child.process.stdout as lines:
+            for message in _messages(lines):
+                self._told.put((child, message))
         child.process.wait()
         self._told.put((child, None))
 

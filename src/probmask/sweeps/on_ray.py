@@ -134,7 +134,7 @@ class _Notes:
 
 def train_there(name: str, identity: str, config: Mapping[str, Any], notes: Any) -> dict[str, Any]:
     """Train on the node that the task has come to; return the files of the run, or the reason."""
-    place = Path.home() / ".cache" / "probmask" / "ray" / f"{name}-{identity}"
+    place = Path.home() / ".cache" / "probmask" / "ray" / identity
     directory = RunDirectory(place)
     resume = directory.config.exists()
     last: dict[str, Any] = {}
