@@ -63,7 +63,9 @@ function drawBySparsity(view) {
     caption: sentences(
       `${capital(overSeeds(cells))}, at the last epoch.`,
       cells.some((cell) => cell.n > 1) && "Pale dots are the seeds.",
-      "The sparsity axis is logarithmic in what is kept.",
+      alone && coloured > 1
+        ? "All have the same sparsity; they stand side by side to be told apart."
+        : "The sparsity axis is logarithmic in what is kept.",
       said,
       greyNote(series),
     ),

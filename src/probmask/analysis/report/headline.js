@@ -99,24 +99,23 @@ function drawHeadline(view) {
     drawCrossed(view, levels, methods);
     drawCells(view, "cells");
   } else drawCells(view, "headline");
-  document.getElementById("headline-note").textContent = headlineNotes(view).join(" ");
+  document.getElementById("headline-note").textContent = headlineNotes(view);
 }
 
 function headlineNotes(view) {
-  const notes = [
-    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(view.cells) || "no run is in view"}.`,
-  ];
-  if (view.cells.some((cell) => cell.best))
-    notes.push(
-      "★ is the highest mean at its sparsity; a lead smaller than the deviations may be chance.",
-    );
-  if (view.cells.some((cell) => known(cell.paper)))
-    notes.push(
+  const { cells } = view;
+  if (!cells.length) return "No run is in view.";
+  const chance = cells.some((cell) => cell.n > 1)
+    ? "a lead smaller than the deviations may be chance."
+    : "of one seed each, a small lead may be chance.";
+  return sentences(
+    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(cells)}.`,
+    cells.some((cell) => cell.best) && `★ is the highest mean at its sparsity; ${chance}`,
+    cells.some((cell) => known(cell.paper)) &&
       "“Paper” is what the ProbMask paper reports for the same network, data, method and sparsity; it may have trained otherwise.",
-    );
-  if (view.cells.some((cell) => !cell.verified))
-    notes.push("† did not end at the sparsity that was asked for, and is not compared.");
-  return notes;
+    cells.some((cell) => !cell.verified) &&
+      "† did not end at the sparsity that was asked for, and is not compared.",
+  );
 }
 
 function drawCrossed(view, levels, methods) {
