@@ -5,6 +5,8 @@ import math
 import random
 from pathlib import Path
 
+from probmask.analysis.records import Run
+
 LAYERS = {
     "stem.weight": 432,
     "body.0.weight": 9216,
@@ -109,6 +111,20 @@ def write(directory: Path, made) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "record.json").write_text(json.dumps(made), encoding="utf-8")
     return directory
+
+
+def thousands(**changes):
+    """Two thousand runs: 25 ways of pruning at four sparsities, of twenty seeds each."""
+    methods = ["probmask", *(f"gmp power={n}" for n in range(24))]
+    return [
+        Run(
+            Path(f"/runs/{place}-{sparsity}-{seed}/record.json"),
+            record(method, sparsity, seed, **changes),
+        )
+        for place, method in enumerate(methods)
+        for sparsity in (0.8, 0.9, 0.95, 0.98)
+        for seed in range(20)
+    ]
 
 
 def write_grid(root: Path, methods=SKILL, sparsities=(0.9, 0.95, 0.98), seeds=(0, 1), **changes):

@@ -8,8 +8,10 @@ from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
 from typing import Any
 
+from probmask.analysis.experiments import paper_figure
 from probmask.analysis.records import Run
 from probmask.checks import is_number
+from probmask.errors import InputError
 
 # What is not a condition of the comparison, but what is compared.
 _COMPARED = ("seed", "method")
@@ -56,6 +58,11 @@ class Cell:
         return statistics.stdev(run.accuracy for run in self.runs)
 
     @cached_property
+    def paper(self) -> float | None:
+        """What the paper reports for such runs, in percent; its training may be another."""
+        return paper_figure(self.runs[0])
+
+    @cached_property
     def verified(self) -> bool:
         """Whether every run holds what it was asked for, counted layer by layer."""
         return all(_holds_its_sparsity(run.record) for run in self.runs)
@@ -86,7 +93,7 @@ class Setting:
 
         A run that missed the sparsity it was asked for does not compete.
         """
-        found = set()
+        found: set[int] = set()
         for level in {cell.level for cell in self.cells}:
             rivals = [
                 place
@@ -107,6 +114,11 @@ def compare(runs: Iterable[Run]) -> list[Setting]:
     """
     settings: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
+        if not 0 <= run.sparsity < 1:
+            raise InputError(
+                f"{run.path}: sparsity.asked = {run.sparsity:g} is not a fraction removed, "
+                "in [0, 1); the record is damaged."
+            )
         cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
         cells.setdefault(run.series, []).append(run)
     found = [_setting(list(cells.values())) for cells in settings.values()]
@@ -122,8 +134,8 @@ def figure_in(record: Mapping[str, Any], *keys: str) -> float | None:
 
 
 def rounded(value: float, digits: int = 2) -> str:
-    """A figure as text, halves away from zero, so that terminal and page show the same."""
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+    """A figure as text, by the digits it is printed with, halves away from zero; as browsers do."""
+    return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def _conditions(run: Run) -> dict[str, Any]:
@@ -156,8 +168,12 @@ def _details(run: Run) -> list[str]:
         details.append(f"{images:,} training images")
     details.append(f"batches of {conditions['batch_size']}")
     unusual = {key: value for key, value in conditions.items() if key not in _TITLE}
-    details += [f"{key} = {value}" for key, value in flattened(unusual).items()]
-    return [detail for detail in details if not detail.startswith("data_args.train_images")]
+    details += [
+        f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {value}"
+        for key, value in flattened(unusual).items()
+        if key != "data_args.train_images"
+    ]
+    return details
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -173,17 +189,14 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _holds_its_sparsity(record: Mapping[str, Any]) -> bool:
-    """Whether the counts of the layers agree with the asked sparsity, to one weight."""
-    asked, layers = record["sparsity"]["asked"], record["layers"]
-    columns = [
-        [figure_in(layer, key) for layer in layers] for key in ("kept", "size", "macs_per_weight")
-    ]
-    if not layers or any(figure is None for column in columns for figure in column):
-        return False
-    kept, size, uses = ([figure or 0 for figure in column] for column in columns)
-    if record["method"].get("cost") == "flops":
-        weights = list(zip(kept, size, uses, strict=True))
-        spent = sum(k * use for k, _, use in weights)
-        allowed = (1 - asked) * sum(n * use for _, n, use in weights)
-        return abs(spent - allowed) <= max(uses)
-    return abs(sum(kept) - (1 - asked) * sum(size)) <= 1
+    """Whether the layers together keep what the asked sparsity allows, to one weight."""
+    asked, layers = float(record["sparsity"]["asked"]), record["layers"]
+    in_macs = record["method"].get("cost") == "flops"
+    spent = whole = dearest = 0.0
+    for layer in layers:
+        kept, size = figure_in(layer, "kept"), figure_in(layer, "size")
+        price = figure_in(layer, "macs_per_weight") if in_macs else 1
+        if kept is None or size is None or price is None:
+            return False
+        spent, whole, dearest = spent + price * kept, whole + price * size, max(dearest, price)
+    return whole > 0 and abs(spent - (1 - asked) * whole) <= dearest

@@ -57,7 +57,7 @@ def _line(setting: Setting, place: int) -> dict[str, Any]:
         "accuracy": cell.mean,
         "deviation": cell.deviation,
         "best": place in setting.best,
-        "paper": None,
+        "paper": cell.paper,
         "kept": cell.mean_of("kept"),
         "macs": cell.mean_of("macs", "sparse"),
         "bytes": cell.mean_of("bytes"),
@@ -71,11 +71,14 @@ def _print_table(setting: Setting, *, markdown: bool) -> None:
     labels = list(dict.fromkeys(cell.label for cell in setting.cells))
     levels = sorted({cell.level for cell in setting.cells})
     places = {(cell.label, cell.level): place for place, cell in enumerate(setting.cells)}
-    rows = [
-        (label, *(_entry(setting, places.get((label, level))) for level in levels))
-        for label in labels
-    ]
-    print_rows(["method", *map(_heading, levels)], rows, markdown=markdown)
+    columns: dict[str, list[str]] = {"method": labels}
+    for level in levels:
+        found = [places.get((label, level)) for label in labels]
+        cells = [None if place is None else setting.cells[place] for place in found]
+        columns[_heading(level)] = [_entry(setting, place) for place in found]
+        if any(cell is not None and cell.paper is not None for cell in cells):
+            columns[f"paper, {_heading(level)}"] = [_paper(cell) for cell in cells]
+    print_rows(list(columns), list(zip(*columns.values(), strict=True)), markdown=markdown)
     if markdown:
         print()
     for note in _notes(setting):
@@ -101,6 +104,10 @@ def _entry(setting: Setting, place: int | None) -> str:
     if not cell.verified:
         entry += f" † {100 * cell.reached:.2f} %"
     return entry + " ★" * (place in setting.best)
+
+
+def _paper(cell: Cell | None) -> str:
+    return "–" if cell is None or cell.paper is None else rounded(cell.paper)
 
 
 def _notes(setting: Setting) -> list[str]:

@@ -38,4 +38,5 @@ def run(options: argparse.Namespace) -> None:
         print_json({"page": str(options.out), "runs": len(runs), "bytes": size})
     else:
         word = "run" if len(runs) == 1 else "runs"
-        print(f"{len(runs):,} {word} in {options.out.absolute()} ({size / 1000:,.0f} kB)")
+        print(f"{len(runs):,} {word} on one page of {size / 1000:,.0f} kB, for any browser:")
+        print(options.out.absolute())

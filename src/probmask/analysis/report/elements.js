@@ -31,7 +31,8 @@ const whole = (value) => (known(value) ? Math.round(value).toLocaleString("en-US
 function fixed(value, digits = 2) {
   if (!known(value)) return "–";
   const text = Math.abs(value).toLocaleString("en-US", {
-    minimumFractionDigits: digits, maximumFractionDigits: digits,
+    minimumFractionDigits: digits,
+    maximumFractionDigits: digits,
   });
   return value < 0 && Number(value.toFixed(digits)) !== 0 ? `−${text}` : text;
 }
@@ -42,7 +43,8 @@ const percent = (fraction) => `${Number((100 * fraction).toFixed(4))} %`;
 /** A count in the unit that suits it: 154,530 as "154.5 k". */
 function counted(value) {
   if (!known(value)) return "–";
-  const [unit, name] = value >= 1e9 ? [1e9, " G"] : value >= 1e6 ? [1e6, " M"] : value >= 1e3 ? [1e3, " k"] : [1, ""];
+  const [unit, name] =
+    value >= 1e9 ? [1e9, " G"] : value >= 1e6 ? [1e6, " M"] : value >= 1e3 ? [1e3, " k"] : [1, ""];
   const scaled = value / unit;
   return (unit === 1 ? whole(value) : fixed(scaled, scaled < 10 ? 2 : scaled < 100 ? 1 : 0)) + name;
 }
@@ -51,7 +53,13 @@ function counted(value) {
 const roundCount = (value) => counted(value).replace(/\.0+(?= |$)/, "");
 
 const bytes = (value) =>
-  !known(value) ? "–" : value < 1000 ? `${value} B` : value < 1e6 ? `${fixed(value / 1e3, 1)} kB` : `${fixed(value / 1e6, 2)} MB`;
+  !known(value)
+    ? "–"
+    : value < 1000
+      ? `${value} B`
+      : value < 1e6
+        ? `${fixed(value / 1e3, 1)} kB`
+        : `${fixed(value / 1e6, 2)} MB`;
 
 function lasting(seconds) {
   if (!known(seconds)) return "–";

@@ -1,101 +1,13 @@
 // The page: what is in view, and redrawing when that changes.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const byId = (id) => document.getElementById(id);
-
-const state = {
-  setting: 0, text: "", methods: new Set(), sparsities: new Set(), seeds: new Set(),
-  focus: null, curve: null, histogram: null, page: PAGE, open: new Set(),
-  cellsShown: PAGE, cells: { by: "sparsity", sign: 1 }, crossed: { by: null, sign: 1 }, runs: { by: "name", sign: 1 },
-};
-
-const RUN_FIELDS = ["name", "setting", "cellIndex", "seed", "accuracy", "validation", "kept", "macs", "bytes", "seconds", "latency", "config"];
-const RUNS = DATA.runs.map((values, index) => {
-  const run = Object.fromEntries(RUN_FIELDS.map((name, i) => [name, values[i]]));
-  const source = DATA.settings[run.setting].cells[run.cellIndex];
-  return { ...run, index, source, label: DATA.methods[source.method], words: null };
-});
-
-/** What the search looks through; made once, when it is first asked for. */
-function wordsOf(run) {
-  if (run.words === null) {
-    const { keys, values, variants } = DATA.config, variant = variants[run.config];
-    const settings = [];
-    for (let i = 0; i < variant.length; i += 2) if (variant[i + 1] >= 0) settings.push(`${keys[variant[i]]}=${values[variant[i + 1]]}`);
-    run.words = [run.name, run.label, `seed ${run.seed}`, `seed=${run.seed}`, percent(run.source.sparsity), ...settings].join("\n").toLowerCase();
-  }
-  return run.words;
-}
-
-const chosen = (set, value) => set.size === 0 || set.has(value);
-
-let lastView = null;
-const currentView = () => lastView;
-
-/** The runs in view, and their cells: what a mean is taken over. */
-function makeView() {
-  const setting = DATA.settings[state.setting];
-  const text = state.text.trim().toLowerCase();
-  const runs = RUNS.filter((run) => run.setting === state.setting && chosen(state.methods, run.source.method)
-    && chosen(state.sparsities, run.source.sparsity) && chosen(state.seeds, run.seed) && (!text || wordsOf(run).includes(text)));
-  const groups = new Map();
-  for (const run of runs) {
-    if (!groups.has(run.cellIndex)) groups.set(run.cellIndex, []);
-    groups.get(run.cellIndex).push(run);
-  }
-  const cells = [...groups].map(([index, members]) => {
-    const accuracies = members.map((run) => run.accuracy);
-    const source = setting.cells[index];
-    const cell = {
-      ...source, index, n: members.length, total: source.n, label: DATA.methods[source.method], accuracies,
-      mean: mean(accuracies), deviation: deviation(accuracies), best: false,
-      ...Object.fromEntries(["kept", "macs", "bytes", "seconds", "latency"].map((name) => [name, meanKnown(members.map((run) => run[name]))])),
-    };
-    for (const run of members) run.cell = cell;
-    return cell;
-  }).sort((a, b) => a.sparsity - b.sparsity || a.method - b.method);
-  markBest(cells);
-  return { setting, runs, cells };
-}
-
-/** What two cells must have in common for one to be called better. */
-const levelOf = (cell) => `${cell.sparsity} ${cell.cost}`;
-
-/** The highest mean of those that reached the same sparsity, where there is a choice. */
-function markBest(cells) {
-  const levels = new Map();
-  for (const cell of cells.filter((each) => each.verified)) {
-    const level = levelOf(cell);
-    levels.set(level, [...(levels.get(level) || []), cell]);
-  }
-  for (const rivals of levels.values()) {
-    const top = Math.max(...rivals.map((cell) => cell.mean));
-    if (rivals.length > 1) for (const cell of rivals) cell.best = cell.mean === top;
-  }
-}
-
-const sparsityLevels = (view) => [...new Set(view.cells.map((cell) => cell.sparsity))].filter((level) => level > 0).sort((a, b) => a - b);
-
-/** The cells of the sparsity that figures of one sparsity show; with the dense ones if asked. */
-function focusCells(view, withDense = false) {
-  const level = focusLevel(view);
-  return view.cells.filter((cell) => cell.sparsity === level || (withDense && cell.sparsity === 0));
-}
-
-/** The chosen sparsity if it is in view; else the highest that most methods have. */
-function focusLevel(view) {
-  const levels = sparsityLevels(view);
-  if (levels.includes(state.focus)) return state.focus;
-  const methods = (level) => view.cells.filter((cell) => cell.sparsity === level).length;
-  return levels.reduce((a, b) => (a === null || methods(b) >= methods(a) ? b : a), null) ?? 0;
-}
-
-const focusText = (view) => (focusLevel(view) === 0 ? "no sparsity" : `${percent(focusLevel(view))} sparsity`);
-
 function drawFocus(view) {
-  const levels = sparsityLevels(view), level = focusLevel(view);
-  byId("focus").replaceChildren(...(levels.length ? levels : [0]).map((each) =>
-    element("option", { value: each, selected: each === level }, `${percent(each)} sparsity`)));
+  const levels = sparsityLevels(view),
+    level = focusLevel(view);
+  byId("focus").replaceChildren(
+    ...(levels.length ? levels : [0]).map((each) =>
+      element("option", { value: each, selected: each === level }, `${percent(each)} sparsity`),
+    ),
+  );
 }
 
 function drawFocused() {
@@ -110,7 +22,10 @@ function draw() {
   hideTip();
   lastView = makeView();
   const total = RUNS.filter((run) => run.setting === state.setting).length;
-  byId("count").textContent = lastView.runs.length === total ? `${whole(total)} ${total === 1 ? "run" : "runs"}` : `${whole(lastView.runs.length)} of ${whole(total)} runs`;
+  byId("count").textContent =
+    lastView.runs.length === total
+      ? `${whole(total)} ${total === 1 ? "run" : "runs"}`
+      : `${whole(lastView.runs.length)} of ${whole(total)} runs`;
   drawTiles(lastView);
   drawHeadline(lastView);
   drawBySparsity(lastView);
@@ -121,15 +36,23 @@ function draw() {
 }
 
 function chip(set, value, children, hover = {}) {
-  return element("button", {
-    type: "button", class: "chip", "aria-pressed": String(set.has(value)), "data-value": value, ...hover,
-    onclick: (event) => {
-      set[set.has(value) ? "delete" : "add"](value);
-      event.currentTarget.setAttribute("aria-pressed", String(set.has(value)));
-      state.page = PAGE;
-      draw();
+  return element(
+    "button",
+    {
+      type: "button",
+      class: "chip",
+      "aria-pressed": String(set.has(value)),
+      "data-value": value,
+      ...hover,
+      onclick: (event) => {
+        set[set.has(value) ? "delete" : "add"](value);
+        event.currentTarget.setAttribute("aria-pressed", String(set.has(value)));
+        state.page = PAGE;
+        draw();
+      },
     },
-  }, ...children);
+    ...children,
+  );
 }
 
 /** Lift a method out of the others in every plot. */
@@ -137,19 +60,43 @@ function emphasize(method) {
   for (const svg of document.querySelectorAll(".plot svg")) {
     const own = [...svg.querySelectorAll(`.series[data-method="${method}"]`)];
     svg.classList.toggle("focused", own.length > 0 && method !== null);
-    svg.querySelectorAll(".series").forEach((node) => node.classList.toggle("on", own.includes(node)));
+    svg
+      .querySelectorAll(".series")
+      .forEach((node) => node.classList.toggle("on", own.includes(node)));
   }
 }
 
 function drawFilters() {
   const runs = RUNS.filter((run) => run.setting === state.setting);
   const distinct = (value) => [...new Set(runs.map(value))].sort((a, b) => a - b);
-  const methods = distinct((run) => run.source.method), levels = distinct((run) => run.source.sparsity), seeds = distinct((run) => run.seed);
-  byId("methods").replaceChildren(...methods.map((method) => chip(state.methods, method, [key(method), element("span", { title: DATA.methods[method] }, DATA.methods[method])], {
-    onpointerenter: () => emphasize(method), onpointerleave: () => emphasize(null),
-  })));
-  const row = (label, set, values, text) => (values.length > 1 ? [element("span", { class: "chips-label" }, label), ...values.map((value) => chip(set, value, [element("span", {}, text(value))]))] : []);
-  byId("sparsities").replaceChildren(...row("sparsity", state.sparsities, levels, (level) => (level === 0 ? "dense" : percent(level))));
+  const methods = distinct((run) => run.source.method),
+    levels = distinct((run) => run.source.sparsity),
+    seeds = distinct((run) => run.seed);
+  byId("methods").replaceChildren(
+    ...methods.map((method) =>
+      chip(
+        state.methods,
+        method,
+        [key(method), element("span", { title: DATA.methods[method] }, DATA.methods[method])],
+        {
+          onpointerenter: () => emphasize(method),
+          onpointerleave: () => emphasize(null),
+        },
+      ),
+    ),
+  );
+  const row = (label, set, values, text) =>
+    values.length > 1
+      ? [
+          element("span", { class: "chips-label" }, label),
+          ...values.map((value) => chip(set, value, [element("span", {}, text(value))])),
+        ]
+      : [];
+  byId("sparsities").replaceChildren(
+    ...row("sparsity", state.sparsities, levels, (level) =>
+      level === 0 ? "dense" : percent(level),
+    ),
+  );
   byId("seeds").replaceChildren(...row("seed", state.seeds, seeds, String));
 }
 
@@ -161,17 +108,18 @@ function drawSetting() {
   draw();
 }
 
+/** As the system has it, until the reader chooses otherwise. */
 function setUpTheme() {
-  const root = document.documentElement, button = byId("theme"), dark = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement,
+    button = byId("theme"),
+    dark = matchMedia("(prefers-color-scheme: dark)");
   let wanted = null;
-  try { wanted = localStorage.getItem("probmask-theme"); } catch { /* a page from a file may have no storage */ }
   const apply = () => {
     root.dataset.theme = wanted || (dark.matches ? "dark" : "light");
     button.textContent = root.dataset.theme === "dark" ? "Light" : "Dark";
   };
   button.addEventListener("click", () => {
     wanted = root.dataset.theme === "dark" ? "light" : "dark";
-    try { localStorage.setItem("probmask-theme", wanted); } catch { /* as above */ }
     apply();
   });
   dark.addEventListener("change", apply);
@@ -186,8 +134,16 @@ function setUp() {
     byId("search").value = "";
   };
   byId("setting-field").hidden = DATA.settings.length < 2;
-  byId("setting").replaceChildren(...DATA.settings.map((setting, i) => element("option", { value: i }, [setting.title, ...setting.details].join(" · "))));
-  byId("setting").addEventListener("change", (event) => { forget(); state.setting = Number(event.target.value); drawSetting(); });
+  byId("setting").replaceChildren(
+    ...DATA.settings.map((setting, i) =>
+      element("option", { value: i }, [setting.title, ...setting.details].join(" · ")),
+    ),
+  );
+  byId("setting").addEventListener("change", (event) => {
+    forget();
+    state.setting = Number(event.target.value);
+    drawSetting();
+  });
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
   let waiting = 0;
   byId("search").addEventListener("input", (event) => {
@@ -196,13 +152,32 @@ function setUp() {
     clearTimeout(waiting);
     waiting = setTimeout(draw, 120);
   });
-  byId("reset").addEventListener("click", () => { forget(); drawFilters(); draw(); });
-  byId("focus").addEventListener("change", (event) => { state.focus = Number(event.target.value); drawFocused(); });
-  byId("more-cells").addEventListener("click", () => { state.cellsShown = Infinity; drawHeadline(lastView); });
-  byId("more").addEventListener("click", () => { state.page += 4 * PAGE; drawRuns(lastView); });
-  byId("footer").textContent = `Made by probmask ${DATA.version} from ${whole(RUNS.length)} ${RUNS.length === 1 ? "record" : "records"}. Everything is in this file; it loads nothing.`;
+  byId("reset").addEventListener("click", () => {
+    forget();
+    drawFilters();
+    draw();
+  });
+  byId("focus").addEventListener("change", (event) => {
+    state.focus = Number(event.target.value);
+    drawFocused();
+  });
+  byId("more-cells").addEventListener("click", () => {
+    state.cellsShown = Infinity;
+    drawHeadline(lastView);
+  });
+  byId("more").addEventListener("click", () => {
+    state.page += 4 * PAGE;
+    drawRuns(lastView);
+  });
+  byId("footer").textContent =
+    `Made by probmask ${DATA.version} from ${whole(RUNS.length)} ${RUNS.length === 1 ? "record" : "records"}. Everything is in this file; it loads nothing.`;
   let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; draw(); } });
+  addEventListener("resize", () => {
+    if (innerWidth !== width) {
+      width = innerWidth;
+      draw();
+    }
+  });
   drawSetting();
 }
 

@@ -14,8 +14,27 @@ from probmask.analysis.report.payload import make_payload
 from probmask.errors import InputError
 from probmask.files import write_atomically
 
-# In the order in which they need each other.
-_SCRIPTS = ("elements.js", "statistics.js", "plot.js", "figures.js", "tables.js", "page.js")
+# Put together into one script.
+_SCRIPTS = (
+    "elements.js",
+    "statistics.js",
+    "marks.js",
+    "scales.js",
+    "pointing.js",
+    "plot.js",
+    "saving.js",
+    "figures.js",
+    "accuracy_figures.js",
+    "layer_figure.js",
+    "curve_figure.js",
+    "histogram_figure.js",
+    "cost_figures.js",
+    "tables.js",
+    "headline.js",
+    "runs_table.js",
+    "view.js",
+    "page.js",
+)
 # What our own pages say near their beginning, and nobody else's.
 _MARK = b'<meta name="generator" content="probmask report">'
 
@@ -25,7 +44,7 @@ def write_page(runs: Sequence[Run], out: Path) -> int:
     if not runs:
         raise InputError("report: there is no finished run to show; pass directories with records.")
     _refuse_another_s_file(out)
-    page = render_page(runs).encode()
+    page = render_page(runs).encode(errors="replace")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -68,8 +87,8 @@ def render_page(runs: Sequence[Run]) -> str:
 
 def _embedded(value: Any) -> str:
     """JSON that cannot end the element it stands in, nor begin another."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 

@@ -84,7 +84,7 @@ def _setting_table(
                 "n": len(cell.runs),
                 "verified": cell.verified,
                 "reached": round(cell.reached, 6),
-                "paper": None,
+                "paper": cell.paper,
                 "size": figure_in(cell.runs[0].record, "size"),
                 "dense_macs": figure_in(cell.runs[0].record, "macs", "dense"),
                 "batch": figure_in(cell.runs[0].record, "latency", "batch"),
@@ -150,7 +150,7 @@ def _curve_names(runs: Iterable[Run]) -> list[str]:
     """The figures that most histories have."""
     found: Counter[str] = Counter()
     for run in runs:
-        for line in run.history[-1:]:
+        for line in _history(run)[-1:]:
             found.update(
                 name
                 for name in line
@@ -163,7 +163,7 @@ def _curves(cell: Cell, names: Sequence[str], points: int) -> dict[str, Any] | N
     """Means over the seeds by epoch, of at most so many epochs, and always of the last."""
     lines: dict[float, list[Mapping[str, Any]]] = {}
     for run in cell.runs:
-        for line in run.history:
+        for line in _history(run):
             epoch = figure_in(line, "epoch")
             if epoch is not None:
                 lines.setdefault(epoch, []).append(line)
@@ -183,7 +183,7 @@ def _histograms(cell: Cell, snapshots: int) -> dict[str, Any] | None:
     """The shapes that the first run of the cell went through, by the name of what was counted."""
     run = cell.runs[0]
     found: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
-    for line in run.history:
+    for line in _history(run):
         epoch, shapes = figure_in(line, "epoch"), line.get("histograms")
         if epoch is None or not isinstance(shapes, Mapping):
             continue
@@ -227,7 +227,16 @@ def _is_histogram(shape: Any) -> bool:
     if low is None or high is None or low >= high:
         return False
     counts = shape.get("counts")
-    return isinstance(counts, list) and bool(counts) and all(isinstance(n, int) for n in counts)
+    return (
+        isinstance(counts, list)
+        and bool(counts)
+        and all(isinstance(n, int) and n >= 0 for n in counts)
+    )
+
+
+def _history(run: Run) -> list[Mapping[str, Any]]:
+    lines = run.record.get("history")
+    return [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
 
 
 def _thinned(values: Sequence[Any], most: int) -> list[Any]:

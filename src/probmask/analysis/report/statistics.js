@@ -2,7 +2,8 @@
 
 /** The sum, with the rounding errors carried along (Neumaier). */
 function sum(values) {
-  let total = 0, lost = 0;
+  let total = 0,
+    lost = 0;
   for (const value of values) {
     const next = total + value;
     lost += Math.abs(total) >= Math.abs(value) ? total - next + value : value - next + total;
