@@ -70,7 +70,7 @@ def refused(capsys, *arguments):
         (["--set", "optimizer.lr=-1"], "lr"),
         (["--set", "optimizer.lr=fast"], "optimizer.lr = 'fast': expected a number"),
         (["--set", "epochs.x=1"], "epochs"),
-        (["--set", "model_args.widht=8"], "widht"),
+        (["--set", "model_args.widht=8"], "unknown key model_args.widht; did you mean 'width'?"),
         (["--set", "model_args.width=wide"], "--model smallconv"),
         (["--set", "method.draws=0"], "draws=0"),
         (["--set", "accelerator=abacus"], "abacus"),
@@ -331,7 +331,7 @@ def test_list(capsys, what, names):
         assert row["summary"] in text
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["inspect"], ["list"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["watch"], ["evaluate"], ["inspect"], ["list"]])
 def test_help(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])

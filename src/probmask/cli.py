@@ -7,9 +7,20 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probmask.commands import compare, evaluate, inspect, listing, report, reproduce, sweep, train
+from probmask.commands import (
+    compare,
+    evaluate,
+    inspect,
+    listing,
+    report,
+    reproduce,
+    sweep,
+    train,
+    watch,
+)
 from probmask.commands.output import say
 from probmask.errors import (
+    AbsentClassWarning,
     InputError,
     LayerCollapseWarning,
     NonFiniteError,
@@ -18,7 +29,7 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, evaluate, inspect, listing, sweep, reproduce, compare, report)
+_COMMANDS = (train, watch, evaluate, inspect, listing, sweep, reproduce, compare, report)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
@@ -26,6 +37,8 @@ _EXTRAS = {
     ),
     "ray": "ray",
 }
+# Warnings that are meant for people; others are for those who write programs.
+_SHOWN = (AbsentClassWarning, LayerCollapseWarning, UnreadableImageWarning)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _show_warnings_in_one_line() -> None:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, LayerCollapseWarning | UnreadableImageWarning):
+        if issubclass(category, _SHOWN):
             every_rank = issubclass(category, UnreadableImageWarning)
             say(f"warning: {message}", every_rank=every_rank)
 

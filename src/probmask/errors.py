@@ -31,3 +31,7 @@ class LayerCollapseWarning(UserWarning):
 
 class UnreadableImageWarning(UserWarning):
     """An image file cannot be read, and is left out."""
+
+
+class AbsentClassWarning(UserWarning):
+    """A class of the data set has no training image, and so cannot be learnt."""

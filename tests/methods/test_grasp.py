@@ -11,7 +11,6 @@ from probmask import InputError, Probe
 from probmask.methods.grasp import GraSP, balanced, hessian_gradient
 from reference.networks import (
     NETWORKS,
-    assert_same_state,
     build,
     loss_of,
     make_batches,
@@ -19,27 +18,14 @@ from reference.networks import (
     state_of,
     train,
 )
+from reference.probing import assert_dense_without_data, attached, masks_of
 
-STEPS = 8
 BALANCED = sorted(set(NETWORKS) - {"unet", "language"})
 
 
-def begin(name="conv", model=None, seed=5, probe=None, **settings):
-    model = build(name) if model is None else model
-    optimizer = sgd(model)
-    sparsifier = probmask.attach(
-        model,
-        GraSP(**({"sparsity": 0.8} | settings)),
-        optimizer=optimizer,
-        total_steps=STEPS,
-        probe=probe or Probe(make_batches(name, 8, seed=3)),
-        seed=seed,
-    )
-    return model, optimizer, sparsifier
-
-
-def masks_of(sparsifier):
-    return [mask.hard for mask in sparsifier._masker.masks]
+def begin(name="conv", **settings):
+    given = {key: settings.pop(key) for key in ("model", "seed", "probe") if key in settings}
+    return attached(GraSP(**({"sparsity": 0.8} | settings)), name, **given)
 
 
 def smooth_net():
@@ -199,14 +185,7 @@ def test_xavier_changes_the_scores_and_not_the_weights():
 
 
 def test_sparsity_zero_is_dense_training_and_needs_no_data():
-    model, dense = build("conv"), build("conv")
-    optimizer = sgd(model)
-    sparsifier = probmask.attach(model, GraSP(sparsity=0), optimizer=optimizer, total_steps=STEPS)
-    batches = make_batches("conv", STEPS)
-    train(model, optimizer, batches)
-    train(dense, sgd(dense), batches)
-    sparsifier.finalize()
-    assert_same_state(state_of(model), state_of(dense))
+    assert_dense_without_data(GraSP(sparsity=0))
 
 
 @pytest.mark.parametrize(

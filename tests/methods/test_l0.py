@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from probmask import InputError
-from probmask.core.hard_concrete import hard_concrete, mean_gate, open_probability, settled_gate
+from probmask.core.hard_concrete import (
+    SHUT,
+    hard_concrete,
+    mean_gate,
+    open_probability,
+    settled_gate,
+)
 from probmask.core.noise import logistic_
 from probmask.methods.l0 import L0
 from reference.sparse_training import SparseTraining, assert_exact_budget, assert_resumes
@@ -75,11 +81,25 @@ def test_every_update_has_noise_of_its_own():
 
 
 def test_steering_brings_the_density_to_the_budget():
-    training = SparseTraining(L0(sparsity=0.8, gate_lr=0.1), steps=150).go()
+    training = SparseTraining(L0(sparsity=0.8), steps=600).go()
     assert training.masker.kept_now() == pytest.approx(training.masker.keep, rel=0.25)
-    left = SparseTraining(L0(sparsity=0.8, steer=False, strength=0.0, gate_lr=0.1), steps=150).go()
+    left = SparseTraining(L0(sparsity=0.8, steer=False, strength=0.0), steps=600).go()
     assert left.masker.kept_now() > 2 * training.masker.keep
     assert left.masker.pressure == 1
+
+
+def test_a_weight_counts_as_kept_when_its_gate_is_open_in_the_network_that_is_used():
+    masker = SparseTraining(L0(sparsity=0.8, dense_first=False, dense_last=False)).masker
+    mask, weight = masker.gated[0]
+    gates = torch.linspace(-4.6, 4.6, 24)[torch.arange(weight.numel()) % 24].view(weight.shape)
+    gates = gates[(gates - SHUT).abs() > 1].repeat(2)[: weight.numel()].view(weight.shape)
+    gate = mask.gate.requires_grad_(False).copy_(gates)
+    in_use = int((settled_gate(gate) > 0).sum())
+    assert 0 < in_use < weight.numel()
+    assert float(masker.kept_of(mask, weight)) == pytest.approx(in_use, rel=0.02)
+    gate.fill_(SHUT - 1)  # shut in use, though open at one draw in seven
+    assert float(masker.kept_of(mask, weight)) < 0.05 * weight.numel()
+    assert float(open_probability(gate).sum()) > 0.13 * weight.numel()
 
 
 def test_what_stays_is_multiplied_by_its_gate():

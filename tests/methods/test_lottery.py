@@ -185,7 +185,10 @@ def test_fewer_epochs_make_fewer_and_larger_rounds():
         train(model, optimizer, [batch])
         counts.append(masker.active_count)
     assert counts == [400, 80, 80, 16, 16, 16]
-    with pytest.raises(probmask.InputError, match=r"Lottery: .* takes 2 epochs, not 1; .*attach"):
+    with pytest.raises(
+        probmask.InputError,
+        match=r"takes 2 epochs, not 1; .*leave steps_per",
+    ):
         Lottery(sparsity=0.9).phases(1)
 
 

@@ -531,7 +531,8 @@ def test_a_layer_that_loses_all_its_weights_is_named():
     starve(model, "2.parametrizations.weight.0.prob")
     with pytest.warns(
         probmask.LayerCollapseWarning,
-        match=r"2\.weight is losing all of its weights; min_keep_per_layer=1 forbids it\.",
+        match=r"2\.weight is losing all of its weights; min_keep_per_layer=1 forbids it \(on the "
+        r"command line: --set method\.min_keep_per_layer=1\)\.$",
     ):
         step(model, optimizer, make_batches("mlp", 1)[0])
     layers = sparsifier.finalize().layers  # said once: not again

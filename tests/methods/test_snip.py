@@ -17,30 +17,15 @@ from reference.networks import (
     build,
     loss_of,
     make_batches,
-    sgd,
     state_of,
     train,
 )
-
-STEPS = 8
-
-
-def begin(name="conv", model=None, seed=5, probe=None, **settings):
-    model = build(name) if model is None else model
-    optimizer = sgd(model)
-    sparsifier = probmask.attach(
-        model,
-        SNIP(**({"sparsity": 0.8} | settings)),
-        optimizer=optimizer,
-        total_steps=STEPS,
-        probe=probe or Probe(make_batches(name, 4, seed=3)),
-        seed=seed,
-    )
-    return model, optimizer, sparsifier
+from reference.probing import STEPS, assert_dense_without_data, attached, masks_of
 
 
-def masks_of(sparsifier):
-    return [mask.hard for mask in sparsifier._masker.masks]
+def begin(name="conv", **settings):
+    given = {key: settings.pop(key) for key in ("model", "seed", "probe") if key in settings}
+    return attached(SNIP(**({"sparsity": 0.8} | settings)), name, **given)
 
 
 @pytest.mark.parametrize("name", ["conv", "mlp", "depthwise", "tied", "transformer"])
@@ -159,14 +144,7 @@ def test_resuming_is_bit_identical_whatever_the_fresh_masks():
 
 
 def test_sparsity_zero_is_dense_training_and_needs_no_data():
-    model, dense = build("conv"), build("conv")
-    optimizer = sgd(model)
-    sparsifier = probmask.attach(model, SNIP(sparsity=0), optimizer=optimizer, total_steps=STEPS)
-    batches = make_batches("conv", STEPS)
-    train(model, optimizer, batches)
-    train(dense, sgd(dense), batches)
-    sparsifier.finalize()
-    assert_same_state(state_of(model), state_of(dense))
+    assert_dense_without_data(SNIP(sparsity=0))
 
 
 def test_refusals():

@@ -107,7 +107,7 @@ def test_the_factor_leaves_exactly_as_many_weights():
 
 
 def test_steering_follows_the_cubic_and_arrives():
-    training = SparseTraining(STR(sparsity=0.9), steps=80)
+    training = SparseTraining(STR(sparsity=0.9, freeze_at=None), steps=80)
     size = sum(site.size for site in training.sparsifier.sites)
     training.go(20)
     assert kept_by_thresholds(training) == size
@@ -119,7 +119,7 @@ def test_steering_follows_the_cubic_and_arrives():
 
 
 def test_weights_that_stay_are_the_shrunk_ones():
-    training = SparseTraining(STR(sparsity=0.8), steps=40).go()
+    training = SparseTraining(STR(sparsity=0.8, freeze_at=None), steps=40).go()
     expected = [
         soft_threshold(weight.detach(), torch.sigmoid(s))
         for weight, s in zip(training.masker.weights, logits_of(training), strict=True)
@@ -129,6 +129,22 @@ def test_weights_that_stay_are_the_shrunk_ones():
         kept = final[layer.name] != 0
         assert kept.any()
         assert torch.equal(final[layer.name][kept], shrunk[kept])
+
+
+def test_the_weights_that_stay_train_on_from_freeze_at():
+    training = SparseTraining(STR(sparsity=0.8, freeze_at=0.5), steps=40).go(19)
+    assert not training.masker.frozen
+    training.go(20)
+    assert training.masker.frozen
+    masks = [mask.hard.clone() for mask in training.masker.masks]
+    before = [weight.detach().clone() for weight in training.masker.weights]
+    logits = logits_of(training)
+    final = training.go().finish()
+    assert torch.equal(logits_of(training), logits)  # thresholds have done their work
+    for layer, mask, weight in zip(training.summary.layers, masks, before, strict=True):
+        assert torch.equal(final[layer.name] != 0, mask)
+        assert not mask.any() or not torch.equal(final[layer.name][mask], weight[mask])
+    assert sum(int(mask.sum()) for mask in masks) == training.masker.keep
 
 
 def test_one_threshold_for_all():

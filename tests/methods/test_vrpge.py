@@ -1,6 +1,7 @@
 """VRPGE: its estimator has the right mean, its budget is in weights, whole channels stay."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -42,6 +43,13 @@ def test_certain_channels_get_no_infinite_gradient():
     prob = torch.tensor([0.0, 1.0])
     masks = [torch.tensor([0.0, 1.0])] * 2
     assert not policy_gradient(torch.tensor([3.0, 1.0]), masks, prob).any()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_teaches_nothing(broken):
+    masks = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
+    gradient = policy_gradient(torch.tensor([3.0, broken]), masks, torch.tensor([0.4, 0.6]))
+    assert torch.equal(gradient, torch.zeros(2))
 
 
 def test_probabilities_learn_from_the_losses_of_their_masks():

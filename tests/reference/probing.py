@@ -5,7 +5,9 @@ from probmask import Probe
 from probmask.methods.grasp import GraSP
 from probmask.methods.magnitude import Magnitude
 from probmask.methods.snip import SNIP
-from reference.networks import build, make_batches
+from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
+
+STEPS = 8
 
 
 def masks(method, batches, seed=0):
@@ -30,3 +32,34 @@ def look(rank):
             )
         ],
     }
+
+
+def attached(method, name="conv", *, model=None, seed=5, probe=None):
+    """A model with a method that has looked at data: model, optimizer and sparsifier."""
+    model = build(name) if model is None else model
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(
+        model,
+        method,
+        optimizer=optimizer,
+        total_steps=STEPS,
+        probe=probe or Probe(make_batches(name, 8, seed=3)),
+        seed=seed,
+    )
+    return model, optimizer, sparsifier
+
+
+def masks_of(sparsifier):
+    return [mask.hard for mask in sparsifier._masker.masks]
+
+
+def assert_dense_without_data(method):
+    """At sparsity 0 a training is the dense one, though nothing was looked at."""
+    model, dense = build("conv"), build("conv")
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
+    batches = make_batches("conv", STEPS)
+    train(model, optimizer, batches)
+    train(dense, sgd(dense), batches)
+    sparsifier.finalize()
+    assert_same_state(state_of(model), state_of(dense))

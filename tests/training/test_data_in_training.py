@@ -7,14 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from multiprocessing import active_children
 
+import numpy as np
 import pytest
 
 from data.image_folders import make_classes
 from probmask.artifact import read
 from probmask.cli import main
+from probmask.data import load_data
+from probmask.errors import AbsentClassWarning
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
+from probmask.training.preparation import warn_of_absent_classes
 from training.small import lines
 
 pytestmark = [
@@ -54,6 +59,7 @@ def arguments(directory, out, *more, data="folder", **settings):
         str(directory),
         "--out",
         str(out),
+        "--quiet",  # so that what is left on stderr are warnings and errors
         *assignments,
         *more,
     ]
@@ -382,3 +388,31 @@ def test_wrong_directories_are_one_line(tmp_path, capsys, counts):
     assert main(arguments(tmp_path / "gone", tmp_path / "run")) == 2
     assert "gone: is no directory" in one_line(capsys)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("default::probmask.errors.AbsentClassWarning")
+def test_a_class_without_training_images_is_told_of_in_one_line(tmp_path, capsys):
+    labels = np.tile(np.arange(1, 5), 20)
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", images=pixels, labels=labels)
+    settings = {"batch_size": 32, "epochs": 1, "threads": 1, "tensorboard": "false"}
+    settings |= {"model_args.width": 4, "method.sparsity": 0.5}
+    assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    given = ["--data", "npz", "--data-dir", str(tmp_path / "own.npz"), "--quiet", *assignments]
+    assert main(["train", *given, "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().err == (
+        "probmask: warning: --data npz: of its 5 classes 0 has no training image and cannot be "
+        "learnt; classes are counted from 0.\n"
+    )
+
+
+def test_absent_classes_are_named_and_many_are_counted(photographs):
+    data = load_data("folder", photographs, {"image_size": 16})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_absent_classes(data)
+    data.class_names = (*data.class_names, *(f"extra{n}" for n in range(7)))
+    known, data.classes = data.classes, len(data.class_names)
+    said = rf"{known} \(extra0\), .* \(extra4\) and 2 more have no training image"
+    with pytest.warns(AbsentClassWarning, match=said):
+        warn_of_absent_classes(data)

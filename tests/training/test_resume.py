@@ -236,7 +236,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatc
     """The disk fills up while the file, or the directory that names it, is being synced."""
     out = tmp_path / "run"
     full_disk(monkeypatch, after)
-    code = main(["train", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)])
+    code = main(["train", "--quiet", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)])
     monkeypatch.undo()
     assert code == 1
     error = capsys.readouterr().err

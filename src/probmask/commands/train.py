@@ -2,13 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probmask.commands.assignments import add_assignments, assignments_of
 from probmask.commands.data_place import add_data_place, fetch
 from probmask.commands.output import print_json, visible
 from probmask.errors import InputError
 from probmask.launch import is_first_rank
+
+if TYPE_CHECKING:
+    from probmask.training.loop import MakeReporter
 
 # Flags of `train` that stand for a key of the configuration.
 _FLAGS = {
@@ -68,6 +71,7 @@ def add(commands: Any) -> None:
         help="go on with the unfinished run in DIR (or in --out)",
     )
     add_assignments(train)
+    train.add_argument("--quiet", action="store_true", help="show no progress, only what came out")
     train.set_defaults(command=run)
 
 
@@ -75,7 +79,6 @@ def run(options: argparse.Namespace) -> None:
     """Train as the file and the flags say; print what came out."""
     from probmask.analysis.tables import print_training
     from probmask.training.config import load_config
-    from probmask.training.progress import Bar, Quiet
     from probmask.training.run_directory import RunDirectory
     from probmask.training.session import train
 
@@ -99,9 +102,7 @@ def run(options: argparse.Namespace) -> None:
     if options.download:
         wanted = config or RunDirectory(Path(str(out))).read_config()
         fetch(wanted.data, wanted.data_dir, options)
-    outcome = train(
-        config, out=out, resume=resume, make_reporter=Bar if visible(options) else Quiet
-    )
+    outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
     if not is_first_rank():
         return
     if options.json:
@@ -110,3 +111,12 @@ def run(options: argparse.Namespace) -> None:
         )
     else:
         print_training(outcome.directory, outcome.record, outcome.dense)
+
+
+def _reporter(options: argparse.Namespace) -> "MakeReporter":
+    """A bar in a terminal, lines elsewhere; nothing for machines and for who wants it quiet."""
+    from probmask.training.progress import Bar, Lines, Quiet
+
+    if options.json or options.quiet or not is_first_rank():
+        return Quiet
+    return Bar if visible(options) else Lines

@@ -7,6 +7,8 @@ from torch import Tensor
 
 # The stretched interval (gamma, zeta) and the temperature, as Louizos et al. set them.
 LOW, HIGH, TEMPERATURE = -0.1, 1.1, 2 / 3
+# Up to this logarithm of alpha the gate without noise is shut.
+SHUT = math.log(-LOW / HIGH)
 _QUANTILES = 16
 
 

@@ -73,6 +73,11 @@ class InMemory(DataSource):
         other._count()
         return other
 
+    @property
+    def train_labels(self) -> Tensor:
+        """The classes of the training images."""
+        return self._parts["train"].labels
+
     def with_validation(self) -> Self:
         """The same data with a tenth of its training images held out, always the same ones."""
         train = self._parts["train"]

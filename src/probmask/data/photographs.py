@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from probmask.core.noise import fold
@@ -110,6 +111,11 @@ class ImageFiles(DataSource):
         other.__dict__.update({**self.__dict__, **attributes})
         other._count()
         return other
+
+    @property
+    def train_labels(self) -> Tensor:
+        """The classes of the training images."""
+        return self._parts["train"].labels
 
     def with_validation(self) -> Self:
         """The same data with its own validation images, or with some of the training images."""

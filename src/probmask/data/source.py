@@ -63,6 +63,11 @@ class DataSource(ABC):
             )
         return self.train_size // batch_size
 
+    @property
+    @abstractmethod
+    def train_labels(self) -> Tensor:
+        """The classes of the training images."""
+
     @abstractmethod
     def with_validation(self) -> Self:
         """The same data with a part of its training images held out, always the same ones."""

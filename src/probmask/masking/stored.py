@@ -1,6 +1,6 @@
 """Masks that a method holds and changes itself: which weights are active at the moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -136,3 +136,14 @@ class StoredMasker(Masker):
         for mask, active in zip(self.masks, state["active"], strict=True):
             mask.active.copy_(active)
             mask.outdate()
+
+
+def chosen_at_once(
+    method: Method, sites: Sequence[Site], scores: Callable[[], Sequence[Tensor]]
+) -> StoredMasker:
+    """Keep the weights with the largest scores of all layers, for good; 0 needs no scores."""
+    masker = StoredMasker(method, sites)
+    if masker.keep < masker.size:
+        masker.activate(select_top(scores(), masker.keep, names=masker.names))
+    masker.freeze()
+    return masker

@@ -12,6 +12,7 @@ from probmask.checks import check_choice, check_within
 from probmask.core.spread import Spread
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.probing import averaged
 from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker
@@ -86,7 +87,7 @@ class ACDCMasker(StoredMasker):
         if self.keep == self.size:
             self.freeze()  # there is nothing to remove
         elif method.compressed_at(0.0):
-            self._compress()
+            self._compress(averaged(self._magnitudes()))  # ranks may not have the same weights yet
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Compress or decompress when it is time to."""
@@ -95,13 +96,17 @@ class ACDCMasker(StoredMasker):
             return
         compressed = self.method.compressed_at((now.step + 1) / now.total_steps)
         if compressed and not self.compressed:
-            self._compress()
+            self._compress(self._magnitudes())
         elif self.compressed and not compressed:
             self._decompress(optimizers)
 
     def choose(self) -> list[Tensor]:
         """The active weights while compressed, else the largest."""
-        return [active.clone() for active in self.active] if self.compressed else self._largest()
+        return (
+            [active.clone() for active in self.active]
+            if self.compressed
+            else self._largest(self._magnitudes())
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The active weights, and whether they are all there is."""
@@ -112,12 +117,14 @@ class ACDCMasker(StoredMasker):
         super().load_state_dict(state)
         self.compressed = state["compressed"]
 
-    def _largest(self) -> list[Tensor]:
-        magnitudes = [weight.detach().abs() for weight in self.weights]
+    def _magnitudes(self) -> list[Tensor]:
+        return [weight.detach().abs() for weight in self.weights]
+
+    def _largest(self, magnitudes: Sequence[Tensor]) -> list[Tensor]:
         return self.spread.select(magnitudes, self.keep, self.names)
 
-    def _compress(self) -> None:
-        self.activate(self._largest())
+    def _compress(self, magnitudes: Sequence[Tensor]) -> None:
+        self.activate(self._largest(magnitudes))
         self.compressed = True
 
     def _decompress(self, optimizers: WeightOptimizers) -> None:

@@ -14,12 +14,11 @@ from torch import Tensor
 from probmask.checks import check_choice, check_within
 from probmask.core.noise import uniform_
 from probmask.core.selection import select_top
-from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMask
-from probmask.methods.exchange import Allocation, ExchangeMasker, at_random, check_start
+from probmask.methods.exchange import Allocation, ExchangeMasker, SparseStart, at_random
 
 _REVIVED = 1e-12
 _EDGE = 2.0**-24  # the least step of an fp32 uniform away from 0 and from 1
@@ -27,7 +26,7 @@ _WALK, _REVIVAL, _SIGN = 0, 1, 2  # counters that keep the noises apart
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepR(Method):
+class DeepR(SparseStart):
     """Train a sparse network by noisy gradient descent that rewires itself.
 
     Every connection has a fixed sign s and a parameter θ; w = s θ where θ ≥ 0, else it is dormant.
@@ -51,8 +50,6 @@ class DeepR(Method):
 
     scope: Literal["layer", "global"] = "layer"
     allocation: Allocation = "uniform"
-    dense_first: bool = False
-    dense_last: bool = False
     l1: float = 1e-4
     temperature: float = 1e-5
     temperature_end: float = 1e-15
@@ -60,7 +57,6 @@ class DeepR(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("DeepR", "scope", self.scope, ("layer", "global"))
-        check_start("DeepR", self.allocation, self.dense_first, self.dense_last)
         check_within("DeepR", "l1", self.l1, 0, math.inf, meaning="a strength")
         for name in ("temperature", "temperature_end"):
             check_within("DeepR", name, getattr(self, name), 0, math.inf, meaning="a temperature")
@@ -96,12 +92,7 @@ class DeepRMasker(ExchangeMasker):
 
     def __init__(self, method: DeepR, sites: Sequence[Site], context: Context) -> None:
         masks = [SignedMask(site) for site in sites]
-        spread = Spread(
-            allocation=method.allocation,
-            dense_first=method.dense_first,
-            dense_last=method.dense_last,
-        )
-        super().__init__(method, sites, context, spread, masks=masks)
+        super().__init__(method, sites, context, method.spread, masks=masks)
         self.method = method
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from probmask.checks import check_count, check_within
 from probmask.core.allocation import largest_remainder
-from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.methods.exchange import (
     Allocation,
     ExchangeMasker,
+    SparseStart,
     at_random,
-    check_start,
     interval,
     is_due,
     largest,
@@ -34,7 +33,7 @@ _STAGES = ((0.7, 8), (0.4, 4), (0.125, 2), (0.0, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSR(Method):
+class DSR(SparseStart):
     """Train a sparse network whose layers compete for weights under one threshold H.
 
     Layers begin with the same fraction of their weights. After every ``update_every`` updates (2, 4
@@ -57,8 +56,6 @@ class DSR(Method):
     )
 
     allocation: Allocation = "uniform"
-    dense_first: bool = False
-    dense_last: bool = False
     exchange_fraction: float = 0.1
     threshold: float = 1e-3
     tolerance: float = 0.1
@@ -67,7 +64,6 @@ class DSR(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_start("DSR", self.allocation, self.dense_first, self.dense_last)
         part = self.exchange_fraction
         check_within("DSR", "exchange_fraction", part, 0, 1, meaning="a part of the weights kept")
         check_within("DSR", "threshold", self.threshold, 1e-30, math.inf, meaning="a magnitude")
@@ -92,12 +88,7 @@ class DSRMasker(ExchangeMasker):
     """DSR at work."""
 
     def __init__(self, method: DSR, sites: Sequence[Site], context: Context) -> None:
-        spread = Spread(
-            allocation=method.allocation,
-            dense_first=method.dense_first,
-            dense_last=method.dense_last,
-        )
-        super().__init__(method, sites, context, spread)
+        super().__init__(method, sites, context, method.spread)
         self.method = method
         # Even eight times as far apart there are several exchanges in a short training.
         self.every = interval(method.update_every, _EVERY, context.total_steps, parts=80)

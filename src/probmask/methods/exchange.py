@@ -5,7 +5,9 @@ one at random, drop some weights and grow as many. They differ in the numbers, i
 weights are grown, and in where; the rest is here.
 """
 
+from abc import ABC
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -26,13 +28,32 @@ Allocation = Literal["uniform", "er", "erk"]
 _START = -1  # no update has this number: the noise of the start is nobody else's
 
 
-def check_start(
-    caller: str, allocation: Allocation, dense_first: bool | None, dense_last: bool
-) -> None:
-    """Refuse settings of the start that mean nothing; None leaves the first layer to the method."""
-    check_choice(caller, "allocation", allocation, ("uniform", "er", "erk"))
-    check_choice(caller, "dense_first", dense_first, (None, True, False))
-    check_choice(caller, "dense_last", dense_last, (True, False))
+@dataclass(frozen=True, kw_only=True)
+class SparseStart(Method, ABC):
+    """A method whose network is sparse from the start, with a number of weights for each layer.
+
+    ``dense_first`` and ``dense_last`` leave a layer whole; None leaves the first one to the method.
+    """
+
+    allocation: Allocation
+    dense_first: bool | None = False
+    dense_last: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        caller = type(self).__name__
+        check_choice(caller, "allocation", self.allocation, ("uniform", "er", "erk"))
+        check_choice(caller, "dense_first", self.dense_first, (None, True, False))
+        check_choice(caller, "dense_last", self.dense_last, (True, False))
+
+    @property
+    def spread(self) -> Spread:
+        """How many weights each layer has."""
+        return Spread(
+            allocation=self.allocation,
+            dense_first=bool(self.dense_first),
+            dense_last=self.dense_last,
+        )
 
 
 def interval(asked: int | None, paper: int, total_steps: int, *, parts: int = 20) -> int:

@@ -56,8 +56,8 @@ class PruneOnce(Method, ABC):
         if epochs < 2:
             raise InputError(
                 f"{type(self).__name__}: trains, prunes and fine-tunes, which takes 2 epochs, not "
-                f"{epochs}; ask for more (in a loop of your own pass steps_per_epoch= to attach) "
-                "or set equal_epochs=False."
+                f"{epochs}; ask for more (in a loop of your own, leave steps_per_epoch= out) or "
+                "set equal_epochs=False."
             )
         tuning = min(epochs - 1, max(1, round(epochs * self.fine_tune)))
         return self._phases(epochs - tuning, tuning)

@@ -11,12 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from probmask.checks import check_choice, check_count, check_within
 from probmask.core.noise import fold
-from probmask.core.selection import select_top
 from probmask.errors import InputError
 from probmask.masking.probing import averaged, batches_of, mean_gradient, network_at, probing
 from probmask.masking.protocol import Context, Method, Probe
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMasker
+from probmask.masking.stored import StoredMasker, chosen_at_once
 
 # A counter that keeps this stream of random numbers apart from the noise of masks.
 _XAVIER = -4
@@ -62,12 +61,7 @@ class GraSP(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Look at the data and choose, for good."""
-        masker = StoredMasker(self, sites)
-        if masker.keep < masker.size:
-            merits = self._merits(sites, context)
-            masker.activate(select_top(merits, masker.keep, names=masker.names))
-        masker.freeze()
-        return masker
+        return chosen_at_once(self, sites, lambda: self._merits(sites, context))
 
     def _merits(self, sites: Sequence[Site], context: Context) -> list[Tensor]:
         """w (H g), the negative of the score: the largest stay."""

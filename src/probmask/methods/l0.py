@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_choice, check_within
-from probmask.core.hard_concrete import hard_concrete, mean_gate, open_probability, settled_gate
+from probmask.core.hard_concrete import (
+    SHUT,
+    hard_concrete,
+    mean_gate,
+    open_probability,
+    settled_gate,
+)
 from probmask.core.noise import logistic_, normal_
 from probmask.core.steering import travel_rate
 from probmask.masking.budgets import whole_layers
@@ -26,6 +32,7 @@ from probmask.masking.steered import SteeredMasker, SteeredMethod
 from probmask.methods.dense import DenseWeight
 
 _LIMIT = math.log(100)  # the logarithm of alpha stays within plus or minus this
+_BORDER = 0.3  # width of the border between shut and open
 _SPREAD = 0.01  # of the logarithms at the start
 _START = -4  # a counter that keeps this stream of random numbers apart
 
@@ -124,13 +131,25 @@ class L0Masker(SteeredMasker):
     def term(self) -> Tensor:
         """λ Σ P(z ≠ 0) / n."""
         size = sum(weight.numel() for _, weight in self.gated)
-        counts = [self.kept_of(mask, weight) for mask, weight in self.gated]
-        return self.method.strength * torch.stack(counts).sum() / size
+        expected = [
+            open_probability(mask.gate).sum() * _weights_per_gate(mask, weight)
+            for mask, weight in self.gated
+        ]
+        return self.method.strength * torch.stack(expected).sum() / size
 
     def kept_of(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """Σ P(z ≠ 0) over the weights."""
-        return open_probability(mask.gate).sum() * (weight.numel() / mask.gate.numel())
+        """The weights whose gate is open without noise, counted softly about the border.
+
+        Not Σ P(z ≠ 0), by which gates that are shut in the network that is used can still count;
+        and not all or nothing, as gates start alike and would cross the border all at once.
+        """
+        opened = torch.sigmoid((mask.gate - SHUT) / _BORDER)
+        return opened.sum() * _weights_per_gate(mask, weight)
 
     def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
         """Ln α."""
         return mask.gate.detach().expand_as(weight)
+
+
+def _weights_per_gate(mask: GatedWeight, weight: Tensor) -> float:
+    return weight.numel() / mask.gate.numel()

@@ -5,18 +5,18 @@ Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from probmask.checks import check_choice, check_count, check_within
 from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.methods.exchange import (
     Allocation,
     ExchangeMasker,
-    check_start,
+    SparseStart,
     falling,
     interval,
     is_due,
@@ -26,7 +26,7 @@ _EVERY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class RigL(Method):
+class RigL(SparseStart):
     """Train a sparse network whose weakest weights make room where the gradient asks for some.
 
     Layer l has a fixed number n_l of active weights, drawn at random at the start. Every
@@ -50,7 +50,6 @@ class RigL(Method):
 
     allocation: Allocation = "erk"
     dense_first: bool | None = None
-    dense_last: bool = False
     drop_fraction: float = 0.3
     update_every: int | None = None
     stop_at: float = 0.75
@@ -58,12 +57,17 @@ class RigL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_start("RigL", self.allocation, self.dense_first, self.dense_last)
         check_choice("RigL", "replace_update", self.replace_update, (True, False))
         check_within("RigL", "drop_fraction", self.drop_fraction, 0, 1, meaning="a part of a layer")
         check_within("RigL", "stop_at", self.stop_at, 0, 1, meaning="a part of the training")
         if self.update_every is not None:
             check_count("RigL", "update_every", self.update_every, least=1, meaning="updates")
+
+    @property
+    def spread(self) -> Spread:
+        """How many weights each layer has; the paper's uniform networks have a dense first one."""
+        first = self.allocation == "uniform" if self.dense_first is None else self.dense_first
+        return replace(super().spread, dense_first=first)
 
     def begin(self, sites: Sequence[Site], context: Context) -> "RigLMasker":
         """Draw the sparse network that training begins with."""
@@ -74,12 +78,7 @@ class RigLMasker(ExchangeMasker):
     """RigL at work."""
 
     def __init__(self, method: RigL, sites: Sequence[Site], context: Context) -> None:
-        by_default = method.allocation == "uniform"
-        first = by_default if method.dense_first is None else method.dense_first
-        spread = Spread(
-            allocation=method.allocation, dense_first=first, dense_last=method.dense_last
-        )
-        super().__init__(method, sites, context, spread)
+        super().__init__(method, sites, context, method.spread)
         self.method = method
         self.every = interval(method.update_every, _EVERY, context.total_steps)
 

@@ -64,8 +64,8 @@ class IterativePruning(Method, ABC):
         if epochs < 2:
             raise InputError(
                 f"{type(self).__name__}: trains, prunes and trains again, which takes 2 epochs, "
-                f"not {epochs}; ask for more (in a loop of your own pass steps_per_epoch= to "
-                "attach) or set equal_epochs=False."
+                f"not {epochs}; ask for more (in a loop of your own, leave steps_per_epoch= "
+                "out) or set equal_epochs=False."
             )
         return min(wanted, epochs - 1)
 

@@ -12,15 +12,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from probmask.checks import check_count, check_within
-from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.methods.exchange import (
     Allocation,
     ExchangeMasker,
+    SparseStart,
     at_random,
-    check_start,
     drop_smallest,
     interval,
     is_due,
@@ -29,7 +28,7 @@ from probmask.methods.exchange import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SET(Method):
+class SET(SparseStart):
     """Train a sparse network that renews its weakest weights at random.
 
     Layer l has a fixed number of active weights, at the start those of an Erdős-Rényi graph. After
@@ -52,15 +51,12 @@ class SET(Method):
     )
 
     allocation: Allocation = "er"
-    dense_first: bool = False
-    dense_last: bool = False
     drop_fraction: float = 0.3
     update_every: int | None = None
     stop_at: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_start("SET", self.allocation, self.dense_first, self.dense_last)
         check_within("SET", "drop_fraction", self.drop_fraction, 0, 1, meaning="a part of a layer")
         check_within("SET", "stop_at", self.stop_at, 0, 1, meaning="a part of the training")
         if self.update_every is not None:
@@ -88,12 +84,7 @@ class SETMasker(ExchangeMasker):
     """SET at work."""
 
     def __init__(self, method: SET, sites: Sequence[Site], context: Context) -> None:
-        spread = Spread(
-            allocation=method.allocation,
-            dense_first=method.dense_first,
-            dense_last=method.dense_last,
-        )
-        super().__init__(method, sites, context, spread)
+        super().__init__(method, sites, context, method.spread)
         self.method = method
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
 

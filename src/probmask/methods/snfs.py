@@ -13,14 +13,13 @@ from torch import Tensor
 
 from probmask.checks import check_count, check_within
 from probmask.core.allocation import largest_remainder
-from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.methods.exchange import (
     Allocation,
     ExchangeMasker,
-    check_start,
+    SparseStart,
     drop_smallest,
     falling,
     interval,
@@ -35,7 +34,7 @@ _NEARLY_DENSE = 0.2  # of a growing layer with fewer inactive weights only as ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class SNFS(Method):
+class SNFS(SparseStart):
     """Train a sparse network that moves its weights to where momentum is.
 
     After every ``update_every`` updates (an epoch), with v the momentum of the weights' gradient
@@ -60,15 +59,12 @@ class SNFS(Method):
     )
 
     allocation: Allocation = "uniform"
-    dense_first: bool = False
-    dense_last: bool = False
     drop_fraction: float = 0.5
     drop_fraction_end: float = 0.005
     update_every: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_start("SNFS", self.allocation, self.dense_first, self.dense_last)
         for name in ("drop_fraction", "drop_fraction_end"):
             check_within("SNFS", name, getattr(self, name), 0, 1, meaning="a part of a layer")
         if self.update_every is not None:
@@ -92,12 +88,7 @@ class SNFSMasker(ExchangeMasker):
     """Sparse momentum at work."""
 
     def __init__(self, method: SNFS, sites: Sequence[Site], context: Context) -> None:
-        spread = Spread(
-            allocation=method.allocation,
-            dense_first=method.dense_first,
-            dense_last=method.dense_last,
-        )
-        super().__init__(method, sites, context, spread)
+        super().__init__(method, sites, context, method.spread)
         self.method = method
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
         self.own: list[Tensor | None] = [None] * len(sites)

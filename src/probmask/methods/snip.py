@@ -8,11 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from probmask.checks import check_count
-from probmask.core.selection import select_top
 from probmask.masking.probing import averaged, batches_of, mean_gradient, network_at, probing
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMasker
+from probmask.masking.stored import StoredMasker, chosen_at_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +40,7 @@ class SNIP(Method):
 
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Look at the data and choose, for good."""
-        masker = StoredMasker(self, sites)
-        if masker.keep < masker.size:
-            scores = self._scores(sites, context)
-            masker.activate(select_top(scores, masker.keep, names=masker.names))
-        masker.freeze()
-        return masker
+        return chosen_at_once(self, sites, lambda: self._scores(sites, context))
 
     def _scores(self, sites: Sequence[Site], context: Context) -> list[Tensor]:
         probe = context.required_probe("SNIP")

@@ -168,9 +168,27 @@ class SparseVDMasker(SteeredMasker):
             if not mask.local:
                 normal_(mask.drawn, *mask.counters)
 
+    def penalty(self) -> Tensor | float:
+        """λ Σ KL(α) / n; what the steering adds to it acts on ln σ² alone.
+
+        On θ a factor of hundreds would be a force towards 0 or away from it that no learning rate
+        of the weights is made for.
+        """
+        if self.frozen:
+            return 0.0
+        return self.term() + (self.pressure - 1) * self._divergence(
+            [weight.detach() for _, weight in self.gated]
+        )
+
     def term(self) -> Tensor:
         """λ Σ KL(α) / n."""
-        parts = [kl_divergence(log_alpha(weight, mask.gate)).sum() for mask, weight in self.gated]
+        return self._divergence([weight for _, weight in self.gated])
+
+    def _divergence(self, weights: Sequence[Tensor]) -> Tensor:
+        parts = [
+            kl_divergence(log_alpha(weight, mask.gate)).sum()
+            for (mask, _), weight in zip(self.gated, weights, strict=True)
+        ]
         return self.method.strength * self.warmth * torch.stack(parts).sum() / self.size
 
     def kept_of(self, mask: GatedWeight, weight: Tensor) -> Tensor:

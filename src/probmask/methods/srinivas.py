@@ -58,7 +58,9 @@ class Srinivas(SteeredMethod):
         check_choice("Srinivas", "equal_epochs", self.equal_epochs, (True, False))
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Training without gates, then with them."""
+        """Training without gates, then with them; one dense training at sparsity 0."""
+        if self.sparsity == 0:
+            return super().phases(epochs)
         if self.pretrain == 0:
             return (Phase("gates", epochs),)
         if not self.equal_epochs:

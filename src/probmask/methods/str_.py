@@ -39,8 +39,10 @@ class STR(Method):
 
     With ``steer`` the decay at each update is what brings the number of weights above their
     thresholds onto a cubic down to the budget, from ``ramp_begin`` to ``ramp_end`` of the
-    training, up to five times the recipe's and possibly negative. At the end exactly the budget is
-    selected by |w_e|, and the weights that stay are w_e.
+    training, up to five times the recipe's and possibly negative. At ``freeze_at`` of the training
+    (None: at the end) exactly the budget is selected by |w_e|, and the weights that stay, w_e,
+    train on without a threshold: the exact cut is not the paper's, so what it takes away can be
+    made up for.
     """
 
     name: ClassVar[str] = "str"
@@ -59,6 +61,7 @@ class STR(Method):
     steer: bool = True
     ramp_begin: float = 0.25
     ramp_end: float = 0.6
+    freeze_at: float | None = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +73,8 @@ class STR(Method):
         check_ramp(
             "STR", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="what is kept falls"
         )
+        if self.freeze_at is not None:
+            check_within("STR", "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training")
 
     def begin(self, sites: Sequence[Site], context: Context) -> "STRMasker":
         """Start with thresholds of zero."""
@@ -125,13 +130,16 @@ class STRMasker(Masker):
                 mask.gate.grad = total.clone()
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Let s decay."""
+        """Let s decay; freeze when it is time."""
         if self.frozen:
             return
         usual = 2 * self.method.decay * schedules.cosine(now.fraction) / now.total_steps
         self._decay = self._steered(now, usual) if self.method.steer else usual
         for mask in self.masks:
             mask.gate.mul_(math.exp(-self._decay)).clamp_(max=_HIGHEST)
+        freeze_at = self.method.freeze_at
+        if freeze_at is not None and (now.step + 1) / now.total_steps >= freeze_at:
+            self.freeze()
 
     def _steered(self, now: Progress, usual: float) -> float:
         """The decay that leaves as many weights as wanted now, within what is allowed."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from probmask.checks import check_choice, check_count, check_within
 from probmask.core import schedules
@@ -22,8 +22,8 @@ from probmask.masking.budgets import checked_keep, whole_layers
 from probmask.masking.gated import GatedWeight, output_shape, straight_through
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.probing import averaged
 from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
-from probmask.masking.ranks import running
 from probmask.masking.sites import Site
 from probmask.methods.dense import DenseWeight
 
@@ -95,7 +95,13 @@ class ChannelMask(GatedWeight):
 
 
 def policy_gradient(losses: Tensor, masks: Sequence[Tensor], prob: Tensor) -> Tensor:
-    """1/(J-1) Σ_j (L_j - mean L) (m_j - s) / √(s (1 - s))."""
+    """1/(J-1) Σ_j (L_j - mean L) (m_j - s) / √(s (1 - s)).
+
+    Zero where a loss is not finite, as with a scaler whose step is going to be skipped: one such
+    gradient would make NaN of the probabilities for good.
+    """
+    if not torch.isfinite(losses).all():
+        return torch.zeros_like(prob)
     above = (losses - losses.mean()) / (len(masks) - 1)
     scores = torch.stack([value * (mask - prob) for value, mask in zip(above, masks, strict=True)])
     return scores.sum(0) / (prob * (1 - prob)).clamp(min=_EDGE).sqrt()
@@ -162,10 +168,7 @@ class VRPGEMasker(Masker):
                 f"VRPGE(draws={self.draws}): learns from losses, {len(self.losses)} were seen in "
                 "this update; call sparsifier.observe(loss) after each backward pass."
             )
-        losses = torch.stack([self.losses[draw] for draw in range(self.draws)])
-        if running():
-            distributed.all_reduce(losses)
-            losses /= distributed.get_world_size()
+        (losses,) = averaged([torch.stack([self.losses[draw] for draw in range(self.draws)])])
         for index, (mask, _) in enumerate(self.gated):
             masks = [self.drawn[draw][index] for draw in range(self.draws)]
             mask.gate.grad = policy_gradient(losses.to(mask.gate.device), masks, mask.gate)

@@ -15,7 +15,7 @@ from probmask.models.resnet50 import resnet50
 from probmask.models.resnet_cifar import resnet14, resnet20, resnet32
 from probmask.models.smallconv import smallconv
 from probmask.models.vgg import vgg19
-from probmask.names import lookup
+from probmask.names import lookup, nearest
 
 _DIGITS, _CIFAR, _IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
 
@@ -74,6 +74,7 @@ def build_model(
     """
     build = _find(name)
     signature = inspect.signature(build)
+    _check_known(name, settings, signature)
     settings = model_settings(name, settings, suggested=suggested or {})
     try:
         arguments = signature.bind(**settings)
@@ -94,6 +95,17 @@ def build_model(
             "a torch.nn.Module."
         )
     return model
+
+
+def _check_known(name: str, settings: Mapping[str, Any], signature: inspect.Signature) -> None:
+    """Refuse keys that the network's function does not take, unless it takes any."""
+    parameters = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in settings:
+        if key not in parameters:
+            there = nearest(key, parameters) if parameters else "it takes none."
+            raise InputError(f"--model {name}: unknown key model_args.{key}; {there}")
 
 
 def _find(name: str) -> Callable[..., Any]:

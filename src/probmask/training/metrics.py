@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from probmask.errors import InputError
 from probmask.masking.protocol import Histogram
 
 _LONGEST_HISTORY = 100
@@ -46,6 +47,8 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
             for name, histogram in histograms.items():
                 _draw(self._board, name, histogram, step)
+            # Now, not within two minutes: a run that is killed goes on behind what it has logged.
+            self._board.flush()
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +61,24 @@ class MetricsLog:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """All lines of a log.
+
+    A torn last line, which a process that was killed has left, is passed over.
+    """
+    *complete, _ = path.read_bytes().split(b"\n")
+    lines = []
+    for number, text in enumerate(complete, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{path}: line {number} is damaged ({error}).") from error
+        if not isinstance(line, dict) or not isinstance(line.get("epoch"), int):
+            raise InputError(f"{path}: line {number} is not that of an epoch.")
+        lines.append(line)
+    return lines
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,15 @@
 """What a run needs before its first update: the settings of its network, its phases, its probe."""
 
+import warnings
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from probmask.data import DataSource
-from probmask.errors import InputError
+from probmask.errors import AbsentClassWarning, InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.modes import evaluating
 from probmask.masking.protocol import Phase, Probe
@@ -16,11 +18,15 @@ from probmask.masking.sparsifier import attach
 from probmask.models import build_model
 from probmask.training.config import TrainConfig, make_method
 
+_MOST_NAMED = 5
 _PROBE_EPOCH = -1  # no epoch of the training has this order
 
 
 def check_runnable(config: TrainConfig, data: DataSource) -> None:
-    """Build everything that a run needs, so that what is wrong is said before a file is made."""
+    """Build everything that a run needs, so that what is wrong is said before a file is made.
+
+    A method that looks at data is shown one batch: what it makes of more is not wanted yet.
+    """
     steps = data.steps_per_epoch(config.batch_size)
     model = build_model(config.model, config.model_args, suggested=suggested_settings(data))
     example = torch.zeros(1, *data.image_shape)
@@ -36,7 +42,7 @@ def check_runnable(config: TrainConfig, data: DataSource) -> None:
         exclude=config.exclude,
         example_inputs=example,
         phases=phases,
-        probe=training_probe(config, data),
+        probe=training_probe(config, data, most=1),
         seed=config.seed,
     )
 
@@ -62,32 +68,50 @@ def _check_takes(model: nn.Module, data: DataSource, config: TrainConfig) -> Non
     count_macs(model, find_sites(model), example)
 
 
+def warn_of_absent_classes(data: DataSource) -> None:
+    """Name the classes that no training image is of."""
+    counts = data.train_labels.bincount(minlength=data.classes)
+    absent = counts.eq(0).nonzero().flatten().tolist()
+    if absent:
+        names = [str(label) for label in absent]
+        if data.class_names is not None:
+            names = [f"{label} ({data.class_names[label]})" for label in absent]
+        more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
+        warnings.warn(
+            f"--data {data.name}: of its {data.classes} classes {', '.join(names[:_MOST_NAMED])}"
+            f"{more} {'has' if len(absent) == 1 else 'have'} no training image and cannot be "
+            "learnt; classes are counted from 0.",
+            AbsentClassWarning,
+            stacklevel=2,
+        )
+
+
 def total_epochs(phases: Sequence[Phase]) -> int:
     """The epochs of all phases together: what the training costs."""
     return sum(phase.epochs for phase in phases)
 
 
-def training_probe(config: TrainConfig, data: DataSource) -> Probe:
-    """Training batches for methods that look at some, the same on every rank."""
+def training_probe(config: TrainConfig, data: DataSource, *, most: int | None = None) -> Probe:
+    """Training batches for methods that look at some, the same on every rank; ``most`` of them."""
 
     def criterion(outputs: Tensor, targets: Tensor) -> Tensor:
         smoothing = config.label_smoothing
         return nn.functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
 
-    return Probe(_ProbeBatches(config, data), criterion)
+    return Probe(_ProbeBatches(config, data, most), criterion)
 
 
 class _ProbeBatches:
     """The training batches in an order of their own, from the beginning whenever asked."""
 
-    def __init__(self, config: TrainConfig, data: DataSource) -> None:
-        self._config, self._data = config, data
+    def __init__(self, config: TrainConfig, data: DataSource, most: int | None) -> None:
+        self._config, self._data, self._most = config, data, most
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         batches = self._data.training(
             _PROBE_EPOCH, batch_size=self._config.batch_size, seed=self._config.seed
         )
-        for batch in batches:
+        for batch in islice(batches, self._most):
             yield batch.images, batch.labels
 
 

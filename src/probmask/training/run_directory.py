@@ -9,6 +9,9 @@ record.json             what came out; its presence means that the run is finish
 """
 
 import json
+import os
+import platform
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,11 +43,21 @@ class RunDirectory:
         self.checkpoint = path / "checkpoint.safetensors"
         self.artifact = path / "model.safetensors"
         self.record = path / "record.json"
+        self.lock = path / ".lock"
 
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end."""
         return self.record.exists()
+
+    @property
+    def busy(self) -> bool:
+        """Whether another process trains in it; where there are no locks, whether one may."""
+        try:
+            with self.lock.open("rb") as file:
+                return _is_locked(file.fileno()) if fcntl is not None else not self.finished
+        except FileNotFoundError:
+            return False
 
     def create(self, config: TrainConfig) -> None:
         """Make the directory for a new run; one that is in use is refused, untouched."""
@@ -78,7 +91,7 @@ class RunDirectory:
 
         The system lifts the lock when the process ends, however it ends.
         """
-        with (self.path / ".lock").open("w") as file:
+        with self.lock.open("w") as file:
             if fcntl is not None:
                 try:
                     # Not flock: processes that read images would inherit it, and hold it for some
@@ -110,6 +123,19 @@ class RunDirectory:
         """Delete what a killed process was in the middle of writing."""
         for leftover in self.path.glob(_LEFTOVER):
             leftover.unlink()
+
+
+def _is_locked(file: int) -> bool:
+    """Ask for the lock of another process without taking it: a run may be about to start."""
+    write, begin = fcntl.F_WRLCK, os.SEEK_SET
+    # struct flock: type, whence, start, length, process; on BSD and macOS in another order.
+    if platform.system() == "Linux":
+        asked = struct.pack("hhqqi4x", write, begin, 0, 0, 0)
+        (kind,) = struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    else:
+        asked = struct.pack("qqihhi", 0, 0, 0, write, begin, 0)
+        (kind,) = struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_GETLK, asked), offset=20)
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def recorded_place(artifact: Path) -> str | None:

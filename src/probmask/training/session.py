@@ -19,8 +19,8 @@ from probmask.training.config import (
     to_table,
 )
 from probmask.training.loop import MakeReporter, train_run
-from probmask.training.preparation import check_runnable
-from probmask.training.progress import Quiet
+from probmask.training.preparation import check_runnable, warn_of_absent_classes
+from probmask.training.progress import Bar, Quiet
 from probmask.training.run_directory import RunDirectory, unused_directory
 
 
@@ -59,8 +59,9 @@ def train(
     if not resume:
         check_runnable(launch, data)
         if is_first_rank():
+            warn_of_absent_classes(data)
             reading = data.to(torch.device("cpu"), workers=workers)
-            reading.check(visible=make_reporter is not Quiet)
+            reading.check(visible=make_reporter is Bar)
     fabric = _launched_fabric(launch)
     if launch.threads is not None:
         torch.set_num_threads(launch.threads)

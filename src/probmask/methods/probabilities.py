@@ -1,0 +1,306 @@
+"""ProbMask at work: the probabilities of one model, their noise, budget and projection."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.core import schedules
+from probmask.core.allocation import largest_remainder
+from probmask.core.noise import logistic_
+from probmask.core.projection import project_
+from probmask.core.relaxation import bernoulli_mask, relaxed_mask
+from probmask.core.selection import select_top, select_within
+from probmask.errors import InputError, LayerCollapseWarning
+from probmask.masking.budgets import checked_keep
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.protocol import Context, Histogram, Masker, Progress, Trainables
+from probmask.masking.ranks import rank
+from probmask.masking.sites import Site
+
+if TYPE_CHECKING:
+    from probmask.methods.probmask import ProbMask
+
+# Adam's rate for the probabilities, and the number of updates it was found for (CIFAR, 300 epochs).
+PAPER_RATE = 6e-3
+_PAPER_UPDATES = 58_800
+_BINS = 20  # of the histogram of probabilities
+
+
+class ProbMaskedWeight(MaskedWeight):
+    """One site: its probabilities, and the noise and temperature of the current draw.
+
+    Noise and temperature are tensors, so that a compiled graph depends on neither's value, but not
+    buffers, so that every rank keeps its own. All are fp32 whatever the weight is: in bf16 a
+    probability of 0.98 could not move by less than 0.004.
+    """
+
+    def __init__(self, site: Site, mask: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(site)
+        self.prob = nn.Parameter(torch.ones_like(site.weight, dtype=torch.float32))
+        self.noise = torch.zeros_like(site.weight, dtype=torch.float32, requires_grad=False)
+        self.temperature = torch.ones((), device=site.weight.device)
+        self._mask = mask
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """The relaxed network: w m."""
+        return weight * self._mask(self.prob, self.noise, self.temperature).to(weight.dtype)
+
+
+class ProbMasker(Masker):
+    """ProbMask at work on one model."""
+
+    masks: tuple[ProbMaskedWeight, ...]
+
+    def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
+        super().__init__(sites, [ProbMaskedWeight(site, self.mask) for site in sites])
+        self.method = method
+        self.draws = method.draws
+        self.seed = context.seed
+        self.prob_lr = method.prob_lr or self.usual_rate(context.total_steps)
+        self._temperature = self._kept_fraction = 1.0
+        self._warned: set[str] = set()
+        self._check_every = max(1, context.total_steps // 100)
+        sizes = [site.size for site in sites]
+        self.costs = (
+            tuple(float(c) for c in context.macs_per_weight()) if method.cost == "flops" else None
+        )
+        self.keep = checked_keep(method, sites)
+        self.least = [min(method.min_keep_per_layer, size) for size in sizes]
+        if self.costs is not None and self._spent(self.least) > self._allowed():
+            raise InputError(
+                f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): that many weights of "
+                f"each layer take {self._spent(self.least):g} multiplications, the budget is "
+                f"{self._allowed():g}; lower it."
+            )
+        if self.costs is None and sum(self.least) > self.keep:
+            raise InputError(
+                f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): {len(sizes)} layers "
+                f"would keep {sum(self.least)} weights, the budget is {self.keep}; lower it."
+            )
+        if method.sparsity == 0:
+            self.freeze()  # everything is kept: there is nothing to learn and nothing to draw
+
+    def _spent(self, kept: Sequence[int]) -> float:
+        assert self.costs is not None
+        return math.fsum(c * k for c, k in zip(self.costs, kept, strict=True))
+
+    def _allowed(self) -> float:
+        return (1 - self.method.sparsity) * self._spent([prob.numel() for prob in self.probs])
+
+    @property
+    def clip_norm(self) -> float | None:
+        """To which norm the joint gradient of weights and probabilities is clipped."""
+        return self.method.clip_norm
+
+    @property
+    def freeze_at(self) -> float | None:
+        """At which part of the training the mask becomes final."""
+        return self.method.freeze_at
+
+    @property
+    def probs(self) -> list[Tensor]:
+        """The probabilities of all sites."""
+        return [mask.prob for mask in self.masks]
+
+    def trainables(self) -> list[Trainables]:
+        """Adam on the probabilities, its rate on a cosine."""
+        optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr)
+
+        def learning_rate(now: Progress, _: float) -> float:
+            return self.prob_lr * schedules.cosine(self.progress(now))
+
+        return [Trainables(optimizer, learning_rate)]
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Set the temperature and draw noise that is this rank's own."""
+        if self.frozen:
+            return
+        self._temperature = schedules.temperature(
+            self.progress(now),
+            start=self.method.temperature_start,
+            end=self.method.temperature_end,
+        )
+        for index, mask in enumerate(self.masks):
+            mask.temperature.fill_(self._temperature)
+            self.draw_noise_(mask.noise, self.seed, rank(), now.step, draw, index)
+
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Clip the joint gradient of weights and probabilities."""
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_([*optimizers.parameters, *self.probs], self.clip_norm)
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Project the probabilities onto the budget of this moment; freeze when it is time."""
+        if self.frozen:
+            return
+        self._kept_fraction = self.scheduled_budget(now)
+        self._project(self._kept_fraction)
+        if now.step % self._check_every == 0:
+            self._warn_of_collapse([float(prob.detach().sum()) for prob in self.probs])
+        if self.freeze_at is not None and now.fraction >= self.freeze_at:
+            self.freeze()
+
+    def choose(self) -> list[Tensor]:
+        """Select exactly the budget by probability, ties by magnitude; or draw a sample."""
+        return self._sample() if self.method.select == "sample" else self._select()
+
+    def metrics(self) -> dict[str, float]:
+        """Budget, temperature, and how far the probabilities are from a decision."""
+        size = sum(prob.numel() for prob in self.probs)
+        expected = sum(float(prob.sum(dtype=torch.float64)) for prob in self.probs)
+        undecided = sum(int(((prob > 0.05) & (prob < 0.95)).count_nonzero()) for prob in self.probs)
+        return {
+            "temperature": self._temperature,
+            "kept_fraction": self._kept_fraction,
+            "expected_sparsity": 1 - expected / size,
+            "undecided_per_kept": undecided / max(1, self.keep),
+        }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """The probabilities of all layers, as long as they are learned."""
+        if self.frozen:
+            return {}
+        counts = sum(torch.histc(prob, _BINS, min=0, max=1).double() for prob in self.probs)
+        assert isinstance(counts, Tensor)
+        return {"prob": Histogram(0, 1, tuple(int(count) for count in counts))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seed of the noise, the budget and temperature last used, and the frozen masks."""
+        return {
+            **super().state_dict(),
+            "seed": self.seed,
+            "kept_fraction": self._kept_fraction,
+            "temperature": self._temperature,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        self.seed = state["seed"]
+        self._kept_fraction = state["kept_fraction"]
+        self._temperature = state["temperature"]
+
+    def freeze(self) -> None:
+        """Fix the masks; a layer that has none of its weights left is named."""
+        super().freeze()
+        self._warn_of_collapse([float(mask.hard.sum()) for mask in self.masks])
+
+    @staticmethod
+    def mask(prob: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
+        """The relaxed mask of a draw."""
+        return relaxed_mask(prob, noise, temperature)
+
+    def usual_rate(self, total_steps: int) -> float:
+        """Adam's rate where none is asked for: the paper's, raised for shorter trainings than its.
+
+        A probability has to travel from 1 to 0 or back however few updates there are. A rate in
+        inverse proportion to them would follow the noise of single gradients; the cube root lies
+        between.
+        """
+        return PAPER_RATE * math.cbrt(max(1.0, _PAPER_UPDATES / total_steps))
+
+    def progress(self, now: Progress) -> float:
+        """The part of the training that is done, for schedules."""
+        return now.epoch_fraction if self.method.every == "epoch" else now.fraction
+
+    def draw_noise_(self, noise: Tensor, *counters: int) -> None:
+        """Fill in the noise that these numbers stand for."""
+        logistic_(noise, *counters)
+
+    def scheduled_budget(self, now: Progress) -> float:
+        """The fraction of the budget's currency that is kept at this moment."""
+        size = sum(prob.numel() for prob in self.probs)
+        final = self.keep / size if self.costs is None else 1 - self.method.sparsity
+        begin, end = self.method.ramp_begin, self.method.ramp_end
+        return schedules.kept_fraction(self.progress(now), final, begin=begin, end=end)
+
+    def _project(self, fraction: float) -> None:
+        if self.method.scope == "global":
+            self.project_(slice(None), fraction)
+        else:
+            for index in range(len(self.masks)):
+                self.project_(slice(index, index + 1), fraction)
+
+    def project_(self, which: slice, fraction: float) -> None:
+        """Project the probabilities of these sites onto a budget of this fraction of them."""
+        probs = self.probs[which]
+        costs = self.costs[which] if self.costs else tuple(1.0 for _ in probs)
+        budget = fraction * sum(c * prob.numel() for c, prob in zip(costs, probs, strict=True))
+        project_(probs, budget, costs=costs if self.costs else None, names=self.names[which])
+        if self.method.min_keep_per_layer > 0:
+            self._feed_starved(range(len(self.masks))[which], budget)
+
+    def _feed_starved(self, which: range, budget: float) -> None:
+        """Give layers with less than they must keep their best weights for good, at others' cost.
+
+        A layer whose probabilities are all zero passes no gradient: it would be dead, and the
+        network with it, long before the final selection gave it anything.
+        """
+        fed: set[int] = set()
+        while True:
+            starved = {
+                i
+                for i in which
+                if i not in fed and float(self.probs[i].sum(dtype=torch.float64)) < self.least[i]
+            }
+            if not starved:
+                return
+            fed |= starved
+            for i in starved:
+                tie = self.weights[i].detach().abs()
+                (best,) = select_top([self.probs[i]], self.least[i], ties=[tie])
+                self.probs[i].copy_(best)
+            cost = self.costs or (1.0,) * len(self.masks)
+            others = [i for i in which if i not in fed]
+            project_(
+                [self.probs[i] for i in others],
+                max(0.0, budget - sum(cost[i] * self.least[i] for i in fed)),
+                costs=[cost[i] for i in others],
+                names=[self.names[i] for i in others],
+            )
+
+    def _sample(self) -> list[Tensor]:
+        noise = [torch.empty_like(prob) for prob in self.probs]
+        return [
+            bernoulli_mask(prob, logistic_(out, self.seed, -1, index))
+            for index, (prob, out) in enumerate(zip(self.probs, noise, strict=True))
+        ]
+
+    def _select(self) -> list[Tensor]:
+        probs = self.probs
+        ties = [weight.detach().abs() for weight in self.weights]
+        if self.method.scope == "layer":
+            budget = self._layer_budgets()
+            return [
+                select_top([prob], keep, ties=[tie], names=[name])[0]
+                for prob, keep, tie, name in zip(probs, budget, ties, self.names, strict=True)
+            ]
+        if self.costs is not None:
+            allowed = self._allowed()
+            return select_within(probs, self.costs, allowed, ties=ties, minimum=self.least)
+        return select_top(probs, self.keep, ties=ties, minimum=self.least, names=self.names)
+
+    def _layer_budgets(self) -> list[int]:
+        """The same kept fraction in each layer, but the least that each must keep."""
+        sizes = [prob.numel() for prob in self.probs]
+        share = self.keep / sum(sizes)
+        above = [max(0.0, share * size - low) for size, low in zip(sizes, self.least, strict=True)]
+        caps = [size - low for size, low in zip(sizes, self.least, strict=True)]
+        extra = largest_remainder(above, self.keep - sum(self.least), caps)
+        return [low + more for low, more in zip(self.least, extra, strict=True)]
+
+    def _warn_of_collapse(self, kept: Sequence[float]) -> None:
+        for name, count, least in zip(self.names, kept, self.least, strict=True):
+            if count < 1 and least < 1 and name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(
+                    f"{name} is losing all of its weights; min_keep_per_layer=1 forbids it "
+                    "(on the command line: --set method.min_keep_per_layer=1).",
+                    LayerCollapseWarning,
+                    stacklevel=2,
+                )

@@ -1,0 +1,73 @@
+"""TensorBoard on a run's directory shows what the log says, also after a kill."""
+
+import pytest
+
+from probmask.cli import main
+from probmask.training.metrics import MetricsLog, read_log
+from training.small import flags, kill_when, lines, start_command
+
+SETTINGS = {
+    "epochs": 6,
+    "batch_size": 128,
+    "method__sparsity": 0.9,
+    "tensorboard": True,
+    "checkpoint_seconds": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """A run that was killed after some epochs, and then finished."""
+    out = tmp_path_factory.mktemp("board") / "run"
+    kill_when(
+        start_command("train", "--out", str(out), *flags(**SETTINGS)),
+        lambda: lines(out / "metrics.jsonl") >= 2,
+        delay=0.05,
+    )
+    assert main(["train", "--resume", str(out), "--quiet"]) == 0
+    return out
+
+
+def board_of(directory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(directory / "tensorboard"), size_guidance={"histograms": 0})
+    board.Reload()
+    return board
+
+
+def test_every_number_of_the_log_is_there_once(resumed):
+    assert len(list((resumed / "tensorboard").iterdir())) == 2  # a file for each process
+    log, board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
+    assert [line["epoch"] for line in log] == [1, 2, 3, 4, 5, 6]
+    names = log[0].keys() - {"step", "histograms"}
+    assert {"loss", "train_accuracy", "expected_sparsity", "temperature"} <= names
+    assert set(board.Tags()["scalars"]) == names
+    for name in names:
+        shown = board.Scalars(name)
+        expected = [(line["step"], line[name]) for line in log if name in line]
+        assert [event.step for event in shown] == [step for step, _ in expected], name
+        assert [event.value for event in shown] == pytest.approx([v for _, v in expected], rel=1e-6)
+
+
+def test_the_histogram_of_the_probabilities_is_there_for_every_epoch_that_has_one(resumed):
+    log, board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
+    assert board.Tags()["histograms"] == ["prob"]
+    expected = [line for line in log if "histograms" in line]
+    assert len(expected) >= 3  # until the mask is frozen
+    shown = board.Histograms("prob")
+    assert [event.step for event in shown] == [line["step"] for line in expected]
+    for event, line in zip(shown, expected, strict=True):
+        told = line["histograms"]["prob"]
+        assert event.histogram_value.num == sum(told["counts"])
+        counts = [count for count in event.histogram_value.bucket if count]
+        assert counts == [count for count in told["counts"] if count]
+        assert (event.histogram_value.min, event.histogram_value.max) == (told["low"], told["high"])
+
+
+def test_an_epoch_is_on_disk_as_soon_as_it_is_logged(tmp_path):
+    """What is still in memory when a process is killed would be missing for ever."""
+    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", length=0, step=1)
+    log.write(5, {"epoch": 1, "loss": 2.0})
+    assert [event.step for event in board_of(tmp_path).Scalars("loss")] == [5]
+    log.close()
