@@ -12,7 +12,6 @@ model_args = { width = 8 }
 batch_size = 256
 epochs = 2
 select_on = "none"
-dense_twin = false
 tensorboard = false
 """
 

@@ -43,7 +43,9 @@ def test_what_runs_have_in_common_is_in_run():
 
 
 def test_a_file_without_a_grid_is_one_run():
-    assert len(planned("[run]\nepochs = 2")) == 1
+    (run,) = planned("[run]\nepochs = 2")
+    assert run.config.epochs == 2
+    assert not run.config.dense_twin  # which a single run on digits has by default
 
 
 def test_methods_take_settings_and_any_dotted_key_is_an_axis():

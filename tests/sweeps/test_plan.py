@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -152,6 +153,13 @@ def test_wrong_input_gets_one_line(arguments, said, tmp_path, capsys):
     assert said in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
+    assert main(["sweep", str(file), "--ray", "local", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'probmask[ray]'" in capsys.readouterr().err
 
 
 # Shares of the machine

@@ -79,6 +79,8 @@ def _show(experiment: "Experiment", plan: "Plan", out: Path) -> None:
     runs = [run for _, run in plan.finished]
     print(f"{experiment.title}\n{experiment.about}\n")
     print_comparison(compare(runs), "text")
+    for planned, reason in plan.failed:
+        print(f"{planned.name}: {reason}")
     page = out / "report.html"
     write_page(runs, page)
     print(f"{page}: {experiment.shows}, and all else there is to see; {out / 'records'}: to commit")

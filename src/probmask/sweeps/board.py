@@ -142,7 +142,7 @@ class LiveBoard(Board):
         for heading in ("epoch", "loss", "accuracy", "sparsity", "left"):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, run in list(self.running.items())[:_HIDDEN_AFTER]:
-            table.add_row(Text(name), *_cells(run))
+            table.add_row(Text(name.rpartition("-")[0] or name), *_cells(run))
         return table
 
 

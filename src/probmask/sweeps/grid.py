@@ -111,6 +111,7 @@ def _configured(
     method = table.get("method")
     if isinstance(method, dict) and method.get("name") == "dense":
         method.pop("sparsity", None)  # it has none, whatever the others are asked for
+    table.setdefault("dense_twin", False)  # in a grid, dense training is a method
     return complete_config(table, source=source)
 
 

@@ -8,7 +8,7 @@ OUT/logs/NAME.log       what a run had to say
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,24 +32,21 @@ class SweepDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Make the directory, and keep other sweeps out of it."""
-        try:
-            for directory in (self.runs, self.records, self.failed, self.logs):
-                directory.mkdir(parents=True, exist_ok=True)
-            lock = RunDirectory(self.path).locked()
-            lock.__enter__()
-        except OSError as error:
-            raise InputError(
-                f"--out {self.path}: cannot be made or written ({error.strerror}); choose a "
-                "writable directory."
-            ) from error
-        except InputError as error:
-            raise InputError(
-                f"--out {self.path}: another sweep is running in it; wait for it, or end it."
-            ) from error
-        try:
+        with ExitStack() as stack:
+            try:
+                for directory in (self.runs, self.records, self.failed, self.logs):
+                    directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(RunDirectory(self.path).locked())
+            except OSError as error:
+                raise InputError(
+                    f"--out {self.path}: cannot be made or written ({error.strerror}); choose a "
+                    "writable directory."
+                ) from error
+            except InputError as error:
+                raise InputError(
+                    f"--out {self.path}: another sweep is running in it; wait for it, or end it."
+                ) from error
             yield
-        finally:
-            lock.__exit__(None, None, None)
 
     def run(self, planned: Planned) -> RunDirectory:
         """The directory of a run."""
