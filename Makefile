@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck unit format clean
+.PHONY: help setup demo test lint typecheck browser unit format clean
 
 help:
 	@echo "make demo    train a 98 % sparse network on embedded data, beside its dense twin"
@@ -27,6 +27,7 @@ demo: $(READY)
 	$(BIN)/probmask train --out runs/demo
 	$(BIN)/probmask inspect runs/demo/model.safetensors
 	$(BIN)/probmask evaluate runs/demo/model.safetensors
+	$(BIN)/probmask report runs/demo --out runs/demo/report.html
 
 test: lint typecheck unit
 
@@ -37,8 +38,20 @@ lint: $(READY)
 typecheck: $(READY)
 	$(BIN)/mypy
 
-unit: $(READY)
-	$(BIN)/pytest -n auto --cov --cov-report=term
+unit: $(READY) browser
+	$(BIN)/pytest -n auto -rs --cov --cov-report=term
+
+# The page of `probmask report` is tested in a real browser. Where it can be neither found nor
+# installed, those tests are skipped and say why.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Chromium, for the tests of the report page"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install="timeout 900 apt-get install -y --no-install-recommends chromium chromium-driver"; \
+		{ $$install || { timeout 300 apt-get update && $$install; }; } >/dev/null 2>&1 \
+			|| echo "it cannot be installed here; the tests that need it are skipped"; \
+	fi
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

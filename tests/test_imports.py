@@ -23,6 +23,7 @@ PARTS = [
     {"artifact"},
     {"training"},
     {"analysis"},
+    {"sweeps"},
     {"commands"},
     {"cli"},
 ]

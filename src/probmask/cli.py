@@ -7,7 +7,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probmask.commands import evaluate, export, inspect, listing, train, watch
+from probmask.commands import (
+    compare,
+    evaluate,
+    export,
+    inspect,
+    listing,
+    report,
+    reproduce,
+    sweep,
+    train,
+    watch,
+)
 from probmask.commands.output import say
 from probmask.errors import (
     AbsentClassWarning,
@@ -19,12 +30,24 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, watch, evaluate, inspect, export, listing)
+_COMMANDS = (
+    train,
+    watch,
+    evaluate,
+    inspect,
+    export,
+    listing,
+    sweep,
+    reproduce,
+    compare,
+    report,
+)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
         ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w"), "train"
     ),
+    "ray": "ray",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
 }
 # Warnings that are meant for people; others are for those who write programs.
@@ -56,8 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         say(str(error))
         return 2
-    except KeyboardInterrupt:
-        print("probmask: interrupted; --resume DIR goes on from the checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        what = str(error) or "--resume DIR goes on from the checkpoint"
+        print(f"probmask: interrupted; {what}", file=sys.stderr)
         return 130
     return 0
 

@@ -21,6 +21,10 @@ class DownloadError(OSError):
     """A file did not come over the network, or not as it was released; exit code 1."""
 
 
+class FailedRunsError(OSError):
+    """Some runs of a sweep failed; the others are done; exit code 1."""
+
+
 class LayerCollapseWarning(UserWarning):
     """A layer has lost, or is about to lose, all of its weights."""
 

@@ -1,6 +1,7 @@
 """MLPrune: its factors, its costs against an explicit Fisher, and what is left as it was."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 import probmask
 from probmask.core.kronecker import inverse_diagonal, obs_importance
 from probmask.methods.curvature import gradient_vectors, importances, input_vectors
-from probmask.methods.mlprune import MLPrune, sample_labels
+from probmask.methods.mlprune import MLPrune, log_histogram, sample_labels
 from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
 
 STEPS, PER_EPOCH, PRUNED_AT = 10, 2, 8
@@ -360,3 +361,32 @@ def test_outputs_that_are_no_logits_are_refused():
 def test_settings_are_checked(settings, message):
     with pytest.raises(probmask.InputError, match=message):
         MLPrune(**{"sparsity": 0.9} | settings)
+
+
+# What the record shows
+
+
+def test_costs_are_shown_layer_by_layer_in_the_epoch_of_the_pruning_only():
+    model, optimizer, sparsifier = begin()
+    batches = make_batches("mlp", STEPS)
+    shown = []
+    for batch in batches:
+        train(model, optimizer, [batch])
+        shown.append(sparsifier.histograms())
+    assert [step for step, found in enumerate(shown, start=1) if found] == [PRUNED_AT]
+    sizes = [layer.size for layer in sparsifier.finalize().layers]
+    found = shown[PRUNED_AT - 1]
+    assert all(name.startswith("log10_cost/") for name in found)
+    assert [sum(histogram.counts) for histogram in found.values()] == sizes
+
+
+def test_the_histogram_of_costs_counts_every_weight_in_its_decade():
+    costs = torch.tensor([0.0, 1e-30, 1e-14, 1.1e-3, 1.2e-3, 0.5, 1e9])
+    histogram = log_histogram(costs)
+    width = (histogram.high - histogram.low) / len(histogram.counts)
+    expected = [0] * len(histogram.counts)
+    for cost in costs.tolist():
+        log = math.log10(cost) if cost > 0 else histogram.low
+        place = math.floor((min(max(log, histogram.low), histogram.high) - histogram.low) / width)
+        expected[min(place, len(expected) - 1)] += 1
+    assert list(histogram.counts) == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import probmask
+from probmask.cli import main
 from probmask.data import DATA
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,15 @@ def test_a_98_percent_sparse_network_within_two_points_of_dense(tmp_path):
     assert (record["kept"], record["size"]) == (2039, 101_960)
     assert dense["test"]["accuracy"] > 97
     assert dense["test"]["accuracy"] - record["test"]["accuracy"] <= 2
+    page = tmp_path / "demo" / "report.html"
+    assert main(["report", str(tmp_path / "demo"), "--out", str(page)]) == 0
+    assert "demo/dense" in page.read_text(encoding="utf-8")
+
+
+def test_the_demo_ends_with_its_page():
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    last = recipe.group(1).splitlines()[-1]
+    assert last.strip() == "$(BIN)/probmask report runs/demo --out runs/demo/report.html"
 
 
 def test_the_documented_configuration_is_the_default_one():

@@ -74,6 +74,22 @@ def test_a_long_history_is_thinned_out_and_a_torn_line_is_passed_over(tmp_path):
     assert read_history(log) == []
 
 
+def test_the_last_histogram_is_in_the_history_whatever_its_epoch(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    shown = {41: ["once"], 3: ["often"], 4: ["often"], 5: ["often", "twice"], 6: ["twice"]}
+    with log.open("w") as file:
+        for epoch in range(1, 1001):
+            names = shown.get(epoch)
+            more = {"histograms": {name: {} for name in names}} if names else {}
+            file.write(json.dumps({"epoch": epoch, **more}) + "\n")
+    history = read_history(log)
+    epochs = [line["epoch"] for line in history]
+    assert epochs == sorted(set(epochs))
+    assert {5, 6, 41, 1000} <= set(epochs)
+    assert len(epochs) == 103
+    assert [line["epoch"] for line in history if "histograms" in line] == [5, 6, 41]
+
+
 def test_the_record_counts_layer_by_layer(run):
     record = run[1].record
     layers = record["layers"]

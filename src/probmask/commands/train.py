@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probmask.checks import check_sparsity
+from probmask.commands.assignments import add_assignments, assignments_of
 from probmask.commands.data_place import add_data_place, fetch
 from probmask.commands.output import print_json, say, visible
 from probmask.errors import InputError
@@ -70,13 +71,7 @@ def add(commands: Any) -> None:
         metavar="DIR",
         help="go on with the unfinished run in DIR (or in --out)",
     )
-    train.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any key of the configuration, as in --set optimizer.lr=0.05",
-    )
+    add_assignments(train)
     train.add_argument("--quiet", action="store_true", help="show no progress, only what came out")
     train.set_defaults(command=run)
 
@@ -84,7 +79,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Train as the file and the flags say; print what came out."""
     from probmask.analysis.tables import print_training
-    from probmask.training.config import load_config, parse_value
+    from probmask.training.config import load_config
     from probmask.training.run_directory import RunDirectory
     from probmask.training.session import train
 
@@ -94,11 +89,7 @@ def run(options: argparse.Namespace) -> None:
         for flag, key in _FLAGS.items()
         if getattr(options, flag) is not None
     ]
-    for assignment in options.set:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise InputError(f"--set {assignment}: expected KEY=VALUE, as in optimizer.lr=0.05.")
-        overrides.append((key, parse_value(value)))
+    overrides += assignments_of(options)
     out = options.out
     resume = options.resume is not None
     if isinstance(options.resume, str):

@@ -18,7 +18,7 @@ from probmask.core.noise import fold, uniform_
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.probing import batches_of
-from probmask.masking.protocol import Context, Progress
+from probmask.masking.protocol import Context, Histogram, Progress
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
 from probmask.methods.curvature import importances
@@ -26,6 +26,8 @@ from probmask.methods.fine_tuning import PruneOnce, PruneOnceMasker
 
 # A counter that keeps the order of the batches apart from the noise of the labels.
 _BATCHES = -3
+# Of the histograms: the same for all layers, so that they can be laid over each other.
+_LOG_LOW, _LOG_HIGH, _LOG_BINS = -14.0, 2.0, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +84,26 @@ class MLPruneMasker(PruneOnceMasker):
         self.model = context.model
         self.holders = tuple(site.holders for site in sites)
         self.seed = context.seed
+        self._seen: dict[str, Histogram] = {}
         self._probe = None if self.frozen else context.required_probe("MLPrune")
 
     def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
         """Measure what each weight's removal would cost, and remove the cheapest."""
-        self.prune_(self.spread.select(self.costs(), self.keep, self.names), optimizers)
+        costs = self.costs()
+        self._seen = {
+            f"log10_cost/{name}": log_histogram(cost)
+            for name, cost in zip(self.names, costs, strict=True)
+        }
+        self.prune_(self.spread.select(costs, self.keep, self.names), optimizers)
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep removed weights at zero; what they would have cost is old by now."""
+        super().after_update(now, optimizers)
+        self._seen = {}
+
+    def histograms(self) -> dict[str, Histogram]:
+        """The costs by which was just pruned, layer by layer."""
+        return self._seen
 
     def costs(self) -> list[Tensor]:
         """What the removal of each weight would cost now."""
@@ -128,6 +145,16 @@ class MLPruneMasker(PruneOnceMasker):
         logits = outputs.float()
         labels = sample_labels(logits.detach(), self.seed, index)
         return functional.cross_entropy(logits, labels, reduction="sum")
+
+
+def log_histogram(costs: Tensor) -> Histogram:
+    """How the logarithms (base 10) of the costs of a layer are spread.
+
+    A cost of nothing, or beyond the least bin, is counted there.
+    """
+    logs = costs.double().log10().clamp(_LOG_LOW, _LOG_HIGH)
+    counts = torch.histc(logs, _LOG_BINS, min=_LOG_LOW, max=_LOG_HIGH)
+    return Histogram(_LOG_LOW, _LOG_HIGH, tuple(int(count) for count in counts))
 
 
 def sample_labels(logits: Tensor, seed: int, index: int) -> Tensor:

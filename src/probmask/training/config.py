@@ -109,7 +109,7 @@ class TrainConfig:
 
 # What has no influence on the result, and may therefore be another after a resume.
 # Data may have moved; whether it is still the same is asked of its content.
-INDIFFERENT = frozenset(("checkpoint_seconds", "data_dir", "workers"))
+INDIFFERENT = frozenset(("checkpoint_seconds", "data_dir", "tensorboard", "workers"))
 
 _SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
 # What makes sense for a data set where neither file nor flag says otherwise.
@@ -137,9 +137,18 @@ _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
 
 def load_config(path: str | Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> TrainConfig:
     """Read a TOML file, put ``key = value`` overrides on top (dotted keys), and check it all."""
-    table = _read(Path(path)) if path is not None else {}
+    table = read_toml(Path(path)) if path is not None else {}
+    source = str(path) if path is not None else "the command line"
+    return complete_config(table, overrides, source=source)
+
+
+def complete_config(
+    given: Mapping[str, Any], overrides: Sequence[tuple[str, Any]] = (), *, source: str
+) -> TrainConfig:
+    """Make a configuration of what is given and of defaults that make sense for its data."""
+    table = copy.deepcopy(dict(given))
     for key, value in overrides:
-        _assign(table, key, value)
+        assign(table, key, value)
     data = table.get("data", TrainConfig.data)
     method = table.get("method")
     if isinstance(method, Mapping) and method.get("name") == "dense":
@@ -148,7 +157,7 @@ def load_config(path: str | Path | None, overrides: Sequence[tuple[str, Any]] = 
         table[key] = _filled_up(table[key], value) if key in table else copy.copy(value)
     if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
         table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
-    return parse_config(table, source=str(path) if path is not None else "the command line")
+    return parse_config(table, source=source)
 
 
 def parse_config(table: Mapping[str, Any], *, source: str) -> TrainConfig:
@@ -202,7 +211,8 @@ def _filled_up(given: Any, default: Any) -> Any:
     return given
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -211,7 +221,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is not valid TOML: {error}.") from error
 
 
-def _assign(table: dict[str, Any], dotted: str, value: Any) -> None:
+def assign(table: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key of nested tables, which its dots lead through."""
     *parents, last = dotted.split(".")
     for parent in parents:
         table = table.setdefault(parent, {})

@@ -82,13 +82,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, at most 100 evenly spaced ones and always the last.
+    """The lines of a log: some 100 evenly spaced ones, among them the last.
 
-    A torn last line, which a process that was killed has left, is passed over.
+    The last line that holds a histogram is always there: it may be the only one. A torn last line,
+    which a process that was killed has left, is passed over.
     """
     *complete, _ = path.read_text(encoding="utf-8").split("\n")
-    stride = -(-len(complete) // _LONGEST_HISTORY)
-    return [json.loads(line) for line in complete[::-1][:: stride or 1][::-1]]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in complete]
+    stride = -(-len(lines) // _LONGEST_HISTORY) or 1
+    kept = set(range(len(lines) - 1, -1, -stride))
+    kept.update(
+        {name: at for at, line in enumerate(lines) for name in line.get("histograms", ())}.values()
+    )
+    return [lines[at] for at in sorted(kept)]
 
 
 def _draw(board: Any, name: str, histogram: Histogram, step: int) -> None:

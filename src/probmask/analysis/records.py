@@ -1,0 +1,333 @@
+"""Reading the records of finished runs, and telling which of them are the same run.
+
+A record is the JSON that a run ends with. It is read from the run's directory, or from a copy of
+it that was committed elsewhere: what a run is follows from its content, not from its place.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from probmask.checks import is_number
+from probmask.data import DATA
+from probmask.errors import InputError
+from probmask.files import write_atomically
+from probmask.methods import METHODS
+from probmask.models import MODELS
+from probmask.training.config import (
+    INDIFFERENT,
+    OptimizerConfig,
+    TrainConfig,
+    make_method,
+    to_table,
+)
+from probmask.training.record import RECORD_FORMAT
+
+# What makes a run slower or faster and rounds its sums otherwise, but asks the same question: a run
+# of another machine is not repeated for it. The dense twin is a run of its own, with a record.
+_MACHINE = frozenset(("accelerator", "devices", "strategy", "threads", "dense_twin"))
+# What a record must hold to be read at all, and as what.
+_REQUIRED: dict[str, type] = {
+    "format": int,
+    "method": dict,
+    "test": dict,
+    "sparsity": dict,
+    "config": dict,
+    "seed": int,
+    "layers": list,
+}
+_RECORD_KEYS = {"format", "method", "test"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its record, and the file that it was read from."""
+
+    path: Path
+    record: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What its directory, or the file of its record, is called."""
+        return self.path.parent.name if self.path.name == "record.json" else self.path.stem
+
+    @property
+    def data(self) -> str:
+        """The data set."""
+        return str(self.record.get("data"))
+
+    @property
+    def model(self) -> str:
+        """The network."""
+        return str(self.record.get("model"))
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.record["method"]["name"])
+
+    @property
+    def label(self) -> str:
+        """The method and those of its settings that are not the defaults, but for the sparsity."""
+        return label_of(self.record["method"])
+
+    @property
+    def sparsity(self) -> float:
+        """The sparsity that was asked for."""
+        return float(self.record["sparsity"]["asked"])
+
+    @property
+    def reached(self) -> float:
+        """The sparsity that came out, in the currency that was asked for."""
+        return float(self.record["sparsity"]["reached"])
+
+    @property
+    def seed(self) -> int:
+        """What decided all randomness."""
+        return int(self.record["seed"])
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the finished network after the last epoch, in percent."""
+        return float(self.record["test"]["accuracy"])
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of the run."""
+        config: Mapping[str, Any] = self.record["config"]
+        return config
+
+    @property
+    def history(self) -> list[Mapping[str, Any]]:
+        """The lines of the metrics log, at most 100 of them."""
+        return list(self.record.get("history", ()))
+
+    @functools.cached_property
+    def deciding(self) -> dict[str, Any]:
+        """What decided the result, by key; what is not there has its default."""
+        return _deciding(self.config, self.record["method"])
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """The same for every run of the same configuration, wherever and whenever it ran."""
+        return _digest(self.deciding)
+
+    @functools.cached_property
+    def series(self) -> str:
+        """The same for runs that differ in their seeds only."""
+        return _digest({key: value for key, value in self.deciding.items() if key != "seed"})
+
+
+def label_of(method: Mapping[str, Any]) -> str:
+    """A method and those of its settings that are not the defaults, but for the sparsity."""
+    settings = _unusual_settings(method)
+    shown = [f"{key}={_shown(value)}" for key, value in settings.items() if key != "sparsity"]
+    return " ".join([str(method["name"]), *shown])
+
+
+def identity_of(config: TrainConfig) -> str:
+    """The identity that the record of a run with this configuration will have.
+
+    Everything counts that decides the result, with defaults filled in. What does not: where the
+    data lies and how it is read, checkpoints and logs, the machine (accelerator, devices, strategy,
+    threads), versions, and whether a dense twin was trained beside it. Of the user's own data
+    ("folder", "npz") the last part of its path stands for it.
+    """
+    settings = {"name": config.method["name"], **make_method(config).settings()}
+    return _digest(_deciding(to_table(config), settings))
+
+
+def find_records(paths: Iterable[Path]) -> list[Run]:
+    """Read the records that the paths stand for, in order, each run once.
+
+    A path is the JSON file of a record, the directory of a run, or any directory, which is searched
+    to its bottom. Of several records of the same run the first one counts. A directory without
+    records adds nothing; a damaged record is refused.
+    """
+    runs: dict[str, Run] = {}
+    for path in paths:
+        for run in _read_all(Path(path)):
+            runs.setdefault(run.identity, run)
+    return list(runs.values())
+
+
+def write_compact(record: Mapping[str, Any], path: Path) -> None:
+    """Write a copy of a record that is small, and says nothing of the directories of the machine.
+
+    One line per key, so that a difference between two of them can be read.
+    """
+    config = dict(record["config"])
+    if "data_dir" in config:
+        config["data_dir"] = Path(str(config["data_dir"])).name
+    lines = [
+        f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
+        for key, value in {**record, "config": config}.items()
+    ]
+    write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), overwrite=True)
+
+
+def _read_all(path: Path) -> Iterator[Run]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*.json")):
+            run = _read(file)
+            if run is not None:
+                yield run
+        return
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file or directory.")
+    run = _read(path)
+    if run is None:
+        raise InputError(
+            f"{path}: is not the record of a run; pass a record.json, or a run's directory."
+        )
+    yield run
+
+
+def _read(path: Path) -> Run | None:
+    """The run whose record the file holds; None if it is JSON of something else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        if path.name != "record.json" and not _seems_a_record(path):
+            return None
+        raise _damaged(path, str(error)) from error
+    if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
+        if path.name == "record.json":
+            raise _damaged(path, f"it lacks {', '.join(sorted(_RECORD_KEYS))}")
+        return None
+    _check(record, path)
+    return Run(path, record)
+
+
+def _check(record: Mapping[str, Any], path: Path) -> None:
+    for key, kind in _REQUIRED.items():
+        if not isinstance(record.get(key), kind):
+            raise _damaged(path, f"{key!r} is missing or of another kind")
+    if record["format"] > RECORD_FORMAT:
+        raise InputError(
+            f"{path}: is a record of format {record['format']}, of a newer probmask; this one "
+            f"reads up to {RECORD_FORMAT}; upgrade it."
+        )
+    figures = {
+        "test.accuracy": record["test"].get("accuracy"),
+        "sparsity.asked": record["sparsity"].get("asked"),
+        "sparsity.reached": record["sparsity"].get("reached"),
+    }
+    for key, value in figures.items():
+        if not is_number(value):
+            raise _damaged(path, f"{key} = {value!r} is not a number")
+    if not isinstance(record["method"].get("name"), str):
+        raise _damaged(path, "its method has no name")
+
+
+def _seems_a_record(path: Path) -> bool:
+    """Whether broken JSON begins as records do."""
+    with path.open("rb") as file:
+        return b'"format":' in file.read(40)
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path}: is a damaged record ({reason}); delete it, or bring it back from where it "
+        "came from."
+    )
+
+
+def _deciding(config: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration decides the result, without what has its default.
+
+    A setting that a newer version has added is thereby not a difference to the records before it.
+    """
+    data, model = str(config.get("data")), str(config.get("model"))
+    table: dict[str, Any] = {
+        key: value for key, value in config.items() if key not in INDIFFERENT | _MACHINE
+    }
+    defaults = _defaults(TrainConfig)
+    kept = {key: value for key, value in table.items() if value != defaults.get(key)}
+    # Whatever their defaults, a reader wants to see them.
+    kept.update(data=data, model=model, seed=config.get("seed", 0))
+    kept["optimizer"] = _differing(table.get("optimizer", {}), defaults["optimizer"])
+    kept["data_args"] = _differing(table.get("data_args", {}), _data_defaults(data))
+    kept["model_args"] = _differing(table.get("model_args", {}), _model_defaults(model))
+    kept["method"] = {"name": method["name"], **_unusual_settings(method)}
+    if data in DATA and DATA[data].release is None and config.get("data_dir") is not None:
+        kept["data_dir"] = Path(str(config["data_dir"])).name
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain
+
+
+def _unusual_settings(method: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a method that are not its defaults."""
+    kind = METHODS.get(str(method["name"]))
+    given = {key: value for key, value in method.items() if key != "name"}
+    return _differing(given, {} if kind is None else _defaults(kind))
+
+
+def _differing(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value for key, value in table.items() if key not in defaults or defaults[key] != value
+    }
+
+
+@functools.cache
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    """The defaults of a dataclass, as they stand in JSON."""
+    assert is_dataclass(kind)
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        if field.default_factory is not MISSING:
+            value = field.default_factory()
+            found[field.name] = asdict(value) if isinstance(value, OptimizerConfig) else value
+        elif field.default is not MISSING:
+            found[field.name] = field.default
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+@functools.cache
+def _data_defaults(data: str) -> dict[str, Any]:
+    plain: dict[str, Any] = (
+        json.loads(json.dumps(asdict(DATA[data].defaults))) if data in DATA else {}
+    )
+    return plain
+
+
+@functools.cache
+def _model_defaults(model: str) -> dict[str, Any]:
+    """What the function that builds a network of ours takes if it is not told otherwise."""
+    if model not in MODELS:
+        return {}
+    parameters = inspect.signature(MODELS[model].build).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    }
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    text = json.dumps(_canonical(table), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    """The same text for 1 and 1.0."""
+    if isinstance(value, Mapping):
+        return {key: _canonical(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_canonical(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,118 @@
+// Size and speed.
+
+// More bars than this are left to the tables.
+const BARS = 16;
+
+/** A dense network in view beside the cells of the focused sparsity, most often their twin. */
+function barRows(view, value, text, tip) {
+  const cells = focusCells(view, true).filter((cell) => known(value(cell)));
+  return cells
+    .sort((a, b) => (a.sparsity > 0) - (b.sparsity > 0) || a.method - b.method)
+    .slice(0, BARS)
+    .map((cell) => ({
+      name: cell.label,
+      method: cell.sparsity > 0 ? cell.method : null,
+      value: value(cell),
+      text: text(cell),
+      tip: tip(cell),
+    }));
+}
+
+const barNote = (rows) =>
+  rows.length === BARS ? `The first ${BARS}; the tables have them all.` : "";
+
+/** "4.0× smaller", or "1.2× larger" if it has come to that. */
+const ratioText = (ratio, less, more) =>
+  ratio >= 1 ? `${times(ratio)} ${less}` : `${times(1 / ratio)} ${more}`;
+
+const imagesText = (batch) =>
+  !known(batch) ? "" : batch === 1 ? " for one image" : ` for ${whole(batch)} images`;
+
+function drawSize(view) {
+  const title = "File";
+  const twin = view.cells.find((cell) => cell.sparsity === 0 && known(cell.bytes));
+  const against = (cell) =>
+    twin && cell !== twin ? ` · ${ratioText(twin.bytes / cell.bytes, "smaller", "larger")}` : "";
+  const rows = barRows(
+    view,
+    (cell) => cell.bytes,
+    (cell) => bytes(cell.bytes) + against(cell),
+    (cell) => [
+      cell.label,
+      `${whole(cell.bytes)} bytes`,
+      `${whole(cell.kept)} of ${whole(cell.size)} weights kept`,
+    ],
+  );
+  if (!rows.length)
+    return figure("size", {
+      title,
+      caption: "",
+      draw: nothing("No run in view tells the size of its file."),
+    });
+  figure("size", {
+    title: `File size at ${focusText(view)}`,
+    caption: sentences(
+      "The whole artifact: kept values, their positions,",
+      "and everything that stays dense, such as BatchNorm.",
+      barNote(rows),
+    ),
+    draw: (body) => drawBars(body, { title: "File size", rows }),
+  });
+}
+
+function drawSpeed(view) {
+  const twin = view.cells.find((cell) => cell.sparsity === 0 && known(cell.latency));
+  const against = (cell) =>
+    twin && cell !== twin ? ` · ${ratioText(twin.latency / cell.latency, "faster", "slower")}` : "";
+  const rows = barRows(
+    view,
+    (cell) => cell.latency,
+    (cell) => `${fixed(cell.latency)} ms${against(cell)}`,
+    (cell) => [
+      cell.label,
+      `${fixed(cell.latency, 3)} ms${imagesText(cell.batch)}`,
+      `${counted(cell.macs)} MACs per image`,
+    ],
+  );
+  if (rows.length) {
+    return figure("speed", {
+      title: `Time of one forward pass at ${focusText(view)}`,
+      caption: sentences(
+        "As measured on the machine that the record names; means over seeds.",
+        "Compare only what was measured on one machine.",
+        barNote(rows),
+      ),
+      draw: (body) => drawBars(body, { title: "Latency", rows }),
+    });
+  }
+  const fewer = (cell) =>
+    known(cell.dense_macs) && cell.sparsity > 0
+      ? ` · ${times(cell.dense_macs / cell.macs)} fewer`
+      : "";
+  const macs = barRows(
+    view,
+    (cell) => cell.macs,
+    (cell) => counted(cell.macs) + fewer(cell),
+    (cell) => [
+      cell.label,
+      `${whole(cell.macs)} MACs per image`,
+      `dense: ${whole(cell.dense_macs)}`,
+    ],
+  );
+  if (!macs.length)
+    return figure("speed", {
+      title: "Speed",
+      caption: "",
+      draw: nothing("No run in view was timed."),
+    });
+  figure("speed", {
+    title: `Work for one image at ${focusText(view)}`,
+    caption: sentences(
+      "None of these runs was timed, so this counts multiply-accumulates:",
+      "how much work is left, not how long it takes.",
+      "Once a record holds a “latency” in milliseconds, this figure shows it.",
+      barNote(macs),
+    ),
+    draw: (body) => drawBars(body, { title: "Multiply-accumulates", rows: macs }),
+  });
+}

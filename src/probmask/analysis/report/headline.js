@@ -1,0 +1,255 @@
+// The results: figures of the best, the table of methods by sparsity, and all there is to say.
+
+function drawTiles(view) {
+  const sparse = view.cells.filter((cell) => cell.sparsity > 0 && cell.verified);
+  const dense = view.cells.find((cell) => cell.sparsity === 0);
+  const tile = (what, figureText, small, who) =>
+    element(
+      "div",
+      { class: "tile" },
+      element("div", { class: "what" }, what),
+      element(
+        "div",
+        { class: "figure" },
+        figureText,
+        small ? element("small", {}, ` ${small}`) : null,
+      ),
+      element("div", { class: "who" }, who),
+    );
+  const levels = [...new Set(sparse.map((cell) => cell.sparsity))].sort((a, b) => a - b);
+  const bestAt = (level) =>
+    sparse.filter((cell) => cell.sparsity === level).reduce((a, b) => (b.mean > a.mean ? b : a));
+  const spreadText = (cell) => (cell.deviation === null ? "" : `± ${fixed(cell.deviation)}`);
+  const tiles = [];
+  if (levels.length === 1) {
+    const best = bestAt(levels[0]);
+    const against = dense ? `${best.label}; dense has ${fixed(dense.mean)} %` : best.label;
+    tiles.push(
+      tile(
+        `test accuracy at ${sparsityText(best)}`,
+        `${fixed(best.mean)} %`,
+        spreadText(best),
+        against,
+      ),
+      tile("weights kept", whole(best.kept), "", `of ${whole(best.size)}`),
+      tile(
+        "work per image",
+        counted(best.macs),
+        "MACs",
+        known(best.dense_macs) ? `${times(best.dense_macs / best.macs)} fewer than dense` : "",
+      ),
+      tile(
+        "file",
+        bytes(best.bytes),
+        "",
+        dense && known(dense.bytes)
+          ? `${times(dense.bytes / best.bytes)} smaller than dense`
+          : "the whole artifact",
+      ),
+    );
+  } else {
+    if (dense)
+      tiles.push(
+        tile("dense", `${fixed(dense.mean)} %`, spreadText(dense), `${whole(dense.size)} weights`),
+      );
+    const most = 5 - tiles.length;
+    const shown =
+      levels.length <= most
+        ? levels
+        : Array.from(
+            { length: most },
+            (_, i) => levels[Math.round((i * (levels.length - 1)) / (most - 1))],
+          );
+    for (const level of shown) {
+      const best = bestAt(level),
+        rivals = sparse.filter((cell) => cell.sparsity === level).length;
+      tiles.push(
+        tile(
+          rivals > 1 ? `best at ${sparsityText(best)}` : `at ${sparsityText(best)}`,
+          `${fixed(best.mean)} %`,
+          spreadText(best),
+          rivals > 1 ? `${best.label}, of ${rivals} methods` : best.label,
+        ),
+      );
+    }
+  }
+  document.getElementById("tiles").replaceChildren(...tiles);
+}
+
+const accuracyParts = (cell) => [
+  cell.best
+    ? element("span", { title: "best at this sparsity", role: "img", "aria-label": "best: " }, "★ ")
+    : null,
+  fixed(cell.mean),
+  element(
+    "span",
+    { class: "dim" },
+    (cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`) + (cell.verified ? "" : " †"),
+  ),
+];
+
+/** A row for each method, a column for each sparsity; of one column only, all there is to say. */
+function drawHeadline(view) {
+  const sparse = view.cells.filter((cell) => cell.sparsity > 0);
+  const levels = [...new Map(sparse.map((cell) => [levelOf(cell), cell])).values()];
+  const methods = [...new Set(sparse.map((cell) => cell.method))].sort((a, b) => a - b);
+  const crossed = levels.length > 1 && methods.length > 1;
+  document.getElementById("cells-box").hidden = !crossed;
+  if (crossed) {
+    drawCrossed(view, levels, methods);
+    drawCells(view, "cells");
+  } else drawCells(view, "headline");
+  document.getElementById("headline-note").textContent = headlineNotes(view);
+}
+
+function headlineNotes(view) {
+  const { cells } = view;
+  if (!cells.length) return "No run is in view.";
+  const chance = cells.some((cell) => cell.n > 1)
+    ? "a lead smaller than the deviations may be chance."
+    : "of one seed each, a small lead may be chance.";
+  return sentences(
+    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(cells)}.`,
+    cells.some((cell) => cell.best) && `★ is the highest mean at its sparsity; ${chance}`,
+    cells.some((cell) => known(cell.paper)) &&
+      "“Paper” is what the ProbMask paper reports for the same network, data, method and sparsity; it may have trained otherwise.",
+    cells.some((cell) => !cell.verified) &&
+      "† did not end at the sparsity that was asked for, and is not compared.",
+  );
+}
+
+function drawCrossed(view, levels, methods) {
+  const cells = new Map(view.cells.map((cell) => [`${cell.method} ${levelOf(cell)}`, cell]));
+  const at = (method, level) => cells.get(`${method} ${levelOf(level)}`);
+  const columns = [
+    { name: "method", title: "method", text: true, value: (method) => DATA.methods[method] },
+    ...levels.map((level) => ({
+      name: levelOf(level),
+      title: sparsityText(level),
+      value: (method) => at(method, level)?.mean ?? null,
+    })),
+  ];
+  const entry = (cell) =>
+    cell
+      ? element(
+          "td",
+          { class: cell.best ? "best" : null },
+          ...accuracyParts(cell),
+          known(cell.paper)
+            ? element("span", { class: "dim paper" }, `paper ${fixed(cell.paper)}`)
+            : null,
+        )
+      : element("td", { class: "dim" }, "–");
+  const rowOf = (rows) =>
+    rows.map((method) =>
+      element(
+        "tr",
+        {},
+        methodCell({ method, label: DATA.methods[method] }),
+        ...levels.map((level) => entry(at(method, level))),
+      ),
+    );
+  const foot = view.cells
+    .filter((cell) => cell.sparsity === 0)
+    .map((cell) =>
+      element(
+        "tr",
+        {},
+        methodCell(cell),
+        element(
+          "td",
+          { colspan: levels.length },
+          ...accuracyParts(cell),
+          element("span", { class: "dim" }, ", nothing removed"),
+        ),
+      ),
+    );
+  fillTable(document.getElementById("headline"), {
+    columns,
+    rows: methods,
+    order: state.crossed,
+    rowOf,
+    foot,
+    label: "Test accuracy by method and sparsity",
+    change: (order) => {
+      state.crossed = order;
+      drawHeadline(currentView());
+    },
+  });
+}
+
+/** One row for each method at each sparsity. */
+function drawCells(view, id) {
+  const dense = view.cells.find((cell) => cell.sparsity === 0);
+  const paper = view.cells.some((cell) => known(cell.paper)),
+    twin = dense && view.cells.length > 1;
+  const columns = [
+    { name: "method", title: "method", text: true, value: (cell) => cell.label },
+    { name: "sparsity", title: "sparsity", value: (cell) => cell.sparsity },
+    { name: "accuracy", title: "test accuracy, %", value: (cell) => cell.mean },
+    { name: "seeds", title: "seeds", value: (cell) => cell.n },
+    ...(paper ? [{ name: "paper", title: "paper, %", value: (cell) => cell.paper }] : []),
+    ...(twin
+      ? [
+          {
+            name: "dense",
+            title: "against dense",
+            value: (cell) => (cell === dense ? null : cell.mean - dense.mean),
+          },
+        ]
+      : []),
+    { name: "kept", title: "weights kept", value: (cell) => cell.kept },
+    { name: "macs", title: "MACs", value: (cell) => cell.macs },
+    { name: "bytes", title: "file", value: (cell) => cell.bytes },
+    { name: "seconds", title: "trained in", value: (cell) => cell.seconds },
+  ];
+  const rowOf = (cells) =>
+    cells
+      .slice(0, state.cellsShown)
+      .map((cell) =>
+        element(
+          "tr",
+          {},
+          methodCell(cell),
+          element(
+            "td",
+            {},
+            sparsityText(cell),
+            cell.verified
+              ? null
+              : element("span", { class: "dim" }, ` (reached ${percent(cell.reached)})`),
+          ),
+          element("td", { class: cell.best ? "best" : null }, ...accuracyParts(cell)),
+          element("td", {}, whole(cell.n)),
+          paper ? element("td", {}, fixed(cell.paper)) : null,
+          twin
+            ? element(
+                "td",
+                {},
+                cell === dense
+                  ? "–"
+                  : (cell.mean > dense.mean ? "+" : "") + fixed(cell.mean - dense.mean),
+              )
+            : null,
+          element("td", {}, whole(cell.kept)),
+          element("td", {}, counted(cell.macs)),
+          element("td", {}, bytes(cell.bytes)),
+          element("td", {}, lasting(cell.seconds)),
+        ),
+      );
+  fillTable(document.getElementById(id), {
+    columns,
+    rows: view.cells,
+    order: state.cells,
+    rowOf,
+    label: "Every method at every sparsity",
+    change: (order) => {
+      state.cells = order;
+      drawHeadline(currentView());
+    },
+  });
+  const more = document.getElementById("more-cells"),
+    left = view.cells.length - state.cellsShown;
+  more.hidden = left <= 0;
+  more.textContent = `Show ${whole(left)} more`;
+}

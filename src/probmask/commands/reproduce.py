@@ -1,0 +1,154 @@
+"""`probmask reproduce`: a table or figure of the paper by one command."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probmask.commands.output import print_json
+from probmask.commands.sweep_flags import (
+    add_sweep_flags,
+    carry_out,
+    overrides_of,
+    print_plan,
+    refuse_failures,
+)
+from probmask.errors import InputError
+
+if TYPE_CHECKING:
+    from probmask.analysis.experiments import Experiment
+    from probmask.sweeps.plan import Plan
+
+
+def add(commands: Any) -> None:
+    """Add the command and its flags."""
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="reproduce a table or figure of the paper",
+        description="Train all runs of a table or figure of the paper that are not finished yet: "
+        "by the paper's settings, for GPUs, or by small networks on a part of CIFAR-10, which take "
+        "minutes each on one core.",
+    )
+    reproduce.add_argument(
+        "experiment", nargs="?", metavar="NAME", help="see 'probmask reproduce --list'"
+    )
+    reproduce.add_argument(
+        "--scale", metavar="laptop|paper", default="laptop", help="(default: laptop)"
+    )
+    reproduce.add_argument("--list", action="store_true", help="list the experiments")
+    reproduce.add_argument("--markdown", action="store_true", help="list them as Markdown")
+    add_sweep_flags(reproduce)
+    reproduce.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """List the experiments, or train the runs of one and print what has become of them."""
+    from probmask.analysis.experiments import find_experiment
+
+    if options.list:
+        _list(options)
+        return
+    if options.experiment is None:
+        raise InputError("reproduce: which experiment? 'probmask reproduce --list' names them.")
+    experiment = find_experiment(options.experiment)
+    if experiment.curve is not None:
+        _compute(experiment, options)
+    else:
+        _train(experiment, options)
+
+
+def _train(experiment: "Experiment", options: argparse.Namespace) -> None:
+    from probmask.sweeps.grid import expand
+
+    source = f"reproduce {experiment.name} --scale {options.scale}"
+    planned = expand(experiment.sweep(options.scale), overrides_of(options), source=source)
+    out = options.out or Path("runs") / f"{experiment.name}-{options.scale}"
+    plan = carry_out(planned, out, options)
+    if options.dry_run or options.json or not plan.finished:
+        print_plan(plan, out, options)
+    else:
+        _show(experiment, plan, out)
+    refuse_failures(plan, out)
+
+
+def _show(experiment: "Experiment", plan: "Plan", out: Path) -> None:
+    """Print the table of the finished runs, and write the page about them."""
+    from probmask.analysis.comparison import compare
+    from probmask.analysis.comparison_tables import print_comparison
+    from probmask.analysis.report import write_page
+
+    runs = [run for _, run in plan.finished]
+    print(f"{experiment.title}\n{experiment.about}\n")
+    print_comparison(compare(runs), "text")
+    for planned, reason in plan.failed:
+        print(f"{planned.name}: {reason}")
+    page = out / "report.html"
+    write_page(runs, page)
+    print(f"{page}: {experiment.shows}, and all else there is to see; {out / 'records'}: to commit")
+
+
+def _compute(experiment: "Experiment", options: argparse.Namespace) -> None:
+    from probmask.analysis.tables import print_rows
+    from probmask.analysis.temperature import slope_curve, to_csv
+    from probmask.files import write_atomically
+
+    assert experiment.curve is not None
+    rows = slope_curve(experiment.curve)
+    if options.json:
+        print_json({"experiment": experiment.name, "points": rows})
+        return
+    path = None if options.dry_run else (options.out or Path("runs")) / f"{experiment.name}.csv"
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, to_csv(rows).encode(), overwrite=True)
+    temperatures = sorted({row["temperature"] for row in rows}, reverse=True)
+    shown = [*temperatures[:: len(temperatures) // 10], temperatures[-1]]
+    probs = list(dict.fromkeys(row["prob"] for row in rows))
+    slopes = {(row["prob"], row["temperature"]): row["slope"] for row in rows}
+    table = [
+        (f"{at:.3f}", *(f"{slopes[prob, at]:.4g}" for prob in probs)) for at in dict.fromkeys(shown)
+    ]
+    print(f"{experiment.title}\n{experiment.about}\n")
+    print_rows(("temperature", *(f"S at s = {prob:g}" for prob in probs)), table)
+    if path is not None:
+        print(f"all points: {path}")
+
+
+def _list(options: argparse.Namespace) -> None:
+    from probmask.analysis.experiments import SCALES, experiments
+    from probmask.analysis.tables import print_rows
+
+    described: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "title": each.title,
+            "about": each.about,
+            "scales": {scale: _extent(each, scale) for scale in SCALES if scale in each.scales},
+        }
+        for each in experiments().values()
+    ]
+    if options.json:
+        print_json(described)
+        return
+    rows = [
+        (row["name"], row["title"], *(_cost(row["scales"].get(scale)) for scale in SCALES))
+        for row in described
+    ]
+    headings = ("name", "what it is in the paper", "laptop", "paper")
+    print_rows(headings, rows, markdown=options.markdown)
+
+
+def _extent(experiment: "Experiment", scale: str) -> dict[str, Any]:
+    from probmask.sweeps.grid import expand
+
+    runs = len(expand(experiment.sweep(scale), source=experiment.name))
+    hours = runs * experiment.minutes(scale) / 60
+    return {"runs": runs, "hours": round(hours, 2), "on": experiment.hardware(scale)}
+
+
+def _cost(extent: Any) -> str:
+    if extent is None:
+        return "computed at once"
+    from probmask.sweeps.board import duration
+
+    runs = f"{extent['runs']} run{'s' if extent['runs'] > 1 else ''}"
+    return f"{runs}, about {duration(3600 * extent['hours'])} on {extent['on']}"

@@ -1,0 +1,61 @@
+"""What `probmask sweep` does: find out what is left of a grid, and train it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from probmask.data import load_data
+from probmask.sweeps.board import Board, LiveBoard
+from probmask.sweeps.grid import Planned
+from probmask.sweeps.local import run_locally
+from probmask.sweeps.plan import Job, Plan, SweepDirectory, make_plan
+
+
+def run_sweep(
+    planned: Sequence[Planned],
+    out: Path,
+    *,
+    jobs: int = 1,
+    records: Sequence[Path] = (),
+    retry: bool = False,
+    ray: str | None = None,
+    live: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Plan:
+    """Train every run that is not finished, ``jobs`` at a time; return what has become of them.
+
+    Records under ``records`` count as finished runs too. Runs that failed before are left alone
+    without ``retry``. An interrupted sweep goes on when it is called again.
+    """
+    directory = SweepDirectory(out)
+    with directory.locked():
+        plan = make_plan(planned, directory, records=records, retry=retry)
+        if plan.jobs:
+            if ray is None:
+                _check_data(plan.jobs)
+            make = LiveBoard if live else Board
+            board = make(len(planned), done=len(plan.finished), failed=len(plan.failed), say=say)
+            with board:
+                _run(plan.jobs, directory, board, parallel=jobs, ray=ray)
+        return make_plan(planned, directory, records=records)
+
+
+def _run(
+    jobs: Sequence[Job], directory: SweepDirectory, board: Board, *, parallel: int, ray: str | None
+) -> None:
+    if ray is None:
+        run_locally(jobs, directory, board, parallel=parallel)
+    else:
+        from probmask.sweeps.on_ray import run_on_ray
+
+        run_on_ray(jobs, directory, board, address=ray, parallel=parallel)
+
+
+def _check_data(jobs: Sequence[Job]) -> None:
+    """Load all data sets once, so that one that is not there is said once, before anything runs."""
+    seen = []
+    for job in jobs:
+        config = job.planned.config
+        key = (config.data, config.data_dir, dict(config.data_args))
+        if key not in seen:
+            seen.append(key)
+            load_data(*key)

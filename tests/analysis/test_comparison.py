@@ -1,0 +1,173 @@
+"""Only what is alike is compared; the tables are the same bytes for the same records."""
+
+import csv
+import io
+import json
+import statistics
+
+import pytest
+
+from analysis.made_up import record, write, write_grid
+from probmask.analysis.comparison import compare, rounded
+from probmask.analysis.records import Run, find_records
+from probmask.cli import main
+
+
+def runs_of(*records):
+    return [Run(f"made-up-{place}", made) for place, made in enumerate(records)]
+
+
+def printed(capsys, *arguments):
+    assert main(["compare", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_cell_is_the_mean_and_the_deviation_over_seeds():
+    accuracies = [61.25, 60.0, 62.5]
+    (setting,) = compare(
+        runs_of(*(record(seed=seed, accuracy=value) for seed, value in enumerate(accuracies)))
+    )
+    (cell,) = setting.cells
+    assert [run.seed for run in cell.runs] == [0, 1, 2]
+    assert cell.mean == statistics.mean(accuracies)
+    assert cell.deviation == statistics.stdev(accuracies)
+    assert setting.best == frozenset()  # there is nobody to be better than
+
+
+def test_a_single_run_has_no_deviation():
+    (setting,) = compare(runs_of(record()))
+    assert setting.cells[0].deviation is None
+
+
+def test_the_best_of_each_sparsity_is_marked_and_equals_share_it():
+    (setting,) = compare(
+        runs_of(
+            record("gmp", 0.95, accuracy=60.0),
+            record("rigl", 0.95, accuracy=60.0),
+            record("str", 0.95, accuracy=59.0),
+            record("gmp", 0.98, accuracy=40.0),
+            record("rigl", 0.98, accuracy=41.0),
+        )
+    )
+    best = {(setting.cells[place].label, setting.cells[place].sparsity) for place in setting.best}
+    assert best == {("gmp", 0.95), ("rigl", 0.95), ("rigl", 0.98)}
+
+
+def test_a_run_that_missed_its_sparsity_is_not_compared():
+    missed = record("str", accuracy=90.0)
+    missed["layers"][0]["kept"] += 50
+    missed["sparsity"]["reached"] = 0.979
+    (setting,) = compare(runs_of(missed, record("gmp", accuracy=50.0), record(accuracy=60.0)))
+    cells = {cell.label: cell for cell in setting.cells}
+    assert not cells["str"].verified
+    assert [setting.cells[place].label for place in setting.best] == ["probmask"]
+
+
+def test_a_budget_of_multiply_accumulates_is_another_sparsity():
+    in_macs = record("probmask cost=flops", accuracy=99.0)
+    (setting,) = compare(runs_of(in_macs, record(accuracy=60.0), record("gmp", accuracy=50.0)))
+    assert {cell.level for cell in setting.cells} == {(0.98, "flops"), (0.98, "params")}
+    assert [setting.cells[place].label for place in setting.best] == ["probmask"]
+
+
+@pytest.mark.parametrize("change", [{"epochs": 31}, {"model": "resnet20"}, {"data": "cifar100"}])
+def test_runs_that_were_trained_otherwise_have_a_table_of_their_own(change):
+    other = record("gmp", **{key: value for key, value in change.items() if key == "epochs"})
+    other.update(change)
+    other["config"] = {**other["config"], **change}
+    assert len(compare(runs_of(record(), other))) == 2
+
+
+def test_a_method_that_trains_in_more_rounds_has_a_table_of_its_own():
+    several = record("lottery")
+    several["epochs"] = 90  # the configuration says 30, for each round
+    assert [setting.details[0] for setting in compare(runs_of(record(), several))] == [
+        "30 epochs",
+        "90 epochs",
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv", "json"])
+def test_the_order_of_the_paths_does_not_matter(form, tmp_path, capsys):
+    write_grid(tmp_path)
+    directories = sorted(tmp_path.iterdir())
+    first = printed(capsys, *directories, "--format", form)
+    assert printed(capsys, *reversed(directories), "--format", form) == first
+    assert printed(capsys, tmp_path, "--format", form) == first
+
+
+def test_the_table_for_people(tmp_path, capsys):
+    for seed, accuracy in enumerate((60.0, 61.0)):
+        write(tmp_path / f"a{seed}", record(seed=seed, accuracy=accuracy))
+        write(tmp_path / f"b{seed}", record("gmp", seed=seed, accuracy=accuracy - 5))
+    assert printed(capsys, tmp_path, "--format", "markdown") == (
+        "**resnet14 on cifar10, 30 epochs, 10,000 training images, batches of 128**\n\n"
+        "| method | 98 % |\n|---|---:|\n"
+        "| probmask | 60.50 ± 0.71 ★ |\n| gmp | 55.50 ± 0.71 |\n\n"
+        "test accuracy at the last epoch, %: mean ± standard deviation over 2 seeds; "
+        "★ best at its sparsity\n"
+    )
+    write(tmp_path / "more", record(seed=2, accuracy=60.5))
+    text = printed(capsys, tmp_path)
+    assert "60.50 ± 0.50 (3) ★" in text
+    assert "55.50 ± 0.71 (2)" in text
+
+
+def test_what_missed_its_sparsity_is_said(tmp_path, capsys):
+    missed = record("str", accuracy=90.0)
+    missed["layers"][0]["kept"] += 50
+    missed["sparsity"]["reached"] = 0.979
+    write(tmp_path / "missed", missed)
+    assert "90.00 † 97.90 %" in printed(capsys, tmp_path)
+
+
+def test_the_figure_of_the_paper_stands_beside_ours(tmp_path, capsys):
+    made = record("probmask", 0.95, model="resnet32", train_images=50000)
+    made["config"]["model"] = "resnet32"
+    made["method"].update(scope="global", train_weights=True)
+    write(tmp_path / "run", made)
+    (cell,) = json.loads(printed(capsys, tmp_path, "--json"))["settings"][0]["cells"]
+    (setting,) = compare(find_records([tmp_path]))
+    assert cell["paper"] == setting.cells[0].paper
+    assert cell["paper"] == 94.16  # Table 1
+    assert f"| {rounded(cell['paper'])} |" in printed(capsys, tmp_path, "--format", "markdown")
+
+
+def test_tables_for_programs_are_not_rounded(tmp_path, capsys):
+    write_grid(tmp_path)
+    rows = list(csv.DictReader(io.StringIO(printed(capsys, tmp_path, "--format", "csv"))))
+    (table,) = json.loads(printed(capsys, tmp_path, "--json"))["settings"]
+    assert len(rows) == len(table["cells"]) == 13
+    (setting,) = compare(find_records([tmp_path]))
+    for row, cell, known in zip(rows, table["cells"], setting.cells, strict=True):
+        assert float(row["accuracy"]) == cell["accuracy"] == known.mean
+        assert row["method"] == cell["method"] == known.label
+
+
+def test_markdown_in_names_stays_text(tmp_path, capsys):
+    hostile = record("gmp", model="a|b<i>")
+    hostile["config"]["model"] = "a|b<i>"
+    write(tmp_path / "run", hostile)
+    assert "a\\|b\\<i\\> on cifar10" in printed(capsys, tmp_path, "--format", "markdown")
+
+
+def test_figures_are_rounded_as_people_do():
+    assert [rounded(value) for value in (73.975, 0.125, 60, 1e-9)] == [
+        "73.98",
+        "0.13",
+        "60.00",
+        "0.00",
+    ]
+
+
+def test_wrong_input_is_one_line(tmp_path, capsys):
+    odd = {**record(), "sparsity": {"asked": 98, "reached": 98}}
+    write(tmp_path / "runs" / "odd", odd)
+    assert main(["compare", str(tmp_path / "runs")]) == 2
+    assert "sparsity.asked = 98" in capsys.readouterr().err
+    tmp_path = tmp_path / "empty"
+    tmp_path.mkdir()
+    assert main(["compare", str(tmp_path)]) == 2
+    assert "no record.json" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path / "nowhere")]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -1,0 +1,300 @@
+"""The experiments: every file is a set of valid runs; figures of the paper in place."""
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import probmask
+from probmask.analysis.experiments import SCALES, experiments, find_experiment, paper_figure
+from probmask.analysis.records import Run, identity_of
+from probmask.analysis.temperature import slope_curve
+from probmask.cli import main
+from probmask.errors import InputError
+from probmask.methods import METHODS
+from probmask.models import MODELS
+from probmask.sweeps.grid import expand
+from probmask.training.config import load_config, make_method, to_table
+
+DIRECTORY = Path(__file__).parents[2] / "experiments"
+TRAINED = [name for name, each in experiments().items() if each.curve is None]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many runs an experiment has: methods × sparsities × seeds, and × networks × data sets."""
+
+    laptop: int
+    paper: int
+
+
+SIZES = {
+    "table1": Sizes(5 * 2 * 2, 4 * (3 * 6 + 1)),
+    "table2": Sizes(7 * 2 * 2, 5 * 4 + 3 + 2 * 2 + 1 + 1),
+    "lsb_gsb": Sizes(2 * 2 * 2, 2 * 6),
+    "mobilenetv1": Sizes(3 * 2 * 2, 2 * 2 + 1),
+    "supermask": Sizes(2 * 2, 2 * 4),
+    "accuracy_sparsity": Sizes(5 * 4 * 2, 4 * 4 * 6),
+    "accuracy_flops": Sizes(5 * 3 * 2, 3 * 4 + 3 + 2 * 2),
+    "layers": Sizes(3 * 2 * 2, 2 * 3 * 2),
+    "mlprune_scores": Sizes(1, 1),
+    "probabilities": Sizes(2, 1),
+}
+
+
+def runs_of(name, scale):
+    return expand(find_experiment(name).sweep(scale), source=name)
+
+
+def record_of(config, **more):
+    """What of a record a paper's figure is found by."""
+    method = make_method(config)
+    return {
+        "data": config.data,
+        "model": config.model,
+        "method": {"name": config.method["name"], **method.settings()},
+        "sparsity": {"asked": method.sparsity},
+        "seed": config.seed,
+        "config": to_table(config),
+        **more,
+    }
+
+
+def figure(config):
+    return paper_figure(Run(Path("record.json"), json.loads(json.dumps(record_of(config)))))
+
+
+def test_every_file_is_an_experiment():
+    assert {path.stem for path in DIRECTORY.glob("*.toml")} == set(experiments())
+    assert set(SIZES) == set(TRAINED)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_run_is_valid_and_of_its_own(name, scale):
+    planned = runs_of(name, scale)
+    assert len(planned) == getattr(SIZES[name], scale)
+    assert len({run.name for run in planned}) == len(planned)
+    for run in planned:
+        assert run.config.model in MODELS
+        assert run.config.select_on == "none"
+        make_method(run.config).phases(run.config.epochs)
+    if scale == "laptop":
+        assert {run.config.data for run in planned} == {"cifar10"}
+        assert {run.config.epochs for run in planned} == {30}
+
+
+def test_the_laptop_s_runs_are_those_of_the_flags():
+    """The command line of the committed runs gives the same runs."""
+    flags = {
+        "data": "cifar10",
+        "data_dir": "anywhere",
+        "model": "resnet14",
+        "model_args.stem_stride": 2,
+        "data_args.train_images": 10000,
+        "epochs": 30,
+        "batch_size": 128,
+        "select_on": "none",
+        "threads": 1,
+        "tensorboard": False,
+    }
+
+    def identity(method, sparsity, seed, **settings):
+        method = {"name": method, "sparsity": sparsity, **settings}
+        return identity_of(load_config(None, [*flags.items(), ("method", method), ("seed", seed)]))
+
+    table = {
+        identity(method, sparsity, seed)
+        for method in ("probmask", "gmp", "rigl", "pbw", "str")
+        for sparsity in (0.95, 0.98)
+        for seed in (0, 1)
+    }
+    assert {run.identity for run in runs_of("table1", "laptop")} == table
+    assert {identity("probmask", 0.98, 1, scope="layer"), identity("probmask", 0.95, 0)} < {
+        run.identity for run in runs_of("lsb_gsb", "laptop")
+    }
+    assert {run.identity for run in runs_of("supermask", "laptop")} == {
+        identity(method, 0.9, seed, **settings)
+        for method, settings in (("probmask", {"train_weights": False}), ("edge-popup", {}))
+        for seed in (0, 1)
+    }
+
+
+def test_the_paper_s_settings_are_the_paper_s():
+    """Table 5 of the paper."""
+    for run in runs_of("lsb_gsb", "paper"):
+        config = run.config
+        assert (config.epochs, config.batch_size, config.optimizer.lr) == (300, 256, 0.1)
+        assert config.method["prob_lr"] == 6e-3
+        method = make_method(config)
+        assert (300 * method.ramp_begin, 300 * method.ramp_end) == (48, 180)
+    for run in runs_of("table2", "paper"):
+        config = run.config
+        assert (config.batch_size, config.optimizer.lr) == (256, 0.256)
+        assert (config.optimizer.momentum, config.label_smoothing) == (0.875, 0.1)
+        assert config.optimizer.warmup_epochs == 5
+        phases = make_method(config).phases(config.epochs)
+        pruned = config.method["name"] in ("pbw", "mlprune")
+        assert [phase.epochs for phase in phases] == ([100, 40] if pruned else [100])
+        if pruned:
+            assert phases[1].rate_scale * config.optimizer.lr == pytest.approx(1e-3)
+    (scores,) = runs_of("mlprune_scores", "paper")
+    phases = make_method(scores.config).phases(scores.config.epochs)
+    assert [phase.epochs for phase in phases] == [160, 40]
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("table1", set()),
+        ("lsb_gsb", set()),
+        ("supermask", set()),
+        ("mobilenetv1", set()),
+        # The paper has RigL with ERK in a figure only.
+        ("table2", {("rigl", "erk")}),
+    ],
+)
+def test_the_paper_reports_every_run_of_its_tables(name, without):
+    missing = set()
+    for run in runs_of(name, "paper"):
+        if figure(run.config) is None:
+            method = make_method(run.config)
+            missing.add((method.name, getattr(method, "allocation", None)))
+    assert missing == without
+
+
+@pytest.mark.parametrize(
+    ("key", "accuracy"),
+    [
+        (("cifar10", "vgg19", "probmask", 0.999), 89.79),
+        (("cifar100", "resnet32", "mlprune", 0.98), 37.86),
+        (("cifar10", "resnet32", "pbw", 0.995), 73.03),
+        (("imagenet", "resnet50", "str", 0.99), 50.35),
+        (("imagenet", "mobilenetv1", "probmask", 0.941), 60.10),
+        (("cifar10", "vgg19", "probmask", 0.97), None),
+        (("cifar10", "resnet20", "probmask", 0.98), None),
+        (("digits", "smallconv", "probmask", 0.98), None),
+    ],
+)
+def test_figures_of_the_paper_are_found(key, accuracy):
+    data, model, method, sparsity = key
+    given = [("data", data), ("model", model), ("method.name", method)]
+    assert figure(load_config(None, [*given, ("method.sparsity", sparsity)])) == accuracy
+
+
+def test_a_figure_is_that_of_the_same_network_data_and_kind_of_run():
+    def at_99(*more):
+        keys = [("data", "cifar10"), ("model", "resnet32"), ("method.sparsity", 0.99), *more]
+        return figure(load_config(None, keys))
+
+    assert at_99() == 91.79
+    assert at_99(("epochs", 3), ("optimizer.lr", 0.5)) == 91.79
+    assert at_99(("method.scope", "layer")) == 90.89
+    assert at_99(("method.train_weights", False)) is None
+    assert at_99(("model_args.width", 16)) is None
+    assert at_99(("data_args.train_images", 10000)) is None
+    dense = [("data", "cifar100"), ("model", "vgg19"), ("method.name", "dense")]
+    assert figure(load_config(None, dense)) == 72.56
+
+
+@pytest.mark.parametrize("name", list(experiments()))
+def test_results_name_what_there_is(name):
+    for row in find_experiment(name).paper_results:
+        assert row["model"] in MODELS
+        settings = row.get("settings", {})
+        METHODS[row["method"]](sparsity=0.5 if row["method"] != "dense" else 0, **settings)
+        assert all(0 < accuracy < 100 for accuracy in row["accuracy"].values())
+
+
+# The computed figure
+
+
+def test_the_slope_is_the_paper_s_formula():
+    rows = slope_curve({"prob": [0.5, 0.99], "noise": 0.04, "temperature": [1, 0.03], "points": 5})
+    assert len(rows) == 10
+    for row in rows:
+        s, x = row["prob"], 1 / row["temperature"]
+        r = math.log(s / (1 - s)) + 0.04
+        m = 1 / (1 + math.exp(-r * x))
+        # 1 - m by its own formula: subtracting would lose all digits at low temperatures.
+        expected = m * (1 / (1 + math.exp(r * x))) * x / (s * (1 - s))
+        assert row["slope"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_slope_rises_for_undecided_probabilities_and_falls_for_decided_ones():
+    rows = slope_curve(find_experiment("temperature").curve)
+    for prob, direction in ((0.5, 1), (0.99, -1)):
+        slopes = [row["slope"] for row in rows if row["prob"] == prob]
+        steps = [direction * (b - a) for a, b in itertools.pairwise(slopes)]
+        assert all(step > 0 for step in steps)
+
+
+# The command
+
+
+def test_the_list_names_every_experiment_and_its_cost(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    printed = capsys.readouterr().out
+    for name in experiments():
+        assert name in printed
+    assert "20 runs, about 2.0 h on one core" in printed
+    assert main(["reproduce", "--list", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in described] == list(experiments())
+    assert described[0]["scales"]["laptop"] == {"runs": 20, "hours": 2.0, "on": "one core"}
+
+
+def test_the_curve_is_printed_and_written(capsys, tmp_path):
+    assert main(["reproduce", "temperature", "--out", str(tmp_path / "new")]) == 0
+    printed = capsys.readouterr().out
+    assert "S at s = 0.99" in printed
+    lines = (tmp_path / "new" / "temperature.csv").read_text().splitlines()
+    assert lines[0] == "prob,temperature,slope"
+    assert len(lines) == 1 + 2 * 98
+    assert main(["reproduce", "temperature", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["points"]) == 2 * 98
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["reproduce"], "which experiment?"),
+        (["reproduce", "tabel1"], "no such experiment; did you mean 'table1'?"),
+        (["reproduce", "table1", "--scale", "labtop"], "no such scale; did you mean 'laptop'?"),
+        (["reproduce", "table1", "--dry-run", "--set", "epoch=3"], "unknown key epoch"),
+        (["reproduce", "table1", "--dry-run", "--jobs", "0"], "--jobs 0: runs at a time"),
+        (["reproduce", "table1", "--dry-run", "--records", "nowhere"], "nowhere: there is no such"),
+        (["reproduce", "table1", "--data-dir", "nowhere", "--out", "{out}"], "nowhere"),
+    ],
+)
+def test_wrong_input_gets_one_line(arguments, said, capsys, tmp_path):
+    given = [argument.replace("{out}", str(tmp_path)) for argument in arguments]
+    assert main(given) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert list(tmp_path.rglob("*.toml")) == []
+
+
+def test_missing_files_are_said(monkeypatch):
+    from probmask.analysis import experiments as module
+
+    monkeypatch.setattr(module, "_PLACES", (Path("nowhere"),))
+    with pytest.raises(InputError, match="install probmask anew"):
+        module.experiments.__wrapped__()
+
+
+def test_the_files_are_part_of_the_package():
+    """A wheel holds them within the package, where `_PLACES` looks first."""
+    import tomllib
+
+    from probmask.analysis import experiments as module
+
+    project = tomllib.loads((DIRECTORY.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included["experiments"] == "probmask/experiments"
+    assert module._PLACES[0] == Path(probmask.__file__).parent / "experiments"

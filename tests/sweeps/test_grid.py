@@ -1,0 +1,146 @@
+"""Grids: every combination once, with the keys where they belong."""
+
+import tomllib
+
+import pytest
+
+from probmask.errors import InputError
+from probmask.sweeps.grid import expand, load_grid
+
+
+def planned(text, *overrides):
+    return expand(tomllib.loads(text), overrides, source="sweep.toml")
+
+
+def keys(text, *names):
+    """Of every run the values of some settings of its method, or of the run itself."""
+    return [
+        tuple(run.config.method.get(name, getattr(run.config, name, None)) for name in names)
+        for run in planned(text)
+    ]
+
+
+def test_every_combination_in_the_order_of_the_file():
+    grid = """
+    [grid]
+    method = ["probmask", "gmp"]
+    sparsity = [0.9, 0.98]
+    seed = [0, 1]
+    """
+    assert keys(grid, "name", "sparsity", "seed") == [
+        (method, sparsity, seed)
+        for method in ("probmask", "gmp")
+        for sparsity in (0.9, 0.98)
+        for seed in (0, 1)
+    ]
+
+
+def test_what_runs_have_in_common_is_in_run():
+    (run,) = planned('[run]\ndata = "cifar10"\nepochs = 7\noptimizer.lr = 0.3\n[grid]\nseed = 4')
+    assert (run.config.data, run.config.epochs, run.config.seed) == ("cifar10", 7, 4)
+    assert (run.config.optimizer.lr, run.config.optimizer.momentum) == (0.3, 0.9)
+    assert run.config.model == "resnet20"  # what makes sense for the data, as in a single run
+
+
+def test_a_file_without_a_grid_is_one_run():
+    (run,) = planned("[run]\nepochs = 2")
+    assert run.config.epochs == 2
+    assert not run.config.dense_twin  # which a single run on digits has by default
+
+
+def test_methods_take_settings_and_any_dotted_key_is_an_axis():
+    grid = """
+    [grid]
+    method = ["probmask", { name = "probmask", scope = "layer" }]
+    optimizer.lr = [0.1, 0.2]
+    """
+    runs = planned(grid)
+    found = [(run.config.method.get("scope"), run.config.optimizer.lr) for run in runs]
+    assert found == [(None, 0.1), (None, 0.2), ("layer", 0.1), ("layer", 0.2)]
+
+
+def test_a_method_of_the_grid_takes_the_place_of_run_s_but_keeps_the_sparsity():
+    grid = """
+    [run.method]
+    name = "probmask"
+    sparsity = 0.7
+    freeze_at = "none"
+    [[grid]]
+    method.scope = ["global", "layer"]
+    [[grid]]
+    method = "gmp"
+    """
+    assert keys(grid, "name", "sparsity", "freeze_at", "scope") == [
+        ("probmask", 0.7, "none", "global"),
+        ("probmask", 0.7, "none", "layer"),
+        ("gmp", 0.7, None, None),
+    ]
+
+
+def test_several_grids_and_each_run_once():
+    grid = """
+    [[grid]]
+    method = ["probmask", "gmp"]
+    sparsity = 0.9
+    [[grid]]
+    method = ["gmp", "dense"]
+    sparsity = [0.9, 0.98]
+    """
+    assert keys(grid, "name", "sparsity") == [
+        ("probmask", 0.9),
+        ("gmp", 0.9),
+        ("gmp", 0.98),
+        ("dense", None),  # once: it has no sparsity
+    ]
+
+
+def test_overrides_go_over_every_run():
+    runs = planned("[grid]\nseed = [0, 1]", ("epochs", 3), ("sparsity", 0.5), ("seed", 9))
+    assert [(run.config.epochs, run.config.method["sparsity"]) for run in runs] == [(3, 0.5)]
+
+
+def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
+    grid = """
+    [run]
+    model = "my.package:build"
+    [grid]
+    method = { name = "probmask", scope = "layer", min_keep_per_layer = 5 }
+    sparsity = 0.95
+    seed = 2
+    """
+    (run,) = planned(grid)
+    assert run.name == (
+        "digits-my.package-build-probmask-scope=layer-min-keep-per-la"
+        f"-0.95-seed2-{run.identity[:8]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[gird]\nseed = [0]", "unknown table [gird]; did you mean 'grid'?"),
+        ("run = 3", "run = 3: is a table"),
+        ("grid = 3", "grid is a table of lists"),
+        ("grid = []", "grid is a table of lists"),
+        ("[grid]\nseed = []", "grid.seed = []: lists no value"),
+        ("[grid]\nsed = [0]", "sweep.toml: unknown key sed; did you mean 'seed'?"),
+        ('[grid]\nmethod = ["probmsak"]', "no such method; did you mean 'probmask'?"),
+        ("[grid]\nmethod = [3]", "grid.method = 3: a name, or a table with one"),
+        ('[grid]\nmethod = [{ scope = "layer" }]', "a name, or a table with one"),
+        ("[grid]\nsparsity = [98]", "for 98 % pass 0.98"),
+        ("[grid]\nmethod.draws = [0]", "masks sampled per update, a whole number"),
+        ("[grid]\nepochs.x = [0]", "epochs = {'x': 0}: expected a whole number"),
+    ],
+)
+def test_what_makes_no_run_is_refused(text, said):
+    with pytest.raises(InputError) as caught:
+        planned(text)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.toml: cannot be read"):
+        load_grid(tmp_path / "nothing.toml")
+    (tmp_path / "torn.toml").write_text("[grid")
+    with pytest.raises(InputError, match=r"torn\.toml: is not valid TOML"):
+        load_grid(tmp_path / "torn.toml")

@@ -1,0 +1,160 @@
+"""Sweeps that train: side by side, killed and gone on with, failed and tried again, on Ray."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from probmask.analysis.records import find_records
+from probmask.cli import main
+from probmask.sweeps.grid import load_grid
+from probmask.training.session import train
+from sweeps.small_sweep import run_and_exit, trainings_in, wait_for_none, write_sweep
+from training.small import kill_when, start, wait_until
+
+
+def checkpoints(out):
+    return list(out.glob("runs/*/checkpoint.safetensors"))
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
+    out = tmp_path / "out"
+    file = write_sweep(
+        tmp_path / "s.toml",
+        "[[grid]]\nsparsity = 0.8\n[[grid]]\nsparsity = 0.9\nepochs = 20",
+        run="checkpoint_seconds = 0.0",
+    )
+    first, second = load_grid(file)
+    command = ["sweep", str(file), "--out", str(out)]
+    sweep = start(run_and_exit, command)
+    wait_until(lambda: trainings_in(out) != [], sweep, seconds=200)
+    assert main(command) == 2
+    assert "another sweep is running in it" in capsys.readouterr().err
+    checkpoint = out / "runs" / second.name / "checkpoint.safetensors"
+    wait_until(checkpoint.exists, sweep, seconds=200)
+    kill_when(sweep, checkpoint.exists)
+    wait_for_none(out)
+    assert checkpoint.exists()
+    assert list(out.glob("failed/*")) == []
+
+    before = (out / "runs" / first.name / "record.json").stat()
+    assert main(command) == 0
+    said = capsys.readouterr().err
+    assert f"{second.name}: goes on" in said
+    assert first.name not in said
+    after = (out / "runs" / first.name / "record.json").stat()
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
+    assert len(find_records([out / "records"])) == 2
+
+    whole = train(second.config, out=tmp_path / "whole").directory
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / "runs" / second.name / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_trainings_and_keeps_their_checkpoints(tmp_path):
+    out = tmp_path / "out"
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nepochs = 3000", run="checkpoint_seconds = 0.0")
+    sweep = start(run_and_exit, ["sweep", str(file), "--out", str(out)])
+    wait_until(lambda: checkpoints(out) != [], sweep, seconds=200)
+    assert len(trainings_in(out)) == 1
+    os.kill(sweep.pid, signal.SIGINT)
+    sweep.join(timeout=60)
+    assert sweep.exitcode == 130
+    assert trainings_in(out) == []
+    assert len(checkpoints(out)) == 1
+    assert list(out.glob("failed/*")) == []
+
+
+FLAKY = """
+import os, signal
+from pathlib import Path
+from probmask.models import smallconv
+
+def build(**settings):
+    if not Path(__file__).with_name("mended").exists():
+        raise RuntimeError("no luck\\ntoday")
+    return smallconv(**settings)
+
+def die(**settings):
+    if not Path(__file__).with_name("mended").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return smallconv(**settings)
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_is_listed_with_its_reason_and_tried_again_on_request(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "flaky_network.py").write_text(FLAKY)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    models = '["flaky_network:build", "flaky_network:die"]'
+    file = write_sweep(tmp_path / "s.toml", f"[grid]\nmodel = {models}")
+    out = tmp_path / "out"
+    command = ["sweep", str(file), "--jobs", "2", "--out", str(out)]
+
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "RuntimeError: no luck today" in printed.out
+    assert "ended by SIGKILL, not by itself" in printed.out
+    assert "2 of 2 runs failed" in printed.err
+    assert "--retry trains them again" in printed.err
+    log = next(out.glob("logs/*build*.log")).read_text()
+    assert "Traceback" in log
+
+    (tmp_path / "mended").touch()
+    assert main([*command, "--json"]) == 1  # not tried again by itself
+    printed = capsys.readouterr()
+    assert {row["state"] for row in json.loads(printed.out)["runs"]} == {"failed"}
+    assert "begins" not in printed.err
+
+    assert main([*command, "--retry"]) == 0
+    assert "2 finished, 0 failed" in capsys.readouterr().out
+    assert list(out.glob("failed/*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (probmask[ray])"
+)
+def test_a_local_ray_brings_the_same_records_home(tmp_path):
+    out = tmp_path / "out"
+    grid = '[[grid]]\nsparsity = 0.9\n[[grid]]\nmodel = "nowhere_to_be_found:build"'
+    file = write_sweep(tmp_path / "s.toml", grid)
+    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--jobs", "2"]
+    done = subprocess.run(
+        [*command, "--ray", "local", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(tmp_path / "home")},
+        timeout=280,
+    )
+    assert done.returncode == 1, done.stderr
+    good, bad = load_grid(file)
+    assert f"{bad.name}: failed: --model nowhere_to_be_found:build: cannot be" in done.stderr
+    assert (out / "failed" / f"{bad.name}.json").exists()
+    (run,) = find_records([out / "records"])
+    assert run.identity == good.identity
+    whole = train(good.config, out=tmp_path / "whole").directory
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / "runs" / good.name / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (probmask[ray])"
+)
+def test_a_ray_address_without_a_cluster_is_refused(tmp_path):
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9")
+    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--ray", "no address"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "--ray no address: cannot be reached" in done.stderr
