@@ -1,14 +1,16 @@
 """The command line: one clear line for wrong input, JSON for machines, tables for people."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from probmask.artifact import save
+from probmask.artifact import load, read, save
 from probmask.cli import main
+from probmask.methods import METHODS
 from probmask.training.config import load_config
 from probmask.training.session import train
 from training.small import SIZE, flags, small, snapshot
@@ -284,11 +286,61 @@ def test_flags_win_over_the_file_and_set_over_flags(tmp_path, capsys):
 
 def test_evaluate_repeats_the_accuracy_of_the_record(run, model, capsys):
     printed = json.loads(output(capsys, "evaluate", model, "--json"))
-    assert printed == {"data": "digits", **run.record["test"]}
+    assert printed == {
+        "data": "digits",
+        **run.record["test"],
+        "data_args": run.record["data_args"],
+        "recorded": run.record["test"],
+    }
     correct, accuracy = run.record["test"]["correct"], run.record["test"]["accuracy"]
     assert output(capsys, "evaluate", model, "--data", "digits") == (
-        f"digits: {accuracy:.2f} % ({correct} of 355 correct)\n"
+        f"digits: {accuracy:.2f} % ({correct} of 355 correct), as recorded\n"
     )
+
+
+def test_evaluate_tells_when_the_record_says_otherwise(run, model, tmp_path, capsys):
+    """As on another machine, where a rounding may tip an image over."""
+    network, metadata = load(model), dict(read(model).metadata)
+    metadata["test"] = {"correct": 3, "total": 355, "accuracy": 100 * 3 / 355}
+    path = tmp_path / "model.safetensors"
+    save(network, path, metadata=metadata)
+    correct, accuracy = run.record["test"]["correct"], run.record["test"]["accuracy"]
+    assert output(capsys, "evaluate", path) == (
+        f"digits: {accuracy:.2f} % ({correct} of 355 correct); "
+        "recorded: 0.85 % (3 of 355 correct)\n"
+    )
+
+
+def test_evaluate_says_which_settings_it_took_over_and_lets_them_be_set(tmp_path, capsys):
+    run = train(small(epochs=1, data_args__test_images=40), out=tmp_path / "run")
+    correct = run.record["test"]["correct"]
+    assert output(capsys, "evaluate", run.directory) == (
+        f"digits: {correct / 0.4:.2f} % ({correct} of 40 correct), as recorded\n"
+        "with test_images = 40 (as in training)\n"
+    )
+    few = output(capsys, "evaluate", run.directory, "--set", "data_args.test_images=7")
+    assert " of 7 correct)\nwith test_images = 7 (in training: 40)\n" in few
+    padded = output(capsys, "evaluate", run.directory, "--set", "data_args.padding=0")
+    assert "as recorded\n" in padded  # test images are not padded
+    every = ["evaluate", run.directory, "--set", "data_args.test_images=none"]
+    assert " of 355 correct)\nwith test_images = none (in training: 40)" in output(capsys, *every)
+    printed = json.loads(output(capsys, *every, "--json"))
+    assert (printed["total"], printed["recorded"]) == (355, None)
+    assert "test_images" not in printed["data_args"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("test_images=3", "expected a setting of the data, as in data_args.test_images=100"),
+        ("data_args.test_images", "expected a setting of the data"),
+        ("seed=3", "expected a setting of the data"),
+        ("data_args.test_imags=3", "did you mean 'test_images'?"),
+        ("data_args.test_images=0", "test_images=0"),
+    ],
+)
+def test_evaluate_refuses_settings_that_are_none_of_the_data(model, capsys, assignment, said):
+    assert said in refused(capsys, "evaluate", model, "--set", assignment)
 
 
 def test_evaluate_on_unknown_data_is_refused(model, capsys):
@@ -314,7 +366,36 @@ def test_inspect_shows_every_layer(run, model, capsys):
         assert layer["name"] in text
     assert f" {run.record['kept']:,} " in text
     assert "% of the" in text
-    assert "trained as smallconv on digits by probmask, seed 0" in text
+    said = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert "smallconv (channels = 1, classes = 10, width = 8)" in said["model"]
+    assert "digits (" in said["data"]
+    assert said["method"].split() == ["method", "probmask"]
+    assert "90.00 % asked, 90.01 % reached" in said["sparsity"]
+    assert said["seed"].split() == ["seed", "0"]
+    test = run.record["test"]
+    assert f"{test['accuracy']:.2f} % ({test['correct']} of 355 correct)" in said["test accuracy"]
+    assert f"torch {torch.__version__}" in said["made with"]
+
+
+def test_inspect_shows_settings_of_the_method_that_are_not_its_defaults(tmp_path, capsys):
+    path = tmp_path / "model.safetensors"
+    method = {**METHODS["probmask"](sparsity=0.9, draws=2).settings(), "name": "probmask"}
+    save(torch.nn.Linear(4, 4), path, metadata={"method": method, "sparsity": 0.9})
+    lines = [line.split() for line in output(capsys, "inspect", path).splitlines()]
+    assert ["method", "probmask", "(draws", "=", "2)"] in lines
+    assert ["sparsity", "0.9"] in lines
+
+
+def test_inspect_fits_80_columns_and_adds_up(model, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to rich
+    text = re.sub(r"\x1b\[[0-9;]*m", "", output(capsys, "inspect", model))
+    lines = [line.rstrip() for line in text.splitlines() if str(model) not in line]
+    assert 60 < max(map(len, lines)) <= 80
+    for heading in ("kept", "sparsity", "stored as", "bytes"):
+        assert heading in text
+    rest = sum(tensor.stored_bytes for tensor in read(model).tensors if len(tensor.shape) < 2)
+    assert f", {rest} B for other tensors, " in text
 
 
 @pytest.mark.parametrize(
@@ -331,7 +412,9 @@ def test_list(capsys, what, names):
         assert row["summary"] in text
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["watch"], ["evaluate"], ["inspect"], ["list"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["watch"], ["evaluate"], ["inspect"], ["export"], ["list"]]
+)
 def test_help(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command, "--help"])

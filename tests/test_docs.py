@@ -1,14 +1,19 @@
-"""Tables in the docs are what commands print; every method has its page."""
+"""Tables in the docs are what commands print, examples run, every method has its page."""
 
 import re
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import probmask
 from probmask.cli import main
 from probmask.methods import METHODS
 from probmask.sweeps.grid import load_grid
+from training.small import flags
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"models": "models_and_data.md", "data": "models_and_data.md", "methods": "methods.md"}
@@ -55,3 +60,49 @@ def test_every_method_has_a_page_with_all_its_options(name):
     assert [option for option in settings if f"`{option}" not in page] == []
     assert METHODS[name].year is None or str(METHODS[name].year) in page
     assert f"methods/{name}.md" in (DOCS / "methods.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch, capsys):
+    """A working directory with a finished run in it."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--out", "runs/demo", *flags(epochs=1)]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def test_the_examples_of_the_artifact_page_run(demo):
+    def build_model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3))
+
+    model = build_model()
+    with torch.no_grad():
+        model[0].weight.masked_fill_(torch.rand_like(model[0].weight) < 0.8, 0.0)
+        model[3].weight.masked_fill_(torch.rand_like(model[3].weight) < 0.8, 0.0)
+    zero = model[3].weight == 0
+    names = {
+        "torch": torch,
+        "model": model,
+        "build_model": build_model,
+        "loader": [(torch.randn(8, 1, 6, 6), torch.randint(3, (8,))) for _ in range(3)],
+        "criterion": nn.CrossEntropyLoss(),
+    }
+    page = (DOCS / "artifact.md").read_text(encoding="utf-8")
+    source = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    exec(compile(source, "artifact.md", "exec"), names)
+    tuned = probmask.load_into(build_model(), demo / "tuned.safetensors")
+    assert torch.equal(tuned[3].weight == 0, zero)
+    assert not torch.equal(tuned[3].weight, model[3].weight)
+    assert names["weight"].shape == (3, 64)
+
+
+def test_the_commands_of_the_artifact_page_run(demo, capsys):
+    page = (DOCS / "artifact.md").read_text(encoding="utf-8")
+    commands = [line for line in page.splitlines() if line.startswith("probmask ")]
+    assert len(commands) == 6
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+    assert {path.name for path in demo.iterdir()} == {
+        "runs", "demo.onnx", "demo.safetensors", "demo.bin",
+    }  # fmt: skip

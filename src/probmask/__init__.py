@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from probmask import data, methods, models
     from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
+    from probmask.masking.freezing import FrozenMasks, freeze_masks
     from probmask.masking.protocol import Masker, Method, Probe
     from probmask.masking.sparsifier import Sparsifier, attach
     from probmask.masking.summary import Summary
@@ -24,6 +25,7 @@ _HOMES = {
     "ArtifactError": "probmask.errors",
     "CheckpointError": "probmask.errors",
     "Dense": "probmask.methods.dense",
+    "FrozenMasks": "probmask.masking.freezing",
     "InputError": "probmask.errors",
     "LayerCollapseWarning": "probmask.errors",
     "Masker": "probmask.masking.protocol",
@@ -33,6 +35,7 @@ _HOMES = {
     "Sparsifier": "probmask.masking.sparsifier",
     "Summary": "probmask.masking.summary",
     "attach": "probmask.masking.sparsifier",
+    "freeze_masks": "probmask.masking.freezing",
     "load": "probmask.artifact",
     "load_into": "probmask.artifact",
     "read": "probmask.artifact",
@@ -47,6 +50,7 @@ __all__ = [
     "ArtifactError",
     "CheckpointError",
     "Dense",
+    "FrozenMasks",
     "InputError",
     "LayerCollapseWarning",
     "Masker",
@@ -58,6 +62,7 @@ __all__ = [
     "__version__",
     "attach",
     "data",
+    "freeze_masks",
     "load",
     "load_config",
     "load_into",

@@ -10,6 +10,7 @@ from typing import Any
 from probmask.commands import (
     compare,
     evaluate,
+    export,
     inspect,
     listing,
     report,
@@ -29,12 +30,24 @@ from probmask.errors import (
 from probmask.version import __version__
 
 # In the order of the help.
-_COMMANDS = (train, watch, evaluate, inspect, listing, sweep, reproduce, compare, report)
+_COMMANDS = (
+    train,
+    watch,
+    evaluate,
+    inspect,
+    export,
+    listing,
+    sweep,
+    reproduce,
+    compare,
+    report,
+)
 # What extras install, by the names it is imported under.
 _EXTRAS = {
     **dict.fromkeys(
         ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w"), "train"
     ),
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     "ray": "ray",
 }
 # Warnings that are meant for people; others are for those who write programs.

@@ -19,7 +19,7 @@ def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: 
     handed. Whatever fails on the way (a full disk, an exception of the function) is raised
     unchanged, with the old file untouched and nothing left behind. A symbolic link is followed.
     """
-    target = _writable_target(Path(path), overwrite)
+    target = writable_target(path, overwrite=overwrite)
     temporary = target.with_name(f".probmask-{secrets.token_hex(8)}.tmp")
     created = _create(temporary, target)
     try:
@@ -33,8 +33,9 @@ def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: 
     _sync_directory(target.parent)
 
 
-def _writable_target(path: Path, overwrite: bool) -> Path:
+def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Return the file that `path` stands for, or say why it cannot be written."""
+    path = Path(path)
     try:
         target = path.resolve()
         if target.is_dir():

@@ -55,6 +55,61 @@ def test_code_that_the_caller_names_is(path, own):
     assert torch.equal(loaded.weight, model.weight)
 
 
+def test_a_network_of_ours_keeps_its_dtype_and_leaves_random_numbers_alone(path):
+    model = build_model("smallconv", {"width": 4}).bfloat16()
+    save(model, path, metadata=described("smallconv", width=4))
+    before = torch.random.get_rng_state()
+    loaded = load(path)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert all(p.requires_grad and p.device.type == "cpu" for p in loaded.parameters())
+
+
+def write_builder(tmp_path, monkeypatch, name, text):
+    (tmp_path / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return f"{name}:build"
+
+
+def test_settings_of_the_file_ask_for_no_memory_in_code_of_the_user_either(path, own):
+    save(nn.Linear(2, 2), path, metadata=described(own, size=10**6))
+    with pytest.raises(ArtifactError, match="shapes differ"):  # a terabyte would not be had
+        load(path, model=own)
+
+
+def test_tensors_that_are_no_parameters_are_built_for_real(path, tmp_path, monkeypatch):
+    text = (
+        "class Scaled(nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(2, 2)\n"
+        "        self.scale = torch.tensor(3.0)\n"
+        "build = Scaled\n"
+    )
+    own = write_builder(tmp_path, monkeypatch, "own_scaled", text)
+    save(nn.Linear(2, 2), path, metadata=described(own))
+    assert load(path, model=own).scale == 3
+
+
+def test_code_that_needs_its_weights_at_once_is_built_for_real(path, tmp_path, monkeypatch):
+    text = (
+        "def build():\n"
+        "    model = nn.Linear(2, 2)\n"
+        "    assert model.weight.sum().item() < 100\n"
+        "    return model\n"
+    )
+    own = write_builder(tmp_path, monkeypatch, "own_computing", text)
+    model = nn.Linear(2, 2)
+    save(model, path, metadata=described(own))
+    assert torch.equal(load(path, model=own).weight, model.weight)
+
+
+def test_a_network_larger_than_allowed_is_refused(path):
+    save(build_model("smallconv", {"width": 4}), path, metadata=described("smallconv", width=4))
+    with pytest.raises(ArtifactError, match="if you trust the file, pass max_bytes="):
+        load(path, max_bytes=1000)
+
+
 @pytest.mark.parametrize("metadata", [{}, {"model": 5}, {"model": None}, {"model": ["smallconv"]}])
 def test_a_file_that_does_not_say_what_it_is_gets_a_way_out(path, metadata):
     save(nn.Linear(2, 2), path, metadata=metadata)

@@ -1,5 +1,8 @@
 """Saving and loading models: names, ties, metadata, refusals."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -75,7 +78,7 @@ def test_read_tells_the_table_and_the_sizes(path):
     rows = {row.name: row for row in info.tensors}
     assert list(rows) == [name for name in model.state_dict() if name != "decoder.weight"]
     row = rows["encoder.weight"]
-    assert (row.shape, row.dtype, row.encoding) == ((30, 20), "F32", "delta")
+    assert (row.shape, row.dtype, row.encoding) == ((30, 20), "F32", "rice")
     assert row.nnz == int(model.encoder.weight.count_nonzero())
     assert row.stored_bytes < 6 * row.nnz
     assert rows["norm.num_batches_tracked"].dtype == "I64"
@@ -111,6 +114,19 @@ def test_metadata_that_json_cannot_hold_is_refused(path, metadata):
     with pytest.raises(InputError, match=r"save\(metadata=...\): not plain JSON"):
         artifact.save(nn.Linear(1, 1), path, metadata=metadata)
     assert not path.exists()
+
+
+def test_zeros_that_are_negative_are_kept_with_a_warning(path):
+    model = nn.Linear(100, 100)
+    with torch.no_grad():
+        model.weight.mul_(torch.rand(100, 100) < 0.05)
+    with pytest.warns(UserWarning, match=r"weights are -0.0, .*add 0.0 to the weights first"):
+        artifact.save(model, path)
+    assert torch.equal(artifact.load_state(path)["weight"].signbit(), model.weight.signbit())
+    with torch.no_grad():
+        model.weight.add_(0.0)
+    smaller = artifact.save(model, path.with_name("positive"))
+    assert smaller.file_bytes < 0.2 * path.stat().st_size
 
 
 class OurMask(nn.Module):
@@ -158,19 +174,25 @@ def test_what_the_format_cannot_hold_is_refused(path, model, what):
         artifact.save(model, path)
 
 
-def test_names_that_look_like_parts_do_no_harm(path):
+@pytest.mark.parametrize("name", ["__metadata__", "probmask:F32", "probmask:table"])
+def test_names_that_the_format_needs_are_refused(path, name):
     model = nn.Module()
-    for name in ("w", "w.values", "__metadata__"):
-        model.register_buffer(name.replace(".", "_"), torch.zeros(900))
-    with pytest.raises(InputError, match="reserves the name __metadata__"):
+    model.register_buffer(name, torch.zeros(3))
+    with pytest.raises(InputError, match=f"reserves the name {name}; rename it"):
         artifact.save(model, path)
+
+
+@pytest.mark.parametrize("size", [900, 90_000])
+def test_names_that_look_like_parts_do_no_harm(path, size):
     holder = nn.Module()
     holder.w = nn.Module()
-    holder.w.register_buffer("values", torch.arange(900.0))
-    holder.register_state_dict_post_hook(lambda _m, state, _p, _l: state.update(w=torch.zeros(900)))
+    holder.w.register_buffer("values", torch.arange(size) + 1.0)
+    holder.register_state_dict_post_hook(
+        lambda _m, state, _p, _l: state.update(w=torch.zeros(size))
+    )
     artifact.save(holder, path)
-    assert torch.equal(artifact.load_state(path)["w"], torch.zeros(900))
-    assert torch.equal(artifact.load_state(path)["w.values"], torch.arange(900.0))
+    assert torch.equal(artifact.load_state(path)["w"], torch.zeros(size))
+    assert torch.equal(artifact.load_state(path)["w.values"], torch.arange(size) + 1.0)
 
 
 def test_a_mismatch_names_the_first_few_and_leaves_the_model_alone(path):
@@ -201,10 +223,57 @@ def test_without_strict_only_common_names_are_loaded(path):
     assert torch.equal(model[2].weight, kept)
 
 
-def test_a_model_on_the_meta_device_is_refused(path):
+def test_a_model_on_the_meta_device_takes_the_tensors_themselves(path):
+    model = sparse_model()
+    model.encoder.weight.requires_grad_(False)
+    artifact.save(model, path)
+    with torch.device("meta"):
+        empty = Tied()
+    empty.encoder.weight.requires_grad_(False)
+    loaded = artifact.load_into(empty, path)
+    assert loaded.decoder.weight is loaded.encoder.weight
+    assert_same(loaded, model)
+    for (name, a), b in zip(model.named_parameters(), loaded.parameters(), strict=True):
+        assert (type(b), b.requires_grad, b.device.type) == (
+            nn.Parameter,
+            a.requires_grad,
+            "cpu",
+        ), name
+
+
+def test_an_untied_model_on_the_meta_device_stays_untied(path):
+    artifact.save(sparse_model(), path)
+    with torch.device("meta"):
+        empty = Tied(tied=False)
+    loaded = artifact.load_into(empty, path)
+    assert loaded.decoder.weight is not loaded.encoder.weight
+    with torch.no_grad():
+        loaded.decoder.weight.zero_()
+    assert torch.equal(loaded.encoder.weight, sparse_model().encoder.weight)
+
+
+def test_a_model_on_the_meta_device_that_the_file_cannot_complete_is_refused(path):
     artifact.save(nn.Linear(2, 2), path)
-    with pytest.raises(InputError, match="meta device"):
-        artifact.load_into(nn.Linear(2, 2, device="meta"), path)
+    model = nn.Linear(2, 2, device="meta")
+    model.register_buffer("table", torch.empty(3, device="meta"), persistent=False)
+    with pytest.raises(InputError, match=r"1 \(table\) are on the meta device and not in the file"):
+        artifact.load_into(model, path)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_loaded_model_can_be_copied_pickled_and_trained(path, copied, device):
+    model = nn.Sequential(nn.Linear(60, 70), nn.BatchNorm1d(70), nn.Linear(70, 3))
+    artifact.save(model, path)
+    with torch.device(device):
+        empty = nn.Sequential(nn.Linear(60, 70), nn.BatchNorm1d(70), nn.Linear(70, 3))
+    twin = copied(artifact.load_into(empty, path))
+    path.unlink()
+    assert_same(twin, model)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    twin(torch.randn(4, 60)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(twin[0].weight, model[0].weight)
 
 
 def test_values_take_the_dtype_of_the_model(path):

@@ -64,7 +64,7 @@ def kill_when(process: BaseProcess, ready: Callable[[], bool], *, delay: float =
     assert process.exitcode == -9, f"it ended by itself with {process.exitcode}"
 
 
-def wait_until(ready: Callable[[], bool], process: BaseProcess, *, seconds: float = 60) -> None:
+def wait_until(ready: Callable[[], bool], process: BaseProcess, *, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert process.is_alive(), f"ended with {process.exitcode}"

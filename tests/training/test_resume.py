@@ -400,7 +400,8 @@ def test_a_killed_process_of_the_real_command_resumes(tmp_path, long):
         wait_until(lambda: has_checkpoint(out), Alive(process))
     finally:
         process.kill()
-    assert process.wait() == -9
+        ended = process.wait()
+    assert ended == -9
     assert 0 < step_of(out) < 66
     done = subprocess.run([*command, "--resume", str(out)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,9 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
+from probmask.analysis.provenance import provenance
 from probmask.artifact import ArtifactInfo
-from probmask.checks import is_number
 
 _SHORT_CONVENTION = "MACs: multiply-accumulates by STR's convention, without pooling"
 
@@ -105,16 +106,26 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
         style="bold",
     )
     console = _console()
-    _show(console, table, optional=("stored as", "bytes", "MACs"))
+    _show(console, table, optional=("MACs", "of", "stored as", "bytes"))
     ratio = info.file_bytes / max(1, info.dense_bytes)
+    _say(console, str(path))
     _say(
         console,
-        f"{path}: {_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
+        f"{_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
         f"{_bytes(info.dense_bytes)} that its tensors take when stored dense",
     )
-    _say(console, _SHORT_CONVENTION)
-    for line in _provenance(info.metadata):
-        _say(console, line)
+    layers = sum(row["bytes"] for row in rows)
+    stored = sum(tensor.stored_bytes for tensor in info.tensors)
+    _say(
+        console,
+        f"{_bytes(layers)} for these layers, {_bytes(stored - layers)} for other tensors, "
+        f"{_bytes(info.file_bytes - stored)} for the header",
+    )
+    if any(heading.header == "MACs" for heading in table.columns):
+        _say(console, _SHORT_CONVENTION)
+    said = provenance(info.metadata)
+    if said:
+        _show_pairs(console, said)
 
 
 def print_rows(
@@ -210,30 +221,6 @@ def _counts(value: Any) -> dict[str, int]:
     return {name: count for name, count in items if isinstance(count, int)}
 
 
-def _provenance(metadata: Mapping[str, Any]) -> list[str]:
-    lines = []
-    if "model" in metadata and "data" in metadata:
-        method = metadata.get("method", "?")
-        if isinstance(method, Mapping):
-            method = method.get("name", "?")
-        lines.append(
-            f"trained as {metadata['model']} on {metadata['data']} by {method}, "
-            f"seed {metadata.get('seed', '?')}"
-        )
-    test = metadata.get("test")
-    if (
-        isinstance(test, Mapping)
-        and is_number(test.get("accuracy"))
-        and {"correct", "total"} <= (test.keys())
-    ):
-        lines.append(
-            f"test accuracy {test['accuracy']:.2f} % ({test['correct']} of {test['total']})"
-        )
-    elif test is not None:
-        lines.append(f"test {test}")
-    return lines
-
-
 def _result(run: Mapping[str, Any], *, with_validation: bool) -> tuple[str, ...]:
     test = run["test"]
     macs = run["macs"]["sparse"]
@@ -246,6 +233,15 @@ def _result(run: Mapping[str, Any], *, with_validation: bool) -> tuple[str, ...]
         _bytes(run["bytes"]),
         f"{run['seconds']:.0f} s",
     )
+
+
+def _show_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
+    """Print headings and texts side by side; a long text goes on below itself."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, text in pairs:
+        table.add_row(Text(heading, style="bold"), Text(text))
+    console.print()
+    console.print(table)
 
 
 def _say(console: Console, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from probmask.artifact.load import load
 from probmask.artifact.reader import ArtifactInfo, TensorInfo
-from probmask.artifact.store import load_into, load_state, read, save
+from probmask.artifact.restore import load_into, load_state, read
+from probmask.artifact.store import save
 
 __all__ = ["ArtifactInfo", "TensorInfo", "load", "load_into", "load_state", "read", "save"]

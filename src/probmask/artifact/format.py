@@ -1,20 +1,20 @@
-"""How a tensor becomes bytes and comes back: dense, or its values and their positions.
+"""How a tensor becomes the parts that are stored, and comes back: dense, or values and positions.
 
 Bits, not numbers, are compared with zero throughout: -0.0 is a value like any other, so that
 what comes back is bit for bit what went in.
 """
 
 import math
-import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probmask.artifact.encodings import ENCODINGS, Bytes, smallest
 from probmask.errors import ArtifactError
 
 FORMAT = 1
@@ -38,26 +38,40 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SPARSE_DTYPES = ("F64", "F32", "F16", "BF16")
-ENCODINGS = ("dense", "bitmap", "delta")
-ESCAPE = 255
-# What one more tensor takes in a safetensors header; a saving below it does not pay.
-HEADER_COST = 128
+# What may be stored as another dtype than it has in the network.
+ROUNDED = {"F64": ("F16",), "F32": ("F16",)}
+# What a sparse entry takes in the table beyond a dense one; a saving below it does not pay.
+TABLE_COST = 16
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Bits: TypeAlias = NDArray[Any]
-Bytes: TypeAlias = NDArray[np.uint8]
+
+
+class Part(NamedTuple):
+    """A run of numbers that the file holds for a tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the header says of one tensor."""
+    """What the table says of one tensor."""
 
-    shape: tuple[int, ...]
+    name: str
     dtype: str
+    shape: tuple[int, ...]
     encoding: str
     nnz: int  # entries whose bits are not all zero
-    crc32: int  # over the stored bytes: values, then positions
+    values: str  # the dtype that its values are stored in
+    positions: int  # bytes of positions
 
     @property
     def numel(self) -> int:
@@ -65,9 +79,24 @@ class Entry:
         return math.prod(self.shape)
 
     @property
-    def itemsize(self) -> int:
-        """The bytes of one entry."""
-        return DTYPES[self.dtype].itemsize
+    def dense_bytes(self) -> int:
+        """The bytes of the dense tensor."""
+        return self.numel * DTYPES[self.dtype].itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that the file holds for it."""
+        return sum(part.numel * DTYPES[part.dtype].itemsize for part in self.parts)
+
+    @property
+    def parts(self) -> list[Part]:
+        """What the file holds for it."""
+        if self.encoding == "dense":
+            return [Part(self.name, self.values, self.shape)]
+        return [
+            Part(f"{self.name}.values", self.values, (self.nnz,)),
+            Part(f"{self.name}.positions", "U8", (self.positions,)),
+        ]
 
 
 def bits(tensor: Tensor) -> Bits:
@@ -80,118 +109,49 @@ def raw(tensor: Tensor) -> memoryview:
     return bits(tensor).view(np.uint8).data
 
 
-def encode(tensor: Tensor, *, sparse: bool = True) -> tuple[Entry, dict[str, Tensor]]:
-    """Return the entry and the stored parts of a contiguous CPU tensor, by suffix of their names.
+def encode(
+    name: str, tensor: Tensor, *, dtype: torch.dtype | None = None, sparse: bool = True
+) -> tuple[Entry, list[Tensor]]:
+    """Return the entry of a contiguous CPU tensor and its stored parts, in the fewest bytes.
 
-    The smallest encoding wins; `sparse=False` allows only the dense one.
+    `dtype` is what it has in the network, if that is another; `sparse=False` leaves it dense.
     """
-    dtype, words = DTYPE_NAMES[tensor.dtype], bits(tensor)
-    encoding, positions = "dense", None
-    nnz = int(np.count_nonzero(words))
-    if sparse and dtype in SPARSE_DTYPES:
-        encoding, positions = _smallest(words, nnz)
-    if positions is None:
-        parts = {"": tensor}
+    stored, words = DTYPE_NAMES[tensor.dtype], bits(tensor)
+    encoding, parts = "dense", [tensor]
+    if sparse and stored in SPARSE_DTYPES:
+        indices = np.flatnonzero(words != 0)
+        nnz = indices.size
+        chosen, size = smallest(indices, words.size)
+        if size + TABLE_COST < (words.size - nnz) * words.itemsize:
+            encoding = chosen
+            values = torch.from_numpy(words[indices]).view(tensor.dtype)
+            positions = ENCODINGS[encoding].encode(indices, words.size)
+            parts = [values, torch.from_numpy(positions)]
     else:
-        values = torch.from_numpy(words[words != 0]).view(tensor.dtype)
-        parts = {".values": values, ".positions": torch.from_numpy(positions)}
-    return Entry(tuple(tensor.shape), dtype, encoding, nnz, checksum(parts)), parts
+        nnz = int(np.count_nonzero(words))
+    of = DTYPE_NAMES[dtype or tensor.dtype]
+    length = 0 if encoding == "dense" else parts[1].numel()
+    return Entry(name, of, tuple(tensor.shape), encoding, nnz, stored, length), parts
 
 
-def _smallest(words: Bits, nnz: int) -> tuple[str, Bytes | None]:
-    """Return the encoding with the fewest bytes, and its positions unless that is dense."""
-    occupied = words != 0
-    bitmap_bytes = -(-words.size // 8)
-    limit = (words.size - nnz) * words.itemsize - HEADER_COST  # positions beyond it do not pay
-    if nnz + 1 < min(bitmap_bytes, limit):  # a delta stream has no fewer bytes
-        gaps = _gaps(occupied)
-        if nnz + 1 + int((gaps // ESCAPE).sum()) < min(bitmap_bytes, limit):
-            return "delta", _delta(gaps)
-    if bitmap_bytes < limit:
-        return "bitmap", np.packbits(occupied, bitorder="little")
-    return "dense", None
-
-
-def _gaps(occupied: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the zeros before each non-zero, and those after the last."""
-    edges = np.concatenate(([-1], np.flatnonzero(occupied), [occupied.size]))
-    return np.diff(edges) - 1
-
-
-def _delta(gaps: NDArray[np.int64]) -> Bytes:
-    """Return every gap as gap // 255 escapes and one byte, gap % 255."""
-    ends = np.cumsum(gaps // ESCAPE + 1) - 1
-    stream = np.full(int(ends[-1]) + 1, ESCAPE, dtype=np.uint8)
-    stream[ends] = gaps % ESCAPE
-    return stream
-
-
-def decode(entry: Entry, parts: Mapping[str, Tensor]) -> Tensor:
+def decode(entry: Entry, parts: Sequence[Tensor]) -> Tensor:
     """Return the dense tensor that `entry` and its stored parts describe, all of it checked."""
-    if checksum(parts) != entry.crc32:
-        raise ArtifactError("the checksum does not match: the data is damaged")
+    values, dtype = parts[0], DTYPES[entry.dtype]
+    _check_values(entry, bits(values))
+    values = values.to(dtype)
     if entry.encoding == "dense":
-        return _checked_dense(entry, parts[""])
-    positions: Bytes = parts[".positions"].numpy()
-    where = _bitmap_mask if entry.encoding == "bitmap" else _delta_indices
-    index = where(positions, entry)
-    values = bits(parts[".values"])
-    # Only now is the size known to be backed by the file; zeros cost no memory until written.
-    dense = np.zeros(entry.numel, dtype=values.dtype)
-    dense[index] = values
-    return torch.from_numpy(dense).view(DTYPES[entry.dtype]).reshape(entry.shape)
+        return values
+    positions: Bytes = parts[1].numpy()
+    indices = ENCODINGS[entry.encoding].decode(positions, entry.numel, entry.nnz)
+    words = bits(values)
+    dense = np.zeros(entry.numel, dtype=words.dtype)  # costs no memory until written
+    dense[indices] = words
+    return torch.from_numpy(dense).view(dtype).reshape(entry.shape)
 
 
-def _checked_dense(entry: Entry, tensor: Tensor) -> Tensor:
-    words = bits(tensor)
-    if np.count_nonzero(words) != entry.nnz:
-        raise ArtifactError(f"nnz is {entry.nnz} but the data has {np.count_nonzero(words)}")
+def _check_values(entry: Entry, words: Bits) -> None:
+    count = int(np.count_nonzero(words))
+    if count != entry.nnz:
+        raise ArtifactError(f"nnz is {entry.nnz} but {count} of its values are not zero")
     if entry.dtype == "BOOL" and words.size and words.max() > 1:
         raise ArtifactError("a BOOL entry is neither 0 nor 1")
-    return tensor
-
-
-def _bitmap_mask(positions: Bytes, entry: Entry) -> NDArray[np.bool_]:
-    """Return the mask that a bitmap spells out."""
-    occupied = np.unpackbits(positions, bitorder="little").view(np.bool_)
-    if occupied[entry.numel :].any():
-        raise ArtifactError(f"the bitmap has bits set past its {entry.numel} entries")
-    if np.count_nonzero(occupied) != entry.nnz:
-        count = np.count_nonzero(occupied)
-        raise ArtifactError(f"nnz is {entry.nnz} but the bitmap has {count} bits set")
-    return occupied[: entry.numel]
-
-
-def _delta_indices(positions: Bytes, entry: Entry) -> NDArray[np.int64]:
-    """Return the indices that a delta stream spells out.
-
-    The two checks make every index valid: all zeros and non-zeros together are `numel`.
-    """
-    stops = np.flatnonzero(positions != ESCAPE)
-    if stops.size != entry.nnz + 1 or stops[-1] != positions.size - 1:
-        raise ArtifactError(f"the delta stream does not hold nnz + 1 = {entry.nnz + 1} gaps")
-    zeros = np.cumsum(positions, dtype=np.int64)[stops]
-    if int(zeros[-1]) + entry.nnz != entry.numel:
-        covered = int(zeros[-1]) + entry.nnz
-        raise ArtifactError(f"the delta stream covers {covered} of {entry.numel} entries")
-    return zeros[:-1] + np.arange(entry.nnz)
-
-
-def check_backed(name: str, entry: Entry, position_bytes: int) -> None:
-    """Refuse an entry whose shape its positions cannot account for, before any allocation."""
-    reach = (
-        8 * position_bytes if entry.encoding == "bitmap" else ESCAPE * position_bytes + entry.nnz
-    )
-    if entry.numel > reach or (entry.encoding == "bitmap" and entry.numel <= reach - 8):
-        raise ArtifactError(
-            f"tensor {name!r:.80}: {position_bytes} bytes of positions do not fit "
-            f"{entry.numel} entries as {entry.encoding}"
-        )
-
-
-def checksum(parts: Mapping[str, Tensor]) -> int:
-    """Return the CRC-32 of the bytes of all parts in their order."""
-    crc = 0
-    for part in parts.values():
-        crc = zlib.crc32(raw(part), crc)
-    return crc

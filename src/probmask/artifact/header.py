@@ -1,55 +1,111 @@
-"""The header of an artifact: its text when written, its meaning when read, nothing taken on trust.
+"""The table of an artifact: its bytes when written, its meaning when read, nothing taken on trust.
 
 A safetensors file is the length of its header (8 bytes), the header (JSON) and the data. The
-header's `__metadata__` carries ours as text under `probmask`, and the checksum of that text.
+header's `__metadata__` names our format; all else that we say is in the table, compressed JSON
+that is stored as a tensor of bytes, because names and shapes would outweigh a very sparse network.
 """
 
 import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from probmask.artifact.format import DTYPE_NAMES, DTYPES, ENCODINGS, FORMAT, SPARSE_DTYPES, Entry
+from probmask.artifact.encodings import ENCODINGS
+from probmask.artifact.format import (
+    DTYPE_NAMES,
+    DTYPES,
+    FORMAT,
+    ROUNDED,
+    SPARSE_DTYPES,
+    Entry,
+    raw,
+)
+from probmask.artifact.packing import RESERVED
 from probmask.errors import ArtifactError, InputError
 from probmask.version import __version__
 
-KEY, CRC_KEY = "probmask", "probmask_crc32"
-LONGEST = 100_000_000  # bytes of header that safetensors readers accept
-_LARGEST = 2**63 - 1
+KEY = "probmask"
+TABLE = f"{RESERVED}table"
+LONGEST_HEADER = 100_000_000  # bytes that safetensors readers accept
+LONGEST_TABLE = 10_000_000  # bytes of JSON: a small file must not unfold into gigabytes
+_LARGEST = 2**62
 
 
 @dataclass(frozen=True)
 class Header:
     """What an artifact says of its tensors, in the model's order, and of its origin."""
 
-    entries: dict[str, Entry]
+    entries: list[Entry]
     aliases: dict[str, str]  # a second name of a tensor -> the name it is stored under
+    crc32: dict[str, int]  # of each stored tensor's bytes
     metadata: dict[str, Any]
-    created_by: str = f"probmask {__version__}"
+    rounding: dict[str, Any] | None = None  # what storing values in fewer bits changed
+    created_by: str = field(default=f"probmask {__version__}")
 
 
-def container_start(header: Header, parts: Mapping[str, Tensor]) -> bytes:
-    """Return what precedes the data of `parts`, which are stored in the order given."""
-    ours = _text(header)
-    fields: dict[str, Any] = {"__metadata__": {KEY: ours, CRC_KEY: _crc(ours)}}
+def container(header: Header, stored: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor]]:
+    """Return the safetensors header and, in the order in which they follow it, the tensors."""
+    table = torch.from_numpy(np.frombuffer(_compressed(header), dtype=np.uint8).copy())
+    # Wide entries first: then each tensor starts at a multiple of its entries' width.
+    ordered = sorted({**stored, TABLE: table}.items(), key=lambda kv: (-kv[1].itemsize, kv[0]))
+    fields: dict[str, Any] = {"__metadata__": {KEY: str(FORMAT)}}
     offset = 0
-    for name, part in parts.items():
-        end = offset + part.nbytes
-        dtype, shape = DTYPE_NAMES[part.dtype], list(part.shape)
+    for name, tensor in ordered:
+        dtype, shape, end = DTYPE_NAMES[tensor.dtype], list(tensor.shape), offset + tensor.nbytes
         fields[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
     text = _to_json(fields).encode()
     text += b" " * (-len(text) % 8)  # so that all data is aligned
-    if len(text) > LONGEST:
+    _refuse_longer("safetensors header", len(text), LONGEST_HEADER)
+    return len(text).to_bytes(8, "little") + text, [tensor for _, tensor in ordered]
+
+
+def _compressed(header: Header) -> bytes:
+    fields: dict[str, Any] = {
+        "created_by": header.created_by,
+        "tensors": [_to_fields(entry) for entry in header.entries],
+        "aliases": header.aliases,
+        "crc32": header.crc32,
+        "metadata": header.metadata,
+    }
+    if header.rounding is not None:
+        fields["rounding"] = header.rounding
+    text = _to_json(fields).encode()
+    _refuse_longer("table", len(text), LONGEST_TABLE)
+    return zlib.compress(text, 9)
+
+
+def _refuse_longer(what: str, length: int, longest: int) -> None:
+    if length > longest:
         raise InputError(
-            f"save(model): the header is {len(text)} bytes long, safetensors allows {LONGEST}; "
+            f"save(model): the {what} is {length} bytes long, more than {longest}; "
             "put less into metadata"
         )
-    return len(text).to_bytes(8, "little") + text
+
+
+def _to_fields(entry: Entry) -> dict[str, Any]:
+    """Return the entry's fields, without those that follow from others."""
+    fields = dict(vars(entry))
+    if entry.values == entry.dtype:
+        del fields["values"]
+    if entry.encoding == "dense":
+        del fields["positions"]
+    return fields
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the CRC-32 of a stored tensor's bytes."""
+    return zlib.crc32(raw(tensor))
 
 
 def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,83 +134,88 @@ def _require_text_keys(value: Any) -> None:
             _require_text_keys(inner)
 
 
-def _text(header: Header) -> str:
-    return _to_json(
-        {
-            "format": FORMAT,
-            "created_by": header.created_by,
-            "tensors": {name: vars(entry) for name, entry in header.entries.items()},
-            "aliases": header.aliases,
-            "metadata": header.metadata,
-        }
-    )
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
-
-
-def _crc(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
-def parse(outer: Mapping[str, str] | None) -> Header:
-    """Return the header that a safetensors file's `__metadata__` spells out."""
+def check_format(outer: Mapping[str, str] | None) -> None:
+    """Refuse a file whose `__metadata__` does not name the format that this module reads."""
     if not outer or KEY not in outer:
         raise ArtifactError("a safetensors file, but not one of probmask")
-    if outer.get(CRC_KEY) != _crc(outer[KEY]):
-        raise ArtifactError("the header's checksum does not match: the file is damaged")
-    try:
-        ours = json.loads(outer[KEY], parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"the header is not JSON ({error})") from error
-    _require(isinstance(ours, dict), "the header is not an object")
-    if ours.get("format") != FORMAT:
+    if outer[KEY] != str(FORMAT):
         raise ArtifactError(
-            f"format {ours.get('format')!r:.40}, where this probmask ({__version__}) reads "
+            f"format {outer[KEY]!r:.40}, where this probmask ({__version__}) reads "
             f"format {FORMAT}; use a version that reads it"
         )
-    tensors, aliases, metadata, created_by = (
-        _typed(ours, "tensors", dict),
+
+
+def parse(table: memoryview) -> Header:
+    """Return what the compressed table says, each number in its range."""
+    try:
+        ours = json.loads(_decompressed(table), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the table is not JSON ({error})") from error
+    _require(isinstance(ours, dict), "the table is not an object")
+    tensors, aliases, crc32 = (
+        _typed(ours, "tensors", list),
         _typed(ours, "aliases", dict),
-        _typed(ours, "metadata", dict),
-        _typed(ours, "created_by", str),
+        _typed(ours, "crc32", dict),
     )
-    entries = {name: _entry(name, raw) for name, raw in tensors.items()}
+    entries = [_entry(fields) for fields in tensors]
+    names = {entry.name for entry in entries}
+    _require(len(names) == len(entries), "the table names a tensor twice")
     for alias, target in aliases.items():
-        stored = isinstance(target, str) and target in entries
-        _require(stored and alias not in entries, f"the alias {alias!r:.80} leads nowhere")
-    return Header(entries, aliases, metadata, created_by)
+        known = isinstance(target, str) and target in names
+        _require(known and alias not in names, f"the alias {alias!r:.80} leads nowhere")
+    for key, crc in crc32.items():
+        _require(_is_count(crc), f"the crc32 of {key!r:.80} is not a number")
+    rounding = _typed(ours, "rounding", dict) if "rounding" in ours else None
+    metadata, created_by = _typed(ours, "metadata", dict), _typed(ours, "created_by", str)
+    return Header(entries, aliases, crc32, metadata, rounding, created_by)
 
 
-def _typed(ours: dict[str, Any], key: str, kind: type) -> Any:
-    _require(isinstance(ours.get(key), kind), f"the header has no proper {key!r}")
-    return ours[key]
+def _decompressed(table: memoryview) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(table, LONGEST_TABLE + 1)
+    except zlib.error as error:
+        raise ArtifactError(f"the table is damaged ({error})") from error
+    _require(len(text) <= LONGEST_TABLE, f"the table is longer than {LONGEST_TABLE} bytes")
+    _require(stream.eof and not stream.unused_data, "the table is damaged (its end is missing)")
+    return text
 
 
-def _entry(name: str, raw: Any) -> Entry:
-    """Return one tensor's entry, with every number in its range."""
+def _typed(fields: dict[str, Any], key: str, kind: type) -> Any:
+    _require(isinstance(fields.get(key), kind), f"the table has no proper {key!r}")
+    return fields[key]
+
+
+def _entry(fields: Any) -> Entry:
+    """Return one tensor's entry."""
+    named = isinstance(fields, dict) and isinstance(fields.get("name"), str)
+    _require(named, "an entry of the table has no name")
+    name, dtype, shape, encoding, nnz = (
+        fields.get(key) for key in ("name", "dtype", "shape", "encoding", "nnz")
+    )
+    values, positions = fields.get("values", dtype), fields.get("positions", 0)
     who = f"tensor {name!r:.80}"
-    _require(isinstance(raw, dict), f"{who}: its entry is not an object")
-    shape, dtype, encoding, nnz, crc32 = (
-        raw.get(key) for key in ("shape", "dtype", "encoding", "nnz", "crc32")
-    )
-    sizes = isinstance(shape, list) and all(_is_count(size) for size in shape)
-    _require(sizes, f"{who}: its shape is not a list of sizes")
+    _require(not name.startswith(RESERVED), f"{who}: the name is reserved")
+    sizes = isinstance(shape, list) and len(shape) <= 64 and all(map(_is_count, shape))
+    _require(sizes, f"{who}: its shape is not a list of up to 64 sizes")
     # Empty tensors too: torch multiplies the sizes for the strides.
-    _require(
-        math.prod(max(size, 1) for size in shape) <= _LARGEST,
-        f"{who}: its shape multiplies past 2**63",
-    )
+    product = math.prod(max(size, 1) for size in shape)
+    _require(product <= _LARGEST, f"{who}: its shape multiplies past 2**62")
     _require(isinstance(dtype, str) and dtype in DTYPES, f"{who}: unknown dtype {dtype!r:.40}")
     _require(
-        encoding in ENCODINGS and (encoding == "dense" or dtype in SPARSE_DTYPES),
-        f"{who}: unknown encoding {encoding!r:.40} for {dtype}",
+        values == dtype or values in ROUNDED.get(dtype, ()),
+        f"{who}: {dtype} values stored as {values!r:.40}",
     )
+    _require(_is_encoding(encoding, dtype), f"{who}: unknown encoding {encoding!r:.40} for {dtype}")
     counted = _is_count(nnz) and nnz <= math.prod(shape)
     _require(counted, f"{who}: nnz {nnz!r:.40} is not a count of its entries")
-    _require(_is_count(crc32), f"{who}: its crc32 is not a number")
-    return Entry(tuple(shape), dtype, encoding, nnz, crc32)
+    _require(_is_count(positions), f"{who}: positions {positions!r:.40} is not a count of bytes")
+    return Entry(name, dtype, tuple(shape), encoding, nnz, values, positions)
+
+
+def _is_encoding(encoding: Any, dtype: str) -> bool:
+    known = isinstance(encoding, str) and encoding in ENCODINGS and dtype in SPARSE_DTYPES
+    return encoding == "dense" or known
 
 
 def _is_count(value: Any) -> bool:

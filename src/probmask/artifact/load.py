@@ -3,24 +3,57 @@
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import nn
 
-from probmask.artifact.reader import ArtifactInfo
-from probmask.artifact.store import load_into, read
-from probmask.errors import ArtifactError
+from probmask.artifact.reader import ArtifactInfo, check_unpacked_size
+from probmask.artifact.restore import load_into, match, read
+from probmask.errors import ArtifactError, InputError
 from probmask.models import MODELS, build_model
 
 
-def load(path: str | PathLike[str], *, model: str | None = None) -> nn.Module:
+def load(
+    path: str | PathLike[str], *, model: str | None = None, max_bytes: int | None = None
+) -> nn.Module:
     """Build the network that the artifact names and load it, in evaluation mode.
 
     A network of this package is built by its name. One that was given as
     ``package.module:function`` is imported only if ``model`` says so too: a file alone never
     decides which code runs. For any other class use `load_into`.
+
+    A file whose network takes more than 256 MiB and more than 1,024 times its size is refused
+    unless ``max_bytes`` allows it.
     """
     info = read(path)
     name, settings = _network(path, info, model)
-    return load_into(build_model(name, settings), path).eval()
+    sketch = _sketch(name, settings)
+    try:
+        check_unpacked_size(info, max_bytes)
+        if sketch is not None:
+            match(sketch.state_dict(), info, strict=True)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    ours = name in MODELS and sketch is not None
+    # Code of others may hold tensors that are neither parameters nor buffers: it is run for real.
+    network = sketch if ours else build_model(name, settings)
+    assert network is not None
+    return load_into(network, path).eval()
+
+
+def _sketch(name: str, settings: dict[str, Any]) -> nn.Module | None:
+    """Build the network without memory, so that settings from a file cannot ask for any.
+
+    None if it cannot be built so, as when the user's code computes with its weights.
+    """
+    try:
+        with torch.device("meta"):
+            return build_model(name, settings)
+    except InputError:
+        raise
+    except Exception:
+        if name in MODELS:
+            raise
+        return None
 
 
 def _network(
@@ -37,7 +70,7 @@ def _network(
         )
     if recorded not in MODELS:
         raise ArtifactError(
-            f"{path}: was made from the model {recorded!r}, which is not one of probmask's; if you "
-            f"trust it, pass model={recorded!r} (--model {recorded})."
+            f"{path}: was made from the model {recorded!r:.200}, which is not one of probmask's; "
+            f"if you trust it, pass model={recorded!r:.200} (--model {recorded:.200})."
         )
     return recorded, settings

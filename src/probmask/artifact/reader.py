@@ -10,9 +10,15 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from probmask.artifact.format import FORMAT, Entry, check_backed, decode
-from probmask.artifact.header import parse
+from probmask.artifact.format import FORMAT, Part, decode, raw
+from probmask.artifact.header import TABLE, check_format, checksum, parse
+from probmask.artifact.packing import locate
 from probmask.errors import ArtifactError
+
+# A very sparse network is a thousand times smaller than its dense tensors; a file that claims more
+# is taken at its word only up to this size.
+UNPACKED_BYTES = 256 * 2**20
+UNPACKED_RATIO = 1024
 
 
 @dataclass(frozen=True)
@@ -29,20 +35,25 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class ArtifactInfo:
-    """What a file says of itself; tensors in the model's order, shared ones once."""
+    """What a file says of itself; tensors in the model's order, shared ones once.
+
+    `rounding` is None, or what `save(values=...)` changed: `values`, `max_error`,
+    `relative_error`, and `before` and `after` if it was asked to `measure`.
+    """
 
     format: int
     created_by: str
     metadata: dict[str, Any]
     tensors: tuple[TensorInfo, ...]
     aliases: dict[str, str]
+    rounding: dict[str, Any] | None
     file_bytes: int
     dense_bytes: int
 
 
 @contextmanager
 def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
-    """Open the file with its header checked; what is wrong with it is an ArtifactError."""
+    """Open the file with its table checked; what is wrong with it is an ArtifactError."""
     path = Path(path)
     # Anything but a plain file is refused unopened: a pipe would keep us waiting.
     if not path.is_file():
@@ -59,58 +70,77 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
 
 
 class Reader:
-    """An open artifact whose header agrees with the tensors in the file."""
+    """An open artifact whose table agrees with the tensors in the file."""
 
     def __init__(self, file: Any, file_bytes: int) -> None:
-        header = parse(file.metadata())
+        check_format(file.metadata())
+        self._file = file
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-        unclaimed = {key: (s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
-        rows = [_claim(name, entry, unclaimed) for name, entry in header.entries.items()]
-        if unclaimed:
-            raise ArtifactError(f"tensor {min(unclaimed)!r:.80}: the header does not know it")
-        self._file, self._entries = file, header.entries
+        stored = {key: (s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
+        dtype, shape = stored.pop(TABLE, ("", ()))
+        if dtype != "U8" or len(shape) != 1:
+            raise ArtifactError("the file has no table")
+        header = parse(raw(self._aligned(TABLE)))
+        self._entries = {entry.name: entry for entry in header.entries}
+        self._places = locate((part for e in header.entries for part in e.parts), stored)
+        if header.crc32.keys() != stored.keys():
+            raise ArtifactError("the table does not have one crc32 for each stored tensor")
+        self._crc32 = header.crc32
+        self._packs: dict[str, Tensor] = {}
         self.info = ArtifactInfo(
             format=FORMAT,
             created_by=header.created_by,
             metadata=header.metadata,
-            tensors=tuple(rows),
+            tensors=tuple(
+                TensorInfo(e.name, e.shape, e.dtype, e.encoding, e.nnz, e.stored_bytes)
+                for e in header.entries
+            ),
             aliases=header.aliases,
+            rounding=header.rounding,
             file_bytes=file_bytes,
-            dense_bytes=sum(entry.numel * entry.itemsize for entry in header.entries.values()),
+            dense_bytes=sum(entry.dense_bytes for entry in header.entries),
         )
 
     def tensor(self, name: str) -> Tensor:
-        """Return one tensor, dense; one that is stored so is mapped rather than copied."""
+        """Return one tensor, dense; a large one that is stored so is mapped, not copied."""
         entry = self._entries[name]
-        suffixes = [""] if entry.encoding == "dense" else [".values", ".positions"]
         try:
-            return decode(entry, {suffix: self._aligned(name + suffix) for suffix in suffixes})
+            tensor = decode(entry, [self._part(part) for part in entry.parts])
         except ArtifactError as error:
             raise ArtifactError(f"tensor {name!r:.80}: {error}") from error
         except MemoryError as error:
-            size = entry.numel * entry.itemsize
+            size = entry.dense_bytes
             raise ArtifactError(f"tensor {name!r:.80}: no memory for its {size} bytes") from error
+        # What is kept of the network must not keep a whole pack.
+        packed = entry.encoding == "dense" and self._places[name].begin is not None
+        return tensor.clone() if packed else tensor
+
+    def _part(self, part: Part) -> Tensor:
+        key, begin = self._places[part.name]
+        if begin is None:
+            return self._checked(key)
+        if key not in self._packs:
+            self._packs[key] = self._checked(key)
+        return self._packs[key][begin : begin + part.numel].reshape(part.shape)
+
+    def _checked(self, key: str) -> Tensor:
+        tensor = self._aligned(key)
+        if checksum(tensor) != self._crc32[key]:
+            raise ArtifactError(f"the checksum of {key!r:.90} does not match: the data is damaged")
+        return tensor
 
     def _aligned(self, key: str) -> Tensor:
         tensor: Tensor = self._file.get_tensor(key)
         if tensor.data_ptr() % tensor.dtype.itemsize:
-            raise ArtifactError("its data is not aligned")
+            raise ArtifactError(f"the data of {key!r:.90} is not aligned")
         return tensor
 
 
-def _claim(name: str, entry: Entry, unclaimed: dict[str, Any]) -> TensorInfo:
-    """Take a tensor's parts out of `unclaimed`, each of the dtype and shape that it must have."""
-    if entry.encoding == "dense":
-        parts, size = {name: (entry.dtype, entry.shape)}, entry.numel * entry.itemsize
-    else:
-        values, positions = name + ".values", name + ".positions"
-        _, shape = unclaimed.get(positions, ("", ()))
-        length = shape[0] if len(shape) == 1 else 0
-        parts = {values: (entry.dtype, (entry.nnz,)), positions: ("U8", (length,))}
-        size = entry.nnz * entry.itemsize + length
-    for key, expected in parts.items():
-        if unclaimed.pop(key, None) != expected:
-            raise ArtifactError(f"tensor {name!r:.80}: {key!r:.90} is not there as the header says")
-    if entry.encoding != "dense":
-        check_backed(name, entry, length)
-    return TensorInfo(name, entry.shape, entry.dtype, entry.encoding, entry.nnz, size)
+def check_unpacked_size(info: ArtifactInfo, max_bytes: int | None) -> None:
+    """Refuse a small file that claims a huge network, before anything is allocated for it."""
+    limit = max(UNPACKED_BYTES, UNPACKED_RATIO * info.file_bytes)
+    if info.dense_bytes > (limit if max_bytes is None else max_bytes):
+        raise ArtifactError(
+            f"{info.file_bytes} bytes claim to be a network of {info.dense_bytes}; if you trust "
+            f"the file, pass max_bytes={info.dense_bytes}"
+        )

@@ -1,56 +1,96 @@
-"""Save a finished network to one file, and get it back bit for bit."""
+"""Save a finished network to one file."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from probmask.artifact.format import DTYPE_NAMES, Entry, bits, encode, raw
-from probmask.artifact.header import Header, checked_metadata, container_start
-from probmask.artifact.reader import ArtifactInfo, open_artifact
-from probmask.errors import ArtifactError, InputError
-from probmask.files import write_atomically
+from probmask.artifact.format import DTYPE_NAMES, Entry, Part, encode, raw
+from probmask.artifact.header import Header, checked_metadata, checksum, container
+from probmask.artifact.packing import RESERVED, pack
+from probmask.artifact.reader import ArtifactInfo
+from probmask.artifact.restore import read
+from probmask.artifact.rounding import measure_change, round_to_fp16
+from probmask.artifact.ties import same_memory
+from probmask.checks import check_choice
+from probmask.errors import InputError
+from probmask.files import writable_target, write_atomically
 
-PathLike = str | os.PathLike[str]
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def save(
-    model: nn.Module,
-    path: PathLike,
+    model: Model,
+    path: str | os.PathLike[str],
     *,
     metadata: Mapping[str, Any] | None = None,
+    values: Literal["fp16"] | None = None,
+    measure: Callable[[Model], float] | None = None,
     overwrite: bool = False,
-) -> None:
+) -> ArtifactInfo:
     """Write the parameters and persistent buffers of `model` to one safetensors file.
 
-    Equal models and metadata give equal bytes. An existing file is refused unless `overwrite`.
+    `values="fp16"` stores fp32 and fp64 weights (what has two dimensions or more) in half the
+    bytes; they come back as the dtype they had, rounded. The file and the result then tell the
+    `rounding`, and, if `measure` is given, what it returned for the model before and after.
+
+    Returns what `read` will. Equal models and metadata give equal bytes. An existing file is
+    refused unless `overwrite`.
     """
     _refuse_unfinished(model)
+    check_choice("save", "values", values, (None, "fp16"))
+    if measure is not None and values is None:
+        raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")
     notes = checked_metadata(metadata or {})
+    writable_target(path, overwrite=overwrite)  # or say so before measuring for an hour
     tensors, aliases = _distinct(model.state_dict())
-    entries: dict[str, Entry] = {}
-    stored: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    stored, rounding = tensors, None
+    if values is not None:
+        stored, rounding = round_to_fp16(tensors)
+        if measure is not None:
+            rounding |= measure_change(model, measure, stored)
+    entries, parts = _encode(tensors, stored)
+    _warn_of_negative_zeros(entries, parts)
+    packed = pack(parts)
+    crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
+    start, ordered = container(Header(entries, aliases, crc32, notes, rounding), packed)
+    write_atomically(path, chain([start], map(raw, ordered)), overwrite=overwrite)
+    return read(path)
+
+
+def _encode(
+    tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+) -> tuple[list[Entry], list[tuple[Part, Tensor]]]:
+    """Return the table of `tensors`, and the parts that hold them as they are in `stored`."""
+    entries: list[Entry] = []
+    parts: list[tuple[Part, Tensor]] = []
+    for name, tensor in stored.items():
         # A name that the parts would take from another tensor leaves only the dense encoding.
         free = not {name + ".values", name + ".positions"} & tensors.keys()
-        entries[name], parts = encode(tensor.detach().cpu().contiguous(), sparse=free)
-        stored |= {name + suffix: part for suffix, part in parts.items()}
-    # Wide entries first: then each tensor starts at a multiple of its entries' width.
-    ordered = dict(sorted(stored.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
-    start = container_start(Header(entries, aliases, notes), ordered)
-    write_atomically(path, _chunks(start, ordered.values()), overwrite=overwrite)
+        plain = tensor.detach().cpu().contiguous()
+        entry, content = encode(name, plain, dtype=tensors[name].dtype, sparse=free)
+        entries.append(entry)
+        parts += zip(entry.parts, content, strict=True)
+    return entries, parts
 
 
-def _chunks(start: bytes, parts: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-    yield start
-    for part in parts:
-        yield raw(part)
+def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part, Tensor]]) -> None:
+    """Say so if the zeros are in the file because they are no zeros, bit by bit."""
+    sparse = {f"{entry.name}.values" for entry in entries if entry.encoding != "dense"}
+    values = [tensor for part, tensor in parts if part.name in sparse]
+    negative = sum(tensor.numel() - int(tensor.count_nonzero()) for tensor in values)
+    if negative >= 100 and 10 * negative > sum(tensor.numel() for tensor in values):
+        warnings.warn(
+            f"save(model): {negative} weights are -0.0, as a negative weight times a mask of 0 is, "
+            "and are stored like any value; to leave them out, add 0.0 to the weights first",
+            stacklevel=3,
+        )
 
 
 def _refuse_unfinished(model: nn.Module) -> None:
@@ -72,23 +112,10 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
     """Return each tensor once, by its first name, and the other names of those shared."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    for names in _same_memory(state):
+    for names in same_memory(state):
         tensors[names[0]] = _storable(names[0], state[names[0]])
         aliases |= dict.fromkeys(names[1:], names[0])
     return tensors, aliases
-
-
-def _same_memory(state: Mapping[str, Any]) -> list[list[str]]:
-    """Return the names in groups that stand for the same memory."""
-    groups: dict[Any, list[str]] = {}
-    for name, value in state.items():
-        key: Any = name
-        if isinstance(value, Tensor) and value.layout == torch.strided and not is_lazy(value):
-            where = (value.device, value.data_ptr())
-            if value.data_ptr():  # empty and meta tensors have no memory to share
-                key = (*where, value.dtype, value.shape, value.stride())
-        groups.setdefault(key, []).append(name)
-    return list(groups.values())
 
 
 def _storable(name: str, value: Any) -> Tensor:
@@ -99,87 +126,7 @@ def _storable(name: str, value: Any) -> Tensor:
             f"save(model): {name} is {kind}, which the format cannot hold; "
             "store plain initialised tensors only"
         )
-    if name == "__metadata__":
-        raise InputError("save(model): safetensors reserves the name __metadata__; rename it")
+    if name == "__metadata__" or name.startswith(RESERVED):
+        raise InputError(f"save(model): the file format reserves the name {name}; rename it")
     assert isinstance(value, Tensor)
     return value
-
-
-def read(path: PathLike) -> ArtifactInfo:
-    """Return what the file says of itself, without reading its tensors."""
-    with open_artifact(path) as artifact:
-        return artifact.info
-
-
-def load_state(path: PathLike) -> dict[str, Tensor]:
-    """Return the dense state_dict, bit for bit as it was saved.
-
-    Names that shared a tensor get the same tensor object.
-    """
-    with open_artifact(path) as artifact:
-        state = {row.name: artifact.tensor(row.name) for row in artifact.info.tensors}
-        return state | {alias: state[name] for alias, name in artifact.info.aliases.items()}
-
-
-def load_into(model: Model, path: PathLike, *, strict: bool = True) -> Model:
-    """Copy the file's tensors into `model` and return it, all of them or, on an error, none.
-
-    With `strict=False` names that only one side knows are passed over. As in PyTorch, values are
-    converted to the dtype and device that the model has.
-    """
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    with open_artifact(path) as artifact:
-        stored_as = {row.name: row.name for row in artifact.info.tensors} | artifact.info.aliases
-        shapes = {row.name: row.shape for row in artifact.info.tensors}
-        if strict:
-            _compare_names(own.keys(), stored_as.keys())
-        shared = {name: stored for name, stored in stored_as.items() if name in own}
-        # Shapes before data: what is decoded is then no larger than the model.
-        _compare_shapes(own, {name: shapes[stored] for name, stored in shared.items()})
-        tensors = {stored: artifact.tensor(stored) for stored in set(shared.values())}
-        state = {name: tensors[stored] for name, stored in shared.items()}
-        _require_tied(own, state)
-    model.load_state_dict(state, strict=False)
-    return model
-
-
-def _compare_names(own: Iterable[str], stored: Iterable[str]) -> None:
-    missing, unexpected = sorted(set(own) - set(stored)), sorted(set(stored) - set(own))
-    if missing or unexpected:
-        raise ArtifactError(
-            f"the model and the file differ: {_first(missing)} missing in the file, "
-            f"{_first(unexpected)} unknown to the model; build the model that was saved, "
-            "or pass strict=False"
-        )
-
-
-def _first(names: list[str]) -> str:
-    """Return how many and the first few."""
-    few = ", ".join(name[:80] for name in names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names)} ({few})" if names else "0"
-
-
-def _compare_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    wrong = [name for name, shape in shapes.items() if tuple(own[name].shape) != shape]
-    if wrong:
-        name = wrong[0]
-        raise ArtifactError(
-            f"shapes differ: {name} is {list(shapes[name])} in the file and "
-            f"{list(own[name].shape)} in the model; in all {_first(wrong)}; "
-            "build the model that was saved"
-        )
-    for name in shapes:
-        if own[name].is_meta:
-            raise InputError(f"load_into(model): {name} is on the meta device; call to_empty first")
-
-
-def _require_tied(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Refuse two tensors for one place: the second would silently replace the first."""
-    for first, *others in _same_memory({name: own[name] for name in state}):
-        for name in others:
-            a, b = state[first], state[name]
-            if a is not b and not np.array_equal(bits(a), bits(b)):
-                raise ArtifactError(
-                    f"{first} and {name} are one tensor in the model but differ in the file; "
-                    "build the model that was saved"
-                )

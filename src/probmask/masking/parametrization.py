@@ -1,7 +1,7 @@
 """How a site's weight becomes the weight that the network computes with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -162,3 +162,24 @@ def unregister(site: Site) -> None:
         kind = type(module)
         module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+
+
+def parameter_order(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
+    """The names of each module's parameters as they stand, for `settle` to put back."""
+    return [(module, tuple(module._parameters)) for module in model.modules()]
+
+
+def settle(
+    sites: Sequence[Site],
+    masks: Sequence[MaskedWeight],
+    order: Sequence[tuple[nn.Module, Sequence[str]]],
+) -> None:
+    """Leave plain parameters, those that are masked out exactly zero, in the order given."""
+    for site, mask in zip(sites, masks, strict=True):
+        unregister(site)
+        with torch.no_grad():
+            site.weight.masked_fill_(~mask.hard, 0.0)
+    for module, names in order:
+        for name in names:  # removing a parametrization puts its parameter last
+            if name in module._parameters:
+                module._parameters[name] = module._parameters.pop(name)

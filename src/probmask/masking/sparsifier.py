@@ -20,7 +20,7 @@ from probmask.masking.optimizers import (
     remove_parameters,
     watch,
 )
-from probmask.masking.parametrization import register, unregister
+from probmask.masking.parametrization import parameter_order, register, settle
 from probmask.masking.protocol import Context, Histogram, Method, Phase, Probe, Progress, Trainables
 from probmask.masking.ranks import from_first_rank
 from probmask.masking.sites import Site, find_sites
@@ -45,7 +45,7 @@ class Sparsifier:
         self._step = 0
         self._draw = 0
         self._finalized = False
-        self._parameter_order = [(m, tuple(m._parameters)) for m in model.modules()]
+        self._parameter_order = parameter_order(model)
         self._masker = method.begin(self.sites, context)
         for site, mask in zip(self.sites, self._masker.masks, strict=True):
             register(site, mask)
@@ -140,14 +140,7 @@ class Sparsifier:
         batches = None if data is None else batches_for_batchnorm(self._model, data)
         self._masker.freeze()
         summary = self.summary()
-        for site, mask in zip(self.sites, self._masker.masks, strict=True):
-            unregister(site)
-            with torch.no_grad():
-                site.weight.masked_fill_(~mask.hard, 0.0)
-        for module, order in self._parameter_order:
-            for name in order:  # removing a parametrization puts its parameter last
-                if name in module._parameters:
-                    module._parameters[name] = module._parameters.pop(name)
+        settle(self.sites, self._masker.masks, self._parameter_order)
         self._release_optimizers()
         self._masker.release()
         watch.discard(self)

@@ -173,13 +173,16 @@ class Training:
                     "model_args",
                     "data",
                     "data_args",
+                    "image_shape",
                     "class_names",
+                    "method",
                     "seed",
+                    "epochs",
                     "sparsity",
                     "test",
+                    "versions",
                 )
             }
-            described["method"] = dict(self.config.method)
             described["macs_per_weight"] = {
                 layer["name"]: layer["macs_per_weight"] for layer in record["layers"]
             }

@@ -64,6 +64,7 @@ def make_record(
         "model_args": dict(model_args),
         "data": config.data,
         "data_args": _resolved_data_args(data),
+        "image_shape": list(data.image_shape),
         "class_names": None if data.class_names is None else list(data.class_names),
         "train_images": data.train_size,
         "method": {"name": config.method["name"], **settings},

@@ -1,0 +1,84 @@
+"""What an artifact says of its training, as lines for people; its metadata may be anybody's."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from probmask.checks import is_number
+from probmask.methods import METHODS
+
+
+def provenance(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of the training: pairs of a heading and what there is to say."""
+    sparsity = _table(metadata.get("sparsity"))
+    lines = [
+        ("model", _with_settings(metadata.get("model"), metadata.get("model_args"))),
+        ("data", _with_settings(metadata.get("data"), metadata.get("data_args"))),
+        ("images", _shape(metadata.get("image_shape"))),
+        ("method", _method(metadata.get("method"))),
+        ("sparsity", _asked_and_reached(sparsity) or _text(metadata.get("sparsity"))),
+        ("epochs", _text(metadata.get("epochs"))),
+        ("seed", _text(metadata.get("seed"))),
+        ("test accuracy", _accuracy(metadata.get("test"))),
+        ("made with", _versions(metadata.get("versions"))),
+    ]
+    return [(heading, text) for heading, text in lines if text]
+
+
+def _with_settings(name: Any, settings: Any) -> str:
+    if name is None:
+        return ""
+    table = _table(settings)
+    return f"{_text(name)} ({_assignments(table)})" if table else _text(name)
+
+
+def _method(value: Any) -> str:
+    """The method, and those of its settings that are not its defaults; the sparsity has a line."""
+    table = _table(value)
+    if not table:
+        return _text(value)
+    name = table.get("name", "?")
+    kind = METHODS.get(name) if isinstance(name, str) else None
+    usual = {} if kind is None else {item.name: item.default for item in fields(kind)}
+    other = {
+        key: setting
+        for key, setting in table.items()
+        if key not in ("name", "sparsity") and usual.get(key, MISSING) != setting
+    }
+    return f"{_text(name)} ({_assignments(other)})" if other else _text(name)
+
+
+def _asked_and_reached(sparsity: Mapping[str, Any]) -> str:
+    shown = [
+        f"{100 * sparsity[key]:.2f} % {key}"
+        for key in ("asked", "reached")
+        if is_number(sparsity.get(key))
+    ]
+    return ", ".join(shown)
+
+
+def _accuracy(test: Any) -> str:
+    table = _table(test)
+    if is_number(table.get("accuracy")) and {"correct", "total"} <= table.keys():
+        return f"{table['accuracy']:.2f} % ({table['correct']} of {table['total']} correct)"
+    return _text(test)
+
+
+def _versions(value: Any) -> str:
+    return ", ".join(f"{name} {_text(version)}" for name, version in _table(value).items())
+
+
+def _shape(value: Any) -> str:
+    return "×".join(_text(size) for size in value) if isinstance(value, list) else _text(value)
+
+
+def _assignments(table: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {_text(value)}" for key, value in table.items())
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

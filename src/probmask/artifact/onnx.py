@@ -1,0 +1,178 @@
+"""A finished network as ONNX, and whether ONNX Runtime computes what PyTorch does."""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.errors import InputError
+from probmask.masking.modes import evaluating
+from probmask.version import __version__
+
+# The oldest that PyTorch's exporter writes by itself: more runtimes read it than any later one.
+_OPSET = 18
+# A protocol buffer holds less than 2 GiB; half a megabyte is enough for all but the weights.
+_LARGEST = 2**31 - 2**19
+# So many pixels go through the network for the comparison: 64 small images, 20 of ImageNet.
+_PIXELS = 2**20
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two implementations of one network agree on so many random inputs."""
+
+    inputs: int
+    largest_difference: float
+    largest_output: float
+    same_top1: int
+
+
+def to_onnx(
+    model: nn.Module, input_shape: Sequence[int], *, metadata: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return the network as an ONNX file with one input, ``images``, of any batch size.
+
+    ``input_shape`` is that of one example. Zeros stay zeros: BatchNorm is folded into the weights
+    before it, which scales them. ``metadata``, plain JSON, goes into the file as ``probmask``.
+    """
+    import onnx
+    import onnxscript  # noqa: F401  # PyTorch's exporter needs it
+
+    _check_size(model)
+    # Two examples: the exporter takes a batch of one for a constant.
+    example = random_inputs(model, input_shape, 2)
+    _check_runs(model, example)
+    with evaluating(model), _quiet():
+        try:
+            program = torch.onnx.export(
+                model,
+                (example,),
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                input_names=["images"],
+                output_names=["logits"],
+                opset_version=_OPSET,
+                external_data=False,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise InputError(
+                f"export(model): PyTorch cannot export this network to ONNX: {_reason(error)}"
+            ) from error
+        assert program is not None
+        proto = program.model_proto
+    _check_any_batch(proto)
+    _strip(proto)
+    proto.producer_name, proto.producer_version = "probmask", __version__
+    onnx.helper.set_model_props(proto, {"probmask": json.dumps(metadata or {})})
+    onnx.checker.check_model(proto)
+    written: bytes = proto.SerializeToString(deterministic=True)
+    return written
+
+
+def compare_with_onnxruntime(
+    data: bytes, model: nn.Module, input_shape: Sequence[int]
+) -> Agreement:
+    """Run the ONNX file and the model on the same random inputs, one alone and all at once."""
+    import onnxruntime
+
+    pixels = max(1, input_shape[-1] * input_shape[-2] if len(input_shape) > 1 else 1)
+    count = max(4, min(64, _PIXELS // pixels))
+    inputs = random_inputs(model, input_shape, count)
+    with evaluating(model):
+        expected = model(inputs)
+    try:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what is wrong comes as an error, once
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        (computed,) = session.run(None, {"images": inputs.numpy()})
+        (alone,) = session.run(None, {"images": inputs[:1].numpy()})
+    except Exception as error:  # ONNX Runtime's errors have no common class
+        raise InputError(f"export(model): ONNX Runtime cannot run it: {_reason(error)}") from error
+    found = torch.from_numpy(computed)
+    differences = torch.cat([found - expected, torch.from_numpy(alone) - expected[:1]])
+    agrees = (found.argmax(1) == expected.argmax(1)).reshape(count, -1).all(1)
+    return Agreement(
+        inputs=count,
+        largest_difference=float(differences.abs().max()),
+        largest_output=float(expected.abs().max()),
+        same_top1=int(agrees.sum()),
+    )
+
+
+def random_inputs(model: nn.Module, shape: Sequence[int], count: int) -> Tensor:
+    """Inputs such as normalised images are, always the same ones, of the model's dtype."""
+    dtypes = [tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()]
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, *shape, generator=generator).to(dtypes[0] if dtypes else None)
+
+
+def _check_size(model: nn.Module) -> None:
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    if size > _LARGEST:
+        raise InputError(
+            f"export(model): its tensors take {size:,} bytes, and an ONNX file holds less than "
+            "2 GiB; take another format."
+        )
+
+
+def _check_runs(model: nn.Module, example: Tensor) -> None:
+    try:
+        with evaluating(model):
+            output = model(example)
+    except RuntimeError as error:
+        raise InputError(
+            f"export(input_shape={tuple(example.shape[1:])}): the network does not take such an "
+            f"input: {_reason(error)}"
+        ) from error
+    if not isinstance(output, Tensor) or output.dim() < 2:
+        raise InputError(
+            "export(model): its output is not one tensor of a row for each input; wrap the network "
+            "so that it is."
+        )
+
+
+def _check_any_batch(proto: Any) -> None:
+    """Refuse a file that takes one batch size only: the exporter makes such ones silently."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        if not value.type.tensor_type.shape.dim[0].dim_param:
+            raise InputError(
+                "export(model): the network makes a constant of its batch size (by len(x), int(…) "
+                "or a shape written out); let it use x.shape[0] or x.flatten(1)."
+            )
+
+
+def _strip(proto: Any) -> None:
+    """Take out what the exporter notes of every node: names and lines of the user's files."""
+    for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.functions):
+        del part.metadata_props[:]
+    for tensor in (*proto.graph.initializer, *proto.graph.input, *proto.graph.output):
+        del tensor.metadata_props[:]
+
+
+def _reason(error: Exception) -> str:
+    """What was wrong in the first place, in one line: the exporter wraps it in pages."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    line = next((line for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    return " ".join(line.split())[:300]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to ourselves what PyTorch's exporter says of its own innards."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,300 @@
+"""Artifacts taken apart, changed and put together again, as an accident or an attacker would."""
+
+import copy
+import json
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+N = 1000  # entries of the small tensors: these are packed
+LARGE = 12_000  # entries of those that are stored under their own names
+
+
+def sample_model() -> nn.Module:
+    """Return a model that has all encodings, packed and not, ties, and several dtypes."""
+    generator = torch.Generator().manual_seed(0)
+    bag = nn.Module()
+
+    def sparse(n: int, density: float) -> torch.Tensor:
+        numbers, kept = torch.randn(n, generator=generator), torch.rand(n, generator=generator)
+        return torch.where(kept < density, numbers, 0.0)
+
+    for name, n in (("", N), ("large_", LARGE)):
+        bag.register_buffer(f"{name}bitmap", sparse(n, 0.5))
+        bag.register_buffer(f"{name}rice", sparse(n, 0.15))
+        bag.register_buffer(f"{name}dense", torch.randn(n, generator=generator))
+    bag.register_buffer("delta", torch.zeros(N).index_fill_(0, torch.tensor([254, 509]), 1.0))
+    bag.register_buffer("narrow", sparse(N, 0.1).half())
+    bag.register_buffer("weight", sparse(N, 0.1).reshape(20, 50))  # two dimensions: rounded
+    bag.register_buffer("flags", torch.tensor([True, False]))
+    bag.register_buffer("steps", torch.tensor(3))
+    bag.register_buffer("tied", bag.dense)
+    return bag
+
+
+@dataclass
+class Pieces:
+    """A file in pieces that can be changed."""
+
+    header: dict[str, Any]  # of the container, without the table and the metadata
+    blobs: dict[str, bytearray]  # the bytes of each stored tensor
+    table: Any
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """Return what the table says of a tensor."""
+        return next(entry for entry in self.table["tensors"] if entry["name"] == name)
+
+    def positions(self, name: str) -> tuple[int, int]:
+        """Return begin and end of a tensor's positions among all that are packed."""
+        entries = [entry for entry in self.table["tensors"] if "positions" in entry]
+        before = entries[: [entry["name"] for entry in entries].index(name)]
+        begin = sum(entry["positions"] for entry in before)
+        return begin, begin + self.entry(name)["positions"]
+
+
+def unpack(content: bytes) -> Pieces:
+    """Take an intact file apart."""
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:start])
+    del header["__metadata__"]
+    data = content[start:]
+    blobs = {key: bytearray(data[slice(*v["data_offsets"])]) for key, v in header.items()}
+    del header["probmask:table"]
+    return Pieces(header, blobs, json.loads(zlib.decompress(blobs.pop("probmask:table"))))
+
+
+def pack(pieces: Pieces, *, format: str = "1", table: bytes | None = None) -> bytes:  # noqa: A002
+    """Put a file together, with all checksums and offsets in order."""
+    if isinstance(pieces.table, dict) and isinstance(pieces.table.get("crc32"), dict):
+        pieces.table["crc32"] = {
+            key: zlib.crc32(pieces.blobs[key]) if key in pieces.blobs and value != "keep" else value
+            for key, value in pieces.table["crc32"].items()
+        }
+    if table is None:
+        table = zlib.compress(json.dumps(pieces.table).encode())
+    header = pieces.header | {"probmask:table": {"dtype": "U8", "shape": [len(table)]}}
+    data, fields = b"", {"__metadata__": {"probmask": format}}
+    for key, tensor in header.items():
+        blob = table if key == "probmask:table" else pieces.blobs[key]
+        fields[key] = tensor | {"data_offsets": [len(data), len(data) + len(blob)]}
+        data += blob
+    return container(fields, data)
+
+
+def container(fields: Any, data: bytes) -> bytes:
+    """Return a safetensors file with this header, whatever it says."""
+    text = json.dumps(fields).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+# Damage: nothing is put in order again, so that a reader must notice it or be unharmed by it.
+
+
+def flip_bits(content: bytes, rng: random.Random) -> bytes:
+    """Flip one to four bits."""
+    changed = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def flip_header_bits(content: bytes, rng: random.Random) -> bytes:
+    """Flip a bit where the file says where everything is."""
+    changed = bytearray(content)
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    changed[rng.randrange(start)] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def cut(content: bytes, rng: random.Random) -> bytes:
+    """End the file early."""
+    return content[: rng.randrange(len(content))]
+
+
+def splice(content: bytes, rng: random.Random) -> bytes:
+    """Replace, insert or drop a few bytes."""
+    at, dropped = rng.randrange(len(content)), rng.randrange(20)
+    return content[:at] + rng.randbytes(rng.randrange(20)) + content[at + dropped :]
+
+
+def move_blocks(content: bytes, rng: random.Random) -> bytes:
+    """Copy one block over another, as a torn write does."""
+    size = rng.choice([8, 64, 512])
+    source, target = (rng.randrange(len(content) - size) for _ in range(2))
+    return content[:target] + content[source : source + size] + content[target + size :]
+
+
+# Lies: the checksums are right, so that the checks behind them are reached.
+
+
+def edit_table(content: bytes, rng: random.Random) -> bytes:
+    """Change something that the table says."""
+    pieces = unpack(content)
+    for _ in range(rng.randint(1, 2)):
+        pieces.table = _edited(pieces.table, rng)
+    return pack(pieces)
+
+
+def edit_entry(content: bytes, rng: random.Random) -> bytes:
+    """Change a field of a tensor's entry to another plausible value."""
+    pieces = unpack(content)
+    entry = rng.choice(pieces.table["tensors"])
+    key = rng.choice(["name", "dtype", "shape", "encoding", "nnz", "positions", "values"])
+    other = rng.choice(pieces.table["tensors"]).get(key)
+    entry[key] = rng.choice([other, _near(entry.get(key), rng), _anything(rng)])
+    return pack(pieces)
+
+
+def edit_positions(content: bytes, rng: random.Random) -> bytes:
+    """Change bytes of stored tensors."""
+    pieces = unpack(content)
+    for _ in range(rng.randint(1, 3)):
+        key = rng.choice([k for k in pieces.blobs if k.endswith((".positions", ":U8"))])
+        blob = pieces.blobs[key]
+        blob[rng.randrange(len(blob))] = rng.choice(
+            [0, 1, 24, 25, 128, 254, 255, rng.randrange(256)]
+        )
+    return pack(pieces)
+
+
+def resize_tensor(content: bytes, rng: random.Random) -> bytes:
+    """Make a stored tensor longer or shorter, and say so wherever it is said."""
+    pieces = unpack(content)
+    key = rng.choice(list(pieces.blobs))
+    width = len(pieces.blobs[key]) // max(1, pieces.header[key]["shape"][0])
+    count = max(0, len(pieces.blobs[key]) // width + rng.randint(-9, 9))
+    pieces.blobs[key] = bytearray((bytes(pieces.blobs[key]) + bytes(100))[: count * width])
+    pieces.header[key]["shape"] = [count]
+    for entry in pieces.table["tensors"]:
+        if key == f"{entry['name']}.positions":
+            entry["positions"] = count
+        elif key == entry["name"]:
+            entry["shape"] = [count]
+        elif key == f"{entry['name']}.values":
+            entry["nnz"] = count
+    return pack(pieces)
+
+
+def edit_header(content: bytes, rng: random.Random) -> bytes:
+    """Change what the container says of a stored tensor: overlaps, holes, other dtypes."""
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    fields = json.loads(content[8:start])
+    return container(_edited(fields, rng), content[start:])
+
+
+BOMB, NESTED = zlib.compress(b" " * 11_000_000), zlib.compress(b"[" * 100_000)
+
+
+def change_table_bytes(content: bytes, rng: random.Random) -> bytes:
+    """Store something else as the table: other JSON, other streams, bombs."""
+    pieces = unpack(content)
+    text = json.dumps(pieces.table).encode()
+    at = rng.randrange(len(text))
+    table = rng.choice(
+        [
+            lambda: zlib.compress(text[:at]),
+            lambda: zlib.compress(text[:at] + rng.randbytes(3) + text[at + 3 :]),
+            lambda: zlib.compress(text)[: rng.randrange(60)],
+            lambda: zlib.compress(text) + rng.randbytes(3),
+            lambda: BOMB,
+            lambda: NESTED,
+            lambda: rng.randbytes(50),
+        ]
+    )()
+    return pack(pieces, table=table)
+
+
+Mutation = Callable[[bytes, random.Random], bytes]
+DAMAGE: list[Mutation] = [flip_bits, flip_header_bits, cut, splice, move_blocks]
+LIES: list[Mutation] = [
+    edit_table,
+    edit_entry,
+    edit_positions,
+    resize_tensor,
+    edit_header,
+    change_table_bytes,
+]
+
+
+def _edited(tree: Any, rng: random.Random) -> Any:
+    """Return the JSON with one node changed, removed, moved or doubled."""
+    tree = copy.deepcopy(tree)
+    holders = [node for node in _nodes(tree) if isinstance(node, dict | list) and node]
+    if not holders:
+        return _anything(rng)
+    holder = rng.choice(holders)
+    key = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+    action = rng.randrange(5)
+    if action == 0:
+        del holder[key]
+    elif action == 1:
+        holder[key] = _anything(rng)
+    elif action == 2:
+        holder[key] = copy.deepcopy(rng.choice(list(_nodes(tree))))
+    elif action == 3 and isinstance(holder, dict):
+        holder[rng.choice([f"{key}x", "name", "probmask:F32", "large_rice.values"])] = holder[key]
+    else:
+        holder[key] = _near(holder[key], rng)
+    return tree
+
+
+def _nodes(tree: Any) -> list[Any]:
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    return [tree, *(node for child in children for node in _nodes(child))]
+
+
+def _near(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | list):
+        return _anything(rng)
+    if isinstance(value, list):
+        return [*value, rng.choice([0, 1, 2, 2**20, 2**40])]
+    return rng.choice([value + 1, value - 1, value + 8, value - 8, 2 * value, -value])
+
+
+def _anything(rng: random.Random) -> Any:
+    sizes = [0, 1, -1, 255, 256, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64, 10**400]
+    words = [
+        "",
+        "dense",
+        "bitmap",
+        "delta",
+        "rice",
+        "F64",
+        "F32",
+        "F16",
+        "BF16",
+        "U8",
+        "I8",
+        "BOOL",
+    ]
+    names = [
+        "probmask:U8",
+        "probmask:table",
+        "large_dense",
+        "rice",
+        "rice.values",
+        "\ud800",
+        "x" * 999,
+    ]
+    others = [
+        None,
+        True,
+        1.5,
+        1e308,
+        [],
+        {},
+        [2**40],
+        [0, 2**62],
+        [2**31, 2**31],
+        [1] * 65,
+        [[]],
+        {"": 0},
+    ]
+    return copy.deepcopy(rng.choice([*sizes, *words, *names, *others]))
