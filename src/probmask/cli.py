@@ -47,8 +47,8 @@ _EXTRAS = {
     **dict.fromkeys(
         ("PIL", "lightning_fabric", "rich", "sklearn", "tensorboard", "tomli_w"), "train"
     ),
-    "ray": "ray",
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    "ray": "ray",
 }
 # Warnings that are meant for people; others are for those who write programs.
 _SHOWN = (AbsentClassWarning, LayerCollapseWarning, UnreadableImageWarning)

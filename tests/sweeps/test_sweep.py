@@ -16,6 +16,9 @@ from probmask.training.session import train
 from sweeps.small_sweep import run_and_exit, trainings_in, wait_for_none, write_sweep
 from training.small import kill_when, start, wait_until
 
+# Every run is a process that imports PyTorch, which takes its time on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
 
 def checkpoints(out):
     return list(out.glob("runs/*/checkpoint.safetensors"))
@@ -32,11 +35,11 @@ def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
     first, second = load_grid(file)
     command = ["sweep", str(file), "--out", str(out)]
     sweep = start(run_and_exit, command)
-    wait_until(lambda: trainings_in(out) != [], sweep, seconds=200)
+    wait_until(lambda: trainings_in(out) != [], sweep, seconds=400)
     assert main(command) == 2
     assert "another sweep is running in it" in capsys.readouterr().err
     checkpoint = out / "runs" / second.name / "checkpoint.safetensors"
-    wait_until(checkpoint.exists, sweep, seconds=200)
+    wait_until(checkpoint.exists, sweep, seconds=400)
     kill_when(sweep, checkpoint.exists)
     wait_for_none(out)
     assert checkpoint.exists()
@@ -61,7 +64,7 @@ def test_an_interrupt_ends_the_trainings_and_keeps_their_checkpoints(tmp_path):
     out = tmp_path / "out"
     file = write_sweep(tmp_path / "s.toml", "[grid]\nepochs = 3000", run="checkpoint_seconds = 0.0")
     sweep = start(run_and_exit, ["sweep", str(file), "--out", str(out)])
-    wait_until(lambda: checkpoints(out) != [], sweep, seconds=200)
+    wait_until(lambda: checkpoints(out) != [], sweep, seconds=400)
     assert len(trainings_in(out)) == 1
     os.kill(sweep.pid, signal.SIGINT)
     sweep.join(timeout=60)
@@ -134,7 +137,7 @@ def test_a_local_ray_brings_the_same_records_home(tmp_path):
         capture_output=True,
         text=True,
         env={**os.environ, "HOME": str(tmp_path / "home")},
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 1, done.stderr
     good, bad = load_grid(file)
