@@ -190,3 +190,14 @@ def test_the_phases_can_be_chosen():
 def test_settings_are_checked(settings, message):
     with pytest.raises(probmask.InputError, match=message):
         PBW(**{"sparsity": 0.9} | settings)
+
+
+def test_a_layer_that_loses_all_its_weights_is_named():
+    """Layer collapse is what one threshold is known for at high sparsity: not in silence."""
+    model, _, sparsifier = begin("depthwise", sparsity=0.9)
+    with torch.no_grad():
+        model[-1].parametrizations.weight.original.mul_(1e-3)
+    with pytest.warns(
+        probmask.LayerCollapseWarning, match=r"^\S+\.weight is losing all of its weights\.$"
+    ):
+        assert sparsifier.finalize().layers[-1].kept == 0

@@ -15,6 +15,7 @@ epochs of all of them are counted.
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from probmask.checks import check_sparsity
-from probmask.errors import InputError
+from probmask.errors import InputError, LayerCollapseWarning
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
@@ -149,8 +150,10 @@ class Masker(ABC):
     """
 
     draws: int = 1
+    against_collapse: str = ""  # what the user can do about a layer that loses all its weights
 
     def __init__(self, sites: Sequence[Site], masks: Sequence[MaskedWeight]) -> None:
+        self._collapsed: set[str] = set()
         self.names = tuple(site.name for site in sites)
         self.weights = tuple(site.weight for site in sites)
         self.masks = tuple(masks)
@@ -228,6 +231,17 @@ class Masker(ABC):
                 if settled is not weight:
                     weight.copy_(settled)
                 mask.frozen = True
+
+    def warn_of_collapse(self, kept: Sequence[float]) -> None:
+        """Name each layer that has less than one weight left, once."""
+        for name, count in zip(self.names, kept, strict=True):
+            if count < 1 and name not in self._collapsed:
+                self._collapsed.add(name)
+                warnings.warn(
+                    f"{name} is losing all of its weights{self.against_collapse}.",
+                    LayerCollapseWarning,
+                    stacklevel=2,
+                )
 
     @property
     def frozen(self) -> bool:

@@ -137,7 +137,8 @@ class Sparsifier:
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
         """Leave a plain ``nn.Module`` with exactly the budget, and say what was kept.
 
-        Weights that are masked out become exactly zero. With ``data``, an iterable of batches,
+        Weights that are masked out become exactly zero; a layer that has none left is named in a
+        `LayerCollapseWarning`. With ``data``, an iterable of batches,
         BatchNorm statistics are estimated anew for the network as it now is.
         """
         if self._finalized:
@@ -145,6 +146,7 @@ class Sparsifier:
         batches = None if data is None else batches_for_batchnorm(self._model, data)
         self._masker.freeze()
         summary = self.summary()
+        self._masker.warn_of_collapse([layer.kept for layer in summary.layers])
         settle(self.sites, self._masker.masks, self._parameter_order)
         self._release_optimizers()
         self._masker.release()

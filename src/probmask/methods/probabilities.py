@@ -1,7 +1,6 @@
 """ProbMask at work: the probabilities of one model, their noise, budget and projection."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from probmask.core.noise import logistic_
 from probmask.core.projection import project_
 from probmask.core.relaxation import bernoulli_mask, relaxed_mask
 from probmask.core.selection import select_top, select_within
-from probmask.errors import InputError, LayerCollapseWarning
+from probmask.errors import InputError
 from probmask.masking.budgets import checked_keep
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
@@ -55,6 +54,9 @@ class ProbMasker(Masker):
     """ProbMask at work on one model."""
 
     masks: tuple[ProbMaskedWeight, ...]
+    against_collapse = (
+        "; min_keep_per_layer=1 forbids it (on the command line: --set method.min_keep_per_layer=1)"
+    )
 
     def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
         super().__init__(sites, [ProbMaskedWeight(site, self.mask) for site in sites])
@@ -63,7 +65,6 @@ class ProbMasker(Masker):
         self.seed = context.seed
         self.prob_lr = method.prob_lr or self.usual_rate(context.total_steps)
         self._temperature = self._kept_fraction = 1.0
-        self._warned: set[str] = set()
         self._check_every = max(1, context.total_steps // 100)
         sizes = [site.size for site in sites]
         self.costs = (
@@ -141,7 +142,7 @@ class ProbMasker(Masker):
         self._kept_fraction = self.scheduled_budget(now)
         self._project(self._kept_fraction)
         if now.step % self._check_every == 0:
-            self._warn_of_collapse([float(prob.detach().sum()) for prob in self.probs])
+            self.warn_of_collapse([float(prob.detach().sum()) for prob in self.probs])
         if self.freeze_at is not None and now.fraction >= self.freeze_at:
             self.freeze()
 
@@ -188,7 +189,7 @@ class ProbMasker(Masker):
     def freeze(self) -> None:
         """Fix the masks; a layer that has none of its weights left is named."""
         super().freeze()
-        self._warn_of_collapse([float(mask.hard.sum()) for mask in self.masks])
+        self.warn_of_collapse([float(mask.hard.sum()) for mask in self.masks])
 
     @staticmethod
     def mask(prob: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
@@ -294,13 +295,7 @@ class ProbMasker(Masker):
         extra = largest_remainder(above, self.keep - sum(self.least), caps)
         return [low + more for low, more in zip(self.least, extra, strict=True)]
 
-    def _warn_of_collapse(self, kept: Sequence[float]) -> None:
-        for name, count, least in zip(self.names, kept, self.least, strict=True):
-            if count < 1 and least < 1 and name not in self._warned:
-                self._warned.add(name)
-                warnings.warn(
-                    f"{name} is losing all of its weights; min_keep_per_layer=1 forbids it "
-                    "(on the command line: --set method.min_keep_per_layer=1).",
-                    LayerCollapseWarning,
-                    stacklevel=2,
-                )
+    def warn_of_collapse(self, kept: Sequence[float]) -> None:
+        """Name layers without weights, unless each must keep some: then they will."""
+        if self.method.min_keep_per_layer == 0:
+            super().warn_of_collapse(kept)
