@@ -87,6 +87,7 @@ def test_the_examples_of_the_artifact_page_run(demo):
         "build_model": build_model,
         "loader": [(torch.randn(8, 1, 6, 6), torch.randint(3, (8,))) for _ in range(3)],
         "criterion": nn.CrossEntropyLoss(),
+        "accuracy": lambda model, loader: 98.0,
     }
     page = (DOCS / "artifact.md").read_text(encoding="utf-8")
     source = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))

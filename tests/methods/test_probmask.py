@@ -526,6 +526,7 @@ def starve(model, name, value=0.0):
         probs_of(model)[name].fill_(value)
 
 
+@pytest.mark.filterwarnings("error::probmask.LayerCollapseWarning")
 def test_a_layer_that_loses_all_its_weights_is_named():
     model, optimizer, sparsifier = begin(freeze_at=None, temperature_start=0.5)
     starve(model, "2.parametrizations.weight.0.prob")
@@ -566,6 +567,7 @@ def test_a_least_per_layer_is_kept_and_the_total_stays_exact(least, scope):
     assert model[2].weight.count_nonzero() == summary.layers[1].kept
 
 
+@pytest.mark.filterwarnings("error::probmask.LayerCollapseWarning")
 def test_no_warning_of_what_is_forbidden():
     """min_keep_per_layer=1 given: there is nothing to warn of, and no advice to take."""
     model, optimizer, sparsifier = begin(min_keep_per_layer=1, temperature_start=0.5)

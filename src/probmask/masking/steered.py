@@ -29,20 +29,23 @@ class SteeredMethod(Method):
     the budget, from ``ramp_begin`` to ``ramp_end`` of the training; without, it stays as given.
     Either way exactly the budget is selected by the method's own criterion at ``freeze_at`` of the
     training, and the weights that stay train on: the exact cut is not the papers', so what it takes
-    away can be made up for. None selects at the end. ``gate_lr`` is Adam's rate for the gates; None
-    lets them travel far enough in a training of any length.
+    away can be made up for. None selects at the end. With ``exact=False`` the method's own rule
+    says what stays, as in the papers: the sparsity reached is what came of it. ``gate_lr`` is
+    Adam's rate for the gates; None lets them travel far enough in a training of any length.
     """
 
     steer: bool = True
     ramp_begin: float = 0.1
     ramp_end: float = 0.6
     freeze_at: float | None = 0.8
+    exact: bool = True
     gate_lr: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         caller = type(self).__name__
         check_choice(caller, "steer", self.steer, (True, False))
+        check_choice(caller, "exact", self.exact, (True, False))
         check_ramp(
             caller, ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="what is kept falls"
         )
@@ -93,6 +96,11 @@ class SteeredMasker(Masker):
     @abstractmethod
     def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
         """What the weights of a gated site are selected by, the larger the better."""
+
+    @property
+    @abstractmethod
+    def border(self) -> float:
+        """The criterion above which a weight is kept by the method's own rule."""
 
     @property
     def gated(self) -> list[tuple[GatedWeight, Tensor]]:
@@ -152,17 +160,22 @@ class SteeredMasker(Masker):
         return whole + (float(torch.stack(counts).sum()) if counts else 0.0)
 
     def choose(self) -> list[Tensor]:
-        """Exactly the budget by the method's criterion, ties by magnitude; whole layers first."""
+        """Exactly the budget by the method's criterion, ties by magnitude; whole layers first.
+
+        Or, if the number is the method's to decide, all above its border.
+        """
         values = [torch.full_like(weight, math.inf, dtype=torch.float32) for weight in self.weights]
         for value, mask, weight in zip(values, self.masks, self.weights, strict=True):
             if isinstance(mask, GatedWeight):
                 value.copy_(self.criterion(mask, weight.detach()))
+        if not self.settings.exact:
+            return [value > self.border for value in values]
         ties = [weight.detach().abs() for weight in self.weights]
         return select_top(values, self.keep, ties=ties, names=self.names)
 
     def metrics(self) -> dict[str, float]:
         """How sparse the method itself has become, and how strong its penalty is."""
-        kept = self.keep if self.frozen else self.kept_now()
+        kept = sum(int(m.hard.sum()) for m in self.masks) if self.frozen else self.kept_now()
         return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
 
     def state_dict(self) -> dict[str, Any]:

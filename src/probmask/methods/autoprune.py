@@ -116,6 +116,11 @@ class AutoPruneMasker(SteeredMasker):
         """How many a are positive."""
         return (mask.gate > 0).sum()
 
+    @property
+    def border(self) -> float:
+        """Its sign decides."""
+        return 0.0
+
     def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
         """A itself."""
         return mask.gate.detach()

@@ -146,6 +146,11 @@ class L0Masker(SteeredMasker):
         opened = torch.sigmoid((mask.gate - SHUT) / _BORDER)
         return opened.sum() * _weights_per_gate(mask, weight)
 
+    @property
+    def border(self) -> float:
+        """Above it the gate without noise is open."""
+        return SHUT
+
     def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
         """Ln α."""
         return mask.gate.detach().expand_as(weight)

@@ -195,6 +195,11 @@ class SparseVDMasker(SteeredMasker):
         """How many ln α are below the threshold."""
         return (log_alpha(weight, mask.gate) < self.method.threshold).sum()
 
+    @property
+    def border(self) -> float:
+        """The threshold of ln α."""
+        return -self.method.threshold
+
     def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
         """-ln α."""
         return -log_alpha(weight, mask.gate.detach())

@@ -128,6 +128,11 @@ class SrinivasMasker(SteeredMasker):
         """Σ g."""
         return mask.gate.sum()
 
+    @property
+    def border(self) -> float:
+        """A gate that is open more often than not."""
+        return 0.5
+
     def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
         """The probability g."""
         return mask.gate.detach()
