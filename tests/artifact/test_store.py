@@ -142,10 +142,7 @@ def test_a_model_still_being_sparsified_is_refused(path):
     model = nn.Sequential()
     model.add_module("conv1", nn.Conv2d(1, 1, 1))
     parametrize.register_parametrization(model.conv1, "weight", OurMask())
-    reason = (
-        r"save\(model\): the model is still being sparsified \(conv1.weight\); "
-        r"call sparsifier.finalize\(\) first"
-    )
+    reason = r"save\(model\): there is a mask on conv1.weight still; call finalize\(\) first"
     with pytest.raises(InputError, match=reason):
         artifact.save(model, path)
 

@@ -208,7 +208,15 @@ def test_an_override_below_a_plain_value_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("5", 5), ("0.5", 0.5), ("true", True), ("ddp", "ddp"), ('"5"', "5"), ("[1, 2]", [1, 2])],
+    [
+        ("5", 5),
+        ("0.5", 0.5),
+        ("true", True),
+        ("False", False),
+        ("ddp", "ddp"),
+        ('"5"', "5"),
+        ("[1, 2]", [1, 2]),
+    ],
 )
 def test_values_of_set_are_read_as_toml_would(text, value):
     assert parse_value(text) == value

@@ -103,8 +103,8 @@ def _refuse_unfinished(model: nn.Module) -> None:
             if any(type(step).__module__.partition(".")[0] == package for step in steps):
                 where = f"{prefix}.{name}" if prefix else name
                 raise InputError(
-                    f"save(model): the model is still being sparsified ({where}); "
-                    "call sparsifier.finalize() first"
+                    f"save(model): there is a mask on {where} still; call finalize() first, of the "
+                    "sparsifier or of what freeze_masks gave"
                 )
 
 

@@ -191,7 +191,9 @@ def to_table(config: TrainConfig) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML would; what is not valid TOML is a string."""
+    """Read a value as TOML would, or as Python its True and False; all else is a string."""
+    if text in ("True", "False"):
+        return text == "True"
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
