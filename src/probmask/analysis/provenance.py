@@ -7,8 +7,14 @@ from typing import Any
 from probmask.checks import is_number
 from probmask.methods import METHODS
 
+# What the training writes down for programs, beside what has a line of its own.
+_FOR_PROGRAMS = frozenset(("class_names", "macs_per_weight", "model_args", "data_args"))
+_LONGEST = 200  # characters of what anybody may have put there
 
-def provenance(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+
+def provenance(
+    metadata: Mapping[str, Any], rounding: Mapping[str, Any] | None = None
+) -> list[tuple[str, str]]:
     """What is known of the training: pairs of a heading and what there is to say."""
     sparsity = _table(metadata.get("sparsity"))
     lines = [
@@ -21,7 +27,10 @@ def provenance(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seed", _text(metadata.get("seed"))),
         ("test accuracy", _accuracy(metadata.get("test"))),
         ("made with", _versions(metadata.get("versions"))),
+        ("rounding", _assignments(rounding or {})),
     ]
+    known = {"image_shape", "test", "versions", *_FOR_PROGRAMS, *(heading for heading, _ in lines)}
+    lines += [(key, _text(metadata[key])[:_LONGEST]) for key in metadata if key not in known]
     return [(heading, text) for heading, text in lines if text]
 
 

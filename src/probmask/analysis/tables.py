@@ -123,7 +123,7 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
     )
     if any(heading.header == "MACs" for heading in table.columns):
         _say(console, _SHORT_CONVENTION)
-    said = provenance(info.metadata)
+    said = provenance(info.metadata, info.rounding)
     if said:
         _show_pairs(console, said)
 
