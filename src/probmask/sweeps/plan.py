@@ -75,9 +75,18 @@ class SweepDirectory:
         """Copy the record of a finished run to where it can be committed from."""
         directory = self.run(planned)
         run = Run(directory.record, directory.read_record())
-        write_compact(run.record, self.records / f"{planned.name}.json")
+        write_compact(run.record, self._record(planned))
         self.forget_failure(planned)
         return run
+
+    def put_missing_records(self, planned: Iterable[Planned]) -> None:
+        """Copy the records of runs that came to their end when the sweep was gone already."""
+        for each in planned:
+            if self.run(each).finished and not self._record(each).exists():
+                self.put_record(each)
+
+    def _record(self, planned: Planned) -> Path:
+        return self.records / f"{planned.name}.json"
 
     def _failure(self, planned: Planned) -> Path:
         return self.failed / f"{planned.name}.json"

@@ -29,6 +29,7 @@ def run_sweep(
     directory = SweepDirectory(out)
     with directory.locked():
         plan = make_plan(planned, directory, records=records, retry=retry)
+        directory.put_missing_records(planned)
         if plan.jobs:
             if ray is None:
                 _check_data(plan.jobs)
