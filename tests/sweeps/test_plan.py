@@ -3,15 +3,17 @@
 import io
 import json
 import shutil
+import socket
 import sys
+import time
 
 import pytest
 
-from probmask.analysis.records import write_compact
+from probmask.analysis.records import find_records, write_compact
 from probmask.cli import main
 from probmask.errors import InputError
 from probmask.sweeps.board import Board, LiveBoard, duration
-from probmask.sweeps.grid import expand
+from probmask.sweeps.grid import expand, load_grid
 from probmask.sweeps.local import environment, with_threads
 from probmask.sweeps.on_ray import wanted_resources
 from probmask.sweeps.plan import SweepDirectory, make_plan
@@ -134,6 +136,15 @@ def test_a_sweep_that_is_all_finished_trains_nothing(record, tmp_path, capsys):
     assert list(out.glob("runs/*")) == []
 
 
+def test_a_run_that_ended_after_its_sweep_was_killed_gets_its_record_to_commit(record, tmp_path):
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9\nepochs = 1")
+    (run,) = load_grid(file)
+    directory = SweepDirectory(tmp_path / "out")
+    shutil.copytree(record, directory.run(run).path)
+    assert main(["sweep", str(file), "--out", str(directory.path)]) == 0
+    assert [each.identity for each in find_records([directory.records])] == [run.identity]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -163,6 +174,19 @@ def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatc
 
 
 # Shares of the machine
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_ray_address_where_nobody_listens_is_refused_at_once(scheme, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
+    began = time.monotonic()
+    assert main(["sweep", str(file), "--ray", address, "--out", str(tmp_path / "out")]) == 2
+    assert time.monotonic() - began < 30  # Ray itself waits for minutes
+    printed = capsys.readouterr().err
+    assert f"--ray {address}: cannot be reached: " in printed
+    assert printed.count("\n") == 1
 
 
 def test_threads_are_shared_unless_the_configuration_says_how_many(runs):

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from probmask.training.config import TrainConfig, to_table
 from probmask.training.run_directory import RunDirectory
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_ANSWER = 10.0
+_PORTS = 65536
 # What of a run's directory is brought home; the record last, as it says that the run is finished.
 _FILES = ("config.toml", "metrics.jsonl", "model.safetensors", "record.json")
 
@@ -43,6 +46,7 @@ def run_on_ray(
 
 
 def _connected(address: str) -> Any:
+    _refuse_silent(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it would call home
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray: Any = importlib.import_module("ray")
@@ -53,12 +57,27 @@ def _connected(address: str) -> Any:
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"--ray {address}: cannot be reached: {reason}; pass the address of a running cluster, "
-            "or 'local'."
-        ) from error
+        raise _unreachable(address, error) from error
     return ray
+
+
+def _refuse_silent(address: str) -> None:
+    """Knock at the address: Ray itself would wait for minutes, and write a log meanwhile."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal() and int(port) < _PORTS):
+        return  # "local", "auto", or a name that is Ray's to judge
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+    except (OSError, UnicodeError) as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: str, error: Exception) -> InputError:
+    reason = " ".join(str(error).split()).rstrip(".")
+    return InputError(
+        f"--ray {address}: cannot be reached: {reason}; pass the address of a running cluster, "
+        "or 'local'."
+    )
 
 
 class _Cluster:
