@@ -129,6 +129,25 @@ def test_the_table_shows_what_compare_computes(opened, grid):
             assert shown[cell.label] == expected
 
 
+def test_figures_of_unequal_numbers_of_seeds_say_of_how_many(opened, tmp_path):
+    write_grid(tmp_path / "two", methods=("probmask",), sparsities=(0.9, 0.98))
+    write_grid(tmp_path / "one", methods=("gmp",), sparsities=(0.9, 0.98), seeds=(0,))
+    browser = opened(tmp_path)
+    assert sorted(text.rsplit(" ", 1)[1] for text in column(browser, "headline", 2)) == [
+        "(1)",
+        "(2)",
+    ]
+    assert "seeds (how many)" in browser.find_element("id", "headline-note").text
+
+
+def test_the_headline_of_two_sparsities_fits_a_phone(opened, tmp_path, browser):
+    write_grid(tmp_path, methods=("probmask", "gmp"), sparsities=(0.9, 0.98))
+    resize(browser, 375)
+    browser = opened(tmp_path)
+    box = "document.getElementById('headline').closest('.scroll')"
+    assert browser.execute_script(f"return {box}.scrollWidth <= {box}.clientWidth")
+
+
 def test_tables_are_sorted_by_their_headings(opened, grid):
     browser = opened(grid)
     click(browser, '#headline [data-sort="0.98 params"]')

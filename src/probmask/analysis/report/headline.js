@@ -76,17 +76,22 @@ function drawTiles(view) {
   document.getElementById("tiles").replaceChildren(...tiles);
 }
 
-const accuracyParts = (cell) => [
+const accuracyParts = (cell, seeds = "") => [
   cell.best
     ? element("span", { title: "best at this sparsity", role: "img", "aria-label": "best: " }, "★ ")
     : null,
   fixed(cell.mean),
   element(
     "span",
-    { class: "dim" },
-    (cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`) + (cell.verified ? "" : " †"),
+    { class: "dim spread" },
+    (cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`) +
+      seeds +
+      (cell.verified ? "" : " †"),
   ),
 ];
+
+/** Whether some figures are of more seeds than others, so that each has to say of how many. */
+const uneven = (view) => new Set(view.cells.map((cell) => cell.n)).size > 1;
 
 /** A row for each method, a column for each sparsity; of one column only, all there is to say. */
 function drawHeadline(view) {
@@ -99,17 +104,17 @@ function drawHeadline(view) {
     drawCrossed(view, levels, methods);
     drawCells(view, "cells");
   } else drawCells(view, "headline");
-  document.getElementById("headline-note").textContent = headlineNotes(view);
+  document.getElementById("headline-note").textContent = headlineNotes(view, crossed);
 }
 
-function headlineNotes(view) {
+function headlineNotes(view, crossed) {
   const { cells } = view;
   if (!cells.length) return "No run is in view.";
   const chance = cells.some((cell) => cell.n > 1)
     ? "a lead smaller than the deviations may be chance."
     : "of one seed each, a small lead may be chance.";
   return sentences(
-    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(cells)}.`,
+    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(cells)}${crossed && uneven(view) ? " (how many)" : ""}.`,
     cells.some((cell) => cell.best) && `★ is the highest mean at its sparsity; ${chance}`,
     cells.some((cell) => known(cell.paper)) &&
       "“Paper” is what the ProbMask paper reports for the same network, data, method and sparsity; it may have trained otherwise.",
@@ -134,7 +139,7 @@ function drawCrossed(view, levels, methods) {
       ? element(
           "td",
           { class: cell.best ? "best" : null },
-          ...accuracyParts(cell),
+          ...accuracyParts(cell, uneven(view) ? ` (${cell.n})` : ""),
           known(cell.paper)
             ? element("span", { class: "dim paper" }, `paper ${fixed(cell.paper)}`)
             : null,
