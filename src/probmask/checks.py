@@ -1,14 +1,17 @@
 """Checks of values that people pass in: each refuses with the value, the rule and a way out."""
 
 import math
+import sys
 from collections.abc import Sequence
 
 from probmask.errors import InputError
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a finite real number (a bool is not one)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether the value is a finite real number that a float can hold (a bool is not one)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # which NaN is not, either
 
 
 def check_sparsity(caller: str, sparsity: object) -> None:

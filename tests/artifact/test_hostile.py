@@ -75,6 +75,7 @@ MUTATIONS = {
     "names a tensor twice": say("delta", name="rice"),
     "an entry of the table has no name": lambda f: f.table["tensors"].append([]),
     "an entry of the table has no": say("delta", name=3),
+    "an entry of the table has no n": say("delta", name="\ud800"),
     "the name is reserved": say("delta", name="probmask:x"),
     "two parts go by the name 'rice.values'": say("steps", name="rice.values"),
     "shape is not": say("delta", shape=[1.0]),
@@ -213,6 +214,7 @@ TABLES = {
     "list": zlib.compress(b"[]"),
     "many digits": zlib.compress(b"9" * 5000),
     "empty text": zlib.compress(b""),
+    "UTF-16": zlib.compress("{}".encode("utf-16")),
     "no Unicode": zlib.compress(b'{"\xff":0}'),
     "bomb": zlib.compress(b" " * 50_000_000),
     "empty": b"",
@@ -272,10 +274,23 @@ def test_what_is_no_file_is_refused(tmp_path):
         (tmp_path / "none", "no such file"),
         (tmp_path, "not a file"),
         (tmp_path / "pipe", "not a file"),
+        (tmp_path / ("x" * 300), "cannot be read"),
     ]:
         for function in (artifact.read, artifact.load_state):
             with pytest.raises(ArtifactError, match=rf"{path}: {reason}"):
                 function(path)
+
+
+def test_a_file_that_cannot_be_mapped_is_refused(tmp_path):
+    size = 2**46  # of holes: more than any machine maps
+    table = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    (tmp_path / "m").write_bytes(container({"probmask:table": table}, b""))
+    try:
+        os.truncate(tmp_path / "m", (tmp_path / "m").stat().st_size + size)
+    except OSError:
+        pytest.skip("the file system holds no such file")
+    with pytest.raises(ArtifactError, match=f"{tmp_path / 'm'}: cannot be "):
+        artifact.read(tmp_path / "m")
 
 
 def test_one_flipped_bit_in_any_byte_is_noticed(intact, tmp_path):

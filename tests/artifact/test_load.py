@@ -43,7 +43,7 @@ def own(tmp_path, monkeypatch):
 
 def test_code_that_only_the_file_names_is_not_run(path, own):
     save(nn.Linear(2, 2), path, metadata=described(own, size=2))
-    with pytest.raises(ArtifactError, match=r"pass model='own_loaded:build' \(--model own_loaded"):
+    with pytest.raises(ArtifactError, match=r"pass model='own_loaded:build' \(--model 'own_loaded"):
         load(path)
     assert "own_loaded" not in sys.modules
 

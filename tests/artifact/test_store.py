@@ -277,3 +277,30 @@ def test_values_take_the_dtype_of_the_model(path):
     artifact.save(nn.Linear(4, 4).half(), path)
     model = artifact.load_into(nn.Linear(4, 4), path)
     assert torch.equal(model.weight, artifact.load_state(path)["weight"].float())
+
+
+def test_a_conjugate_view_is_stored_as_the_numbers_that_it_shows(path):
+    model = nn.Module()
+    model.register_buffer("c", torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj())
+    artifact.save(model, path)
+    assert artifact.load_state(path)["c"].tolist() == [1 - 2j, 3 + 4j]
+
+
+def test_a_name_that_no_file_can_hold_is_refused(path):
+    model = nn.Module()
+    model.register_buffer("\ud800", torch.ones(5000))
+    with pytest.raises(InputError, match=r"the name '\\ud800' is not Unicode"):
+        artifact.save(model, path)
+    assert not path.exists()
+
+
+def test_a_state_dict_is_no_model(path):
+    with pytest.raises(InputError, match="a OrderedDict; pass the network"):
+        artifact.save(nn.Linear(2, 2).state_dict(), path)
+
+
+def test_a_sparse_layout_is_named(path):
+    model = nn.Module()
+    model.register_buffer("s", torch.eye(3).to_sparse())
+    with pytest.raises(InputError, match=r"s is a torch.float32 tensor of layout torch.sparse_coo"):
+        artifact.save(model, path)

@@ -59,7 +59,7 @@ def _method(value: Any) -> str:
 
 def _asked_and_reached(sparsity: Mapping[str, Any]) -> str:
     shown = [
-        f"{100 * sparsity[key]:.2f} % {key}"
+        f"{100.0 * sparsity[key]:.2f} % {key}"
         for key in ("asked", "reached")
         if is_number(sparsity.get(key))
     ]

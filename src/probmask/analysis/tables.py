@@ -12,6 +12,7 @@ from rich.text import Text
 
 from probmask.analysis.provenance import provenance
 from probmask.artifact import ArtifactInfo
+from probmask.printable import printable
 
 _SHORT_CONVENTION = "MACs: multiply-accumulates by STR's convention, without pooling"
 
@@ -48,7 +49,7 @@ def print_training(
     table = _table("layer", "shape", "kept", "of", "sparsity")
     for layer in record["layers"]:
         table.add_row(
-            layer["name"],
+            _verbatim(layer["name"]),
             _shape(layer["shape"]),
             f"{layer['kept']:,}",
             f"{layer['size']:,}",
@@ -82,7 +83,7 @@ def print_layers(path: Path, info: ArtifactInfo) -> None:
     rows = layer_rows(info)
     for row in rows:
         table.add_row(
-            row["name"],
+            _verbatim(row["name"]),
             _shape(row["shape"]),
             f"{row['kept']:,}",
             f"{row['size']:,}",
@@ -218,7 +219,7 @@ DATA_HEADINGS = (
 def _counts(value: Any) -> dict[str, int]:
     """What of the metadata, which may be anybody's, is a count."""
     items = value.items() if isinstance(value, Mapping) else ()
-    return {name: count for name, count in items if isinstance(count, int)}
+    return {name: n for name, n in items if isinstance(n, int) and 0 <= n < 2**63}
 
 
 def _result(run: Mapping[str, Any], *, with_validation: bool) -> tuple[str, ...]:
@@ -239,9 +240,14 @@ def _show_pairs(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
     """Print headings and texts side by side; a long text goes on below itself."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading, text in pairs:
-        table.add_row(Text(heading, style="bold"), Text(text))
+        table.add_row(Text(heading, style="bold"), _verbatim(text))
     console.print()
     console.print(table)
+
+
+def _verbatim(text: str) -> Text:
+    """Text of anybody's: brackets are no markup, and nothing in it steers the terminal."""
+    return Text(printable(text))
 
 
 def _say(console: Console, text: str) -> None:

@@ -1,5 +1,6 @@
 """An artifact in the formats of others: ONNX, a dense state_dict, PyTorch's sparse tensors."""
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ PathLike = str | os.PathLike[str]
 FORMATS = {"onnx": ".onnx", "dense": ".safetensors", "torch-csr": ".pt"}
 # By how much ONNX Runtime may differ from PyTorch: rounding, relative to the largest output.
 _TOLERANCE = 1e-3
+# Numbers of one example, which a file may choose: more than any image has, and no gigabytes.
+_LARGEST_EXAMPLE = 2**26
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,11 @@ def _input_shape(
         shape = (known.get("channels", channels), *sides)
     if not shape or any(type(side) is not int or side < 1 for side in shape):
         raise InputError(f"export(input_shape={shape}): the sizes of one example, all at least 1.")
+    if math.prod(shape) > _LARGEST_EXAMPLE:
+        raise InputError(
+            f"export(input_shape={shape}): more than {_LARGEST_EXAMPLE:,} numbers for one example; "
+            "give a smaller one."
+        )
     return shape
 
 

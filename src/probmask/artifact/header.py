@@ -148,7 +148,7 @@ def check_format(outer: Mapping[str, str] | None) -> None:
 def parse(table: memoryview) -> Header:
     """Return what the compressed table says, each number in its range."""
     try:
-        ours = json.loads(_decompressed(table), parse_constant=_refuse_constant)
+        ours = json.loads(_decompressed(table).decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the table is not JSON ({error})") from error
     _require(isinstance(ours, dict), "the table is not an object")
@@ -162,7 +162,8 @@ def parse(table: memoryview) -> Header:
     _require(len(names) == len(entries), "the table names a tensor twice")
     for alias, target in aliases.items():
         known = isinstance(target, str) and target in names
-        _require(known and alias not in names, f"the alias {alias!r:.80} leads nowhere")
+        new = is_name(alias) and alias not in names
+        _require(known and new, f"the alias {alias!r:.80} leads nowhere")
     for key, crc in crc32.items():
         _require(_is_count(crc), f"the crc32 of {key!r:.80} is not a number")
     rounding = _typed(ours, "rounding", dict) if "rounding" in ours else None
@@ -188,7 +189,7 @@ def _typed(fields: dict[str, Any], key: str, kind: type) -> Any:
 
 def _entry(fields: Any) -> Entry:
     """Return one tensor's entry."""
-    named = isinstance(fields, dict) and isinstance(fields.get("name"), str)
+    named = isinstance(fields, dict) and is_name(fields.get("name"))
     _require(named, "an entry of the table has no name")
     name, dtype, shape, encoding, nnz = (
         fields.get(key) for key in ("name", "dtype", "shape", "encoding", "nnz")
@@ -216,6 +217,11 @@ def _entry(fields: Any) -> Entry:
 def _is_encoding(encoding: Any, dtype: str) -> bool:
     known = isinstance(encoding, str) and encoding in ENCODINGS and dtype in SPARSE_DTYPES
     return encoding == "dense" or known
+
+
+def is_name(value: Any) -> bool:
+    """Whether it is text that UTF-8 can hold, as all names in a safetensors header are."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _is_count(value: Any) -> bool:

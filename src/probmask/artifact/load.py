@@ -71,6 +71,6 @@ def _network(
     if recorded not in MODELS:
         raise ArtifactError(
             f"{path}: was made from the model {recorded!r:.200}, which is not one of probmask's; "
-            f"if you trust it, pass model={recorded!r:.200} (--model {recorded:.200})."
+            f"if you trust it, pass model={recorded!r:.200} (--model {recorded!r:.200})."
         )
     return recorded, settings

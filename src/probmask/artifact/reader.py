@@ -55,11 +55,8 @@ class ArtifactInfo:
 def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
     """Open the file with its table checked; what is wrong with it is an ArtifactError."""
     path = Path(path)
-    # Anything but a plain file is refused unopened: a pipe would keep us waiting.
-    if not path.is_file():
-        raise ArtifactError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             yield Reader(file, path.stat().st_size)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error
@@ -67,6 +64,16 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
         raise ArtifactError(f"{path}: not an intact safetensors file ({error})") from error
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _opened(path: Path) -> Any:
+    # Anything but a plain file is refused unopened: a pipe would keep us waiting.
+    if not path.is_file():
+        raise ArtifactError("not a file" if path.exists() else "no such file")
+    try:
+        return safe_open(path, framework="pt")
+    except RuntimeError as error:  # PyTorch's, of a file larger than the memory that it may map
+        raise ArtifactError(f"cannot be mapped ({error})") from error
 
 
 class Reader:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from probmask.artifact.format import DTYPE_NAMES, Entry, Part, encode, raw
-from probmask.artifact.header import Header, checked_metadata, checksum, container
+from probmask.artifact.header import Header, checked_metadata, checksum, container, is_name
 from probmask.artifact.packing import RESERVED, pack
 from probmask.artifact.reader import ArtifactInfo
 from probmask.artifact.restore import read
@@ -43,6 +43,8 @@ def save(
     Returns what `read` will. Equal models and metadata give equal bytes. An existing file is
     refused unless `overwrite`.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"save(model): a {type(model).__name__}; pass the network, an nn.Module")
     _refuse_unfinished(model)
     check_choice("save", "values", values, (None, "fp16"))
     if measure is not None and values is None:
@@ -73,7 +75,7 @@ def _encode(
     for name, tensor in stored.items():
         # A name that the parts would take from another tensor leaves only the dense encoding.
         free = not {name + ".values", name + ".positions"} & tensors.keys()
-        plain = tensor.detach().cpu().contiguous()
+        plain = tensor.detach().cpu().resolve_conj().contiguous()
         entry, content = encode(name, plain, dtype=tensors[name].dtype, sparse=free)
         entries.append(entry)
         parts += zip(entry.parts, content, strict=True)
@@ -121,12 +123,22 @@ def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, st
 def _storable(name: str, value: Any) -> Tensor:
     plain = isinstance(value, Tensor) and not is_lazy(value) and not value.is_meta
     if not plain or value.layout != torch.strided or value.dtype not in DTYPE_NAMES:
-        kind = f"a {value.dtype} tensor" if plain else f"a {type(value).__name__} without data"
         raise InputError(
-            f"save(model): {name} is {kind}, which the format cannot hold; "
+            f"save(model): {name} is {_kind(value)}, which the format cannot hold; "
             "store plain initialised tensors only"
         )
     if name == "__metadata__" or name.startswith(RESERVED):
         raise InputError(f"save(model): the file format reserves the name {name}; rename it")
+    if not is_name(name):
+        raise InputError(f"save(model): the name {name!r} is not Unicode; rename it")
     assert isinstance(value, Tensor)
     return value
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}, no tensor"
+    if is_lazy(value) or value.is_meta:
+        return f"a {type(value).__name__} without data"
+    layout = "" if value.layout == torch.strided else f" of layout {value.layout}"
+    return f"a {value.dtype} tensor{layout}"

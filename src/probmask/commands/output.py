@@ -6,10 +6,12 @@ import sys
 from typing import Any
 
 from probmask.launch import is_first_rank, rank_named
+from probmask.printable import printable
 
 
 def say(message: str, *, every_rank: bool = False) -> None:
     """Print a message: the first rank's, or also what another one alone may know."""
+    message = "\n".join(map(printable, message.split("\n")))
     if is_first_rank():
         print(f"probmask: {message}", file=sys.stderr)
     elif every_rank:
