@@ -386,6 +386,25 @@ def test_inspect_shows_settings_of_the_method_that_are_not_its_defaults(tmp_path
     assert ["sparsity", "0.9"] in lines
 
 
+@pytest.mark.parametrize("name", ["[/red]", "\x1b[2J", "a\nb"])
+def test_inspect_prints_any_text_as_text(tmp_path, capsys, name):
+    path = tmp_path / "model.safetensors"
+    network = torch.nn.Module()
+    network.register_buffer(name, torch.ones(2, 2))
+    metadata = {
+        "model": "\x1b[2J\ud800",
+        "sparsity": {"asked": 10**400, "reached": 10**307},
+        "test": {"accuracy": 10**400, "correct": 1, "total": 2},
+        "macs_per_weight": {name: 10**4299},
+    }
+    save(network, path, metadata=metadata)
+    text = output(capsys, "inspect", path)
+    assert f" {repr(name)[1:-1]} " in f" {text}".replace("\n", " ")
+    assert "\x1b" not in text
+    assert "\\x1b[2J\\ud800" in text
+    assert json.loads(output(capsys, "inspect", path, "--json"))["layers"][0]["name"] == name
+
+
 def test_inspect_fits_80_columns_and_adds_up(model, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to rich

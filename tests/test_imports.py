@@ -14,7 +14,7 @@ SOURCE = Path(probmask.__file__).parent
 
 # Data flows one way: a module imports from its own part or from parts before it.
 PARTS = [
-    {"errors", "version", "launch", "checks", "names", "parsing", "files"},
+    {"errors", "version", "launch", "checks", "names", "parsing", "files", "printable"},
     {"core"},
     {"masking"},
     {"methods"},

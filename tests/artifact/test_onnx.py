@@ -220,3 +220,10 @@ def test_an_artifact_that_does_not_say_its_images_takes_the_networks_own(tmp_pat
     (images,) = onnx.load(tmp_path / "m.onnx").graph.input
     shape = tuple(side.dim_value for side in images.type.tensor_type.shape.dim)
     assert shape[1:] == (2, *MODELS["smallconv"].image_shape[1:])
+
+
+def test_a_shape_in_the_file_asks_for_no_gigabytes(tmp_path):
+    metadata = {"model": "smallconv", "model_args": {"width": 4}, "image_shape": [1, 10**5, 10**5]}
+    save(build_model("smallconv", {"width": 4}), tmp_path / "m", metadata=metadata)
+    with pytest.raises(InputError, match="more than 67,108,864 numbers for one example"):
+        export(tmp_path / "m", tmp_path / "x.onnx")

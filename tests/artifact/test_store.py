@@ -160,7 +160,7 @@ class WithExtraState(nn.Linear):
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        (WithExtraState(1, 1), "_extra_state is a dict without data"),
+        (WithExtraState(1, 1), "_extra_state is a dict, no tensor"),
         (nn.LazyLinear(2), "weight is a UninitializedParameter without data"),
         (nn.Linear(2, 2, device="meta"), "weight is a Parameter without data|is a Tensor without"),
         (nn.Linear(2, 2, dtype=torch.complex128), "weight is a torch.complex128 tensor"),
