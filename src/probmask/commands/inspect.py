@@ -23,6 +23,7 @@ def run(options: argparse.Namespace) -> None:
     info = read(artifact)
     if options.json:
         sizes = {"file_bytes": info.file_bytes, "dense_bytes": info.dense_bytes}
-        print_json({**sizes, "layers": layer_rows(info), "metadata": info.metadata})
+        rest = {"rounding": info.rounding, "metadata": info.metadata}
+        print_json({**sizes, "layers": layer_rows(info), **rest})
     else:
         print_layers(artifact, info)
