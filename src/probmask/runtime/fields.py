@@ -63,10 +63,13 @@ class Field(IntEnum):
     ENTRIES = 24  # entries of that table
     CURVE = 25
     STEP_Y = 26  # the stride of PHASES
-    STEP_X = 27
+    STEP_X = 27  # also that of pooling with windows of one size
     SCRATCH = 28  # place of a row of floats per thread
     SCRATCH_SIZE = 29
     TARGET_LANES = 30
+    SOURCE_WIDTH = 31  # of the image that is pooled
+    WINDOW = 32  # columns of each window; 0: they differ
+    BEFORE = 33  # columns of padding before the first
 
 
 COLUMNS = len(Field)

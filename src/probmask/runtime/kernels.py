@@ -40,7 +40,8 @@ VECTORS, TILES, SPLITS = _F["VECTORS"], _F["TILES"], _F["SPLITS"]
 TABLE, ENTRIES, CURVE = _F["TABLE"], _F["ENTRIES"], _F["CURVE"]
 STEP_Y, STEP_X = _F["STEP_Y"], _F["STEP_X"]
 SCRATCH, SCRATCH_SIZE = _F["SCRATCH"], _F["SCRATCH_SIZE"]
-TARGET_LANES = _F["TARGET_LANES"]
+TARGET_LANES, SOURCE_WIDTH = _F["TARGET_LANES"], _F["SOURCE_WIDTH"]
+WINDOW, BEFORE = _F["WINDOW"], _F["BEFORE"]
 
 
 @intrinsic
@@ -228,38 +229,77 @@ def _pool(op, arena, longs, consts, scratch, first, last, largest):
     column; the divisors of averages are constants, one per position.
     """
     lanes, height, width = op[LANES], op[HEIGHT], op[WIDTH_]
-    columns = op[SOURCE_STRIDE] * lanes
+    columns = op[SOURCE_WIDTH] * lanes
+    step = op[SOURCE_STRIDE] * lanes
     table = op[TABLE]
+    windows = longs[table + 2 * height : table + 2 * height + 2 * width]
+    outer = np.float32(-np.inf) if largest else np.float32(0.0)
+    for i in range(len(scratch)):
+        scratch[i] = outer
+    middle = scratch[op[BEFORE] : op[BEFORE] + columns]
     for c in range(first, last):
         source = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
         target = op[TARGET] + c * op[TARGET_PLANE] + op[TARGET_LEAD]
         for y in range(height):
             top, bottom = longs[table + 2 * y], longs[table + 2 * y + 1]
-            row = arena[source + top * columns : source + (top + 1) * columns]
+            row = arena[source + top * step : source + top * step + columns]
             for i in range(columns):
-                scratch[i] = row[i]
+                middle[i] = row[i]
             for k in range(top + 1, bottom):
-                row = arena[source + k * columns : source + (k + 1) * columns]
+                row = arena[source + k * step : source + k * step + columns]
                 if largest:
                     for i in range(columns):
-                        scratch[i] = max(scratch[i], row[i])
+                        middle[i] = row[i] if row[i] > middle[i] else middle[i]
                 else:
                     for i in range(columns):
-                        scratch[i] += row[i]
+                        middle[i] += row[i]
             out = target + y * op[TARGET_STRIDE] * lanes
-            for x in range(width):
-                place = table + 2 * height + 2 * x
-                left, right = longs[place], longs[place + 1]
+            result = arena[out : out + width * lanes]
+            if op[WINDOW] > 0:
+                _pool_regular(scratch, result, op[WINDOW], op[STEP_X], largest)
+            else:
+                _pool_lanes(middle, windows, result, lanes, largest)
+            if not largest:
+                divisors = consts[op[BIAS] + y * width : op[BIAS] + (y + 1) * width]
+                for x in range(width):
+                    for lane in range(lanes):
+                        result[x * lanes + lane] *= divisors[x]
+
+
+@njit(error_model="numpy", fastmath=_LOOSE)
+def _pool_regular(scratch, result, window, step, largest):
+    """Windows of one size at one distance, in a row with its padding."""
+    for x in range(len(result)):
+        result[x] = scratch[x * step]
+    for k in range(1, window):
+        shifted = scratch[k:]
+        if largest and step == 2:  # the constant lets LLVM vectorize
+            for x in range(len(result)):
+                result[x] = shifted[2 * x] if shifted[2 * x] > result[x] else result[x]
+        elif largest:
+            for x in range(len(result)):
+                result[x] = shifted[x * step] if shifted[x * step] > result[x] else result[x]
+        else:
+            for x in range(len(result)):
+                result[x] += shifted[x * step]
+
+
+@njit(error_model="numpy", fastmath=_LOOSE)
+def _pool_lanes(scratch, windows, result, lanes, largest):
+    """The columns of a row's windows, for all lanes at once."""
+    for x in range(len(windows) // 2):
+        here = result[x * lanes : (x + 1) * lanes]
+        first = scratch[windows[2 * x] * lanes : (windows[2 * x] + 1) * lanes]
+        for lane in range(lanes):
+            here[lane] = first[lane]
+        for k in range(windows[2 * x] + 1, windows[2 * x + 1]):
+            more = scratch[k * lanes : (k + 1) * lanes]
+            if largest:
                 for lane in range(lanes):
-                    value = scratch[left * lanes + lane]
-                    if largest:
-                        for k in range(left + 1, right):
-                            value = max(value, scratch[k * lanes + lane])
-                    else:
-                        for k in range(left + 1, right):
-                            value += scratch[k * lanes + lane]
-                        value *= consts[op[BIAS] + y * width + x]
-                    arena[out + x * lanes + lane] = value
+                    here[lane] = max(here[lane], more[lane])
+            else:
+                for lane in range(lanes):
+                    here[lane] += more[lane]
 
 
 @njit(error_model="numpy", fastmath=_LOOSE)

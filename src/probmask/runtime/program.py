@@ -430,7 +430,8 @@ class _Builder:
         assert node.form is not None
         source = self._read(node.inputs[0], lanes)
         target = self._new(node.name, lanes, node.form)
-        row = source.layout.stride * lanes
+        size, step, before = _regular(node) if lanes == 1 else (0, 1, 0)
+        row = max(source.layout.width * lanes, (len(node.columns) - 1) * step + size) + before
         windows = np.array([*node.rows, *node.columns], np.int64).reshape(-1)
         fields = self._from_to(source, target) | {
             Field.KIND: Kind.MAX_POOL if node.largest else Kind.AVERAGE_POOL,
@@ -438,6 +439,10 @@ class _Builder:
             Field.BIAS: self.pools.add("constants", node.divisors.reshape(-1)),
             Field.SCRATCH: self._room(row * self.threads),
             Field.SCRATCH_SIZE: row,
+            Field.SOURCE_WIDTH: source.layout.width,
+            Field.WINDOW: size,
+            Field.STEP_X: step,
+            Field.BEFORE: before,
         }
         self._emit(node.name, fields)
 
@@ -478,6 +483,23 @@ class _Shifted(_Slot):
     def place(self) -> int:  # type: ignore[override]
         """Known once the slot has its own."""
         return self.slot.place + self.shift
+
+
+def _regular(node: Pool) -> tuple[int, int, int]:
+    """Size and distance of the windows' columns, and their padding before; size 0: they differ."""
+    sizes = [end - start for start, end in node.columns]
+    size = max(sizes)
+    if len(sizes) == 1:
+        return (size, 1, 0) if node.columns[0][0] == 0 else (0, 1, 0)
+    # The first window may be cut by the padding, and so may the last ones.
+    step = node.columns[-1][1] - node.columns[-2][1] or node.columns[-1][0] - node.columns[-2][0]
+    before = size - node.columns[0][1]
+    width = node.input_forms[0].width
+    wanted = [
+        (max(0, o * step - before), min(width, o * step - before + size))
+        for o in range(len(sizes))
+    ]
+    return (size, step, before) if before >= 0 and wanted == list(node.columns) else (0, 1, 0)
 
 
 # Weights
