@@ -97,9 +97,7 @@ def _time_program(
     step: Step, inputs: list[Tensor], images: int, *, lanes: int, lone: int
 ) -> dict[str, float]:
     """Seconds of each node for all images; of those from ``lone`` on, if in groups."""
-    program = build(
-        step.nodes, step.inputs, step.outputs, threads=1, lanes=lanes, lone=lone
-    )
+    program = build(step.nodes, step.inputs, step.outputs, threads=1, lanes=lanes, lone=lone)
     if lanes > 1 and program.group == 1:
         return {}
     outputs = [torch.empty(images, outside.form.size) for outside in step.outputs]
@@ -125,7 +123,9 @@ def choose_sparse(network: Network, timings: dict[str, Timing]) -> set[str]:
         timing = timings.get(node.name)
         options = {False: timing.dense if timing is not None else 0.0}
         if timing is not None:
-            fastest = timing.sparse if timing.grouped is None else min(timing.sparse, timing.grouped)
+            fastest = (
+                timing.sparse if timing.grouped is None else min(timing.sparse, timing.grouped)
+            )
             options[True] = fastest
         following = {}
         for here, cost in options.items():

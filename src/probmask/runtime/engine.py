@@ -1,10 +1,10 @@
-"""The engine: a lowered network that takes arrays or tensors, and runs each part where it is fast."""
+"""The engine: takes arrays or tensors, and runs each part of the network where it is fast."""
 
 import copy
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from probmask.artifact import load
-from probmask.checks import check_count
+from probmask.checks import check_choice, check_count
 from probmask.errors import InputError
 from probmask.runtime import choose
 from probmask.runtime.choices import Choices, read_choices
@@ -34,24 +34,29 @@ def compile(  # noqa: A001
     example: Any,
     *,
     threads: int | None = None,
+    layers: Literal["measured", "sparse", "dense"] = "measured",
     choices: str | os.PathLike[str] | None = None,
 ) -> "Engine":
     """Compile a network for this machine; its weights are taken as they are now.
 
     ``model`` is a module, or the path of an artifact. ``example`` is an input (or a tuple of
     inputs) of the shape to be fast at; other batch sizes work as well. Layers on the sparse kernels
-    use ``threads`` threads (default: as many as PyTorch), those in PyTorch use PyTorch's. Which layer
-    runs where is measured, or read from the file ``choices``, which `Choices.save` wrote.
+    use ``threads`` threads (default: as many as PyTorch), those in PyTorch use PyTorch's. Which
+    layer runs where is measured, or read from the file ``choices``, which ``engine.choices.save`` wrote;
+    ``layers`` decides it for all of them instead: on the sparse kernels, or in PyTorch.
     """
     started = time.perf_counter()
     threads = torch.get_num_threads() if threads is None else threads
     check_count("runtime.compile", "threads", threads, least=1, meaning="threads to run on")
+    check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
     examples = _as_tensors(example)
     network = lower(export(_frozen(model), examples))
     engine = Engine(network, examples, Threads(threads))
     if choices is not None:
         engine._build(read_choices(choices, network))
-    else:
+    elif layers == "sparse":
+        engine._build(Choices(frozenset(choose.candidates(network)), {}))
+    elif layers == "measured":
         engine._choose()
     engine.compile_seconds = time.perf_counter() - started
     return engine
@@ -164,7 +169,9 @@ class Engine:
                 self._run(self._steps, values)
             except Doubt:
                 return False
-            ours, theirs, started = [], [], time.perf_counter()
+            ours: list[float] = []
+            theirs: list[float] = []
+            started = time.perf_counter()
             while len(ours) < 3 or time.perf_counter() - started < _COMPARING:
                 ours.append(choose.shortest(lambda: self._run(self._steps, values), budget=0))
                 theirs.append(choose.shortest(lambda: self._run(self._dense, values), budget=0))

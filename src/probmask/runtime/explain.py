@@ -10,7 +10,7 @@ from probmask.runtime.nodes import Convolution, Network, Node
 def describe(
     network: Network, choices: Choices, timings: dict[str, Timing]
 ) -> list[dict[str, Any]]:
-    """Of each node: what it is, where it runs and why, milliseconds on the kernels and in PyTorch."""
+    """Of each node: what it is, where it runs and why, and milliseconds here and there."""
     return [_describe(node, choices, timings.get(node.name)) for node in network.nodes]
 
 

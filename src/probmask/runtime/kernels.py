@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from probmask.runtime.fields import Curve, Field, Kind
@@ -362,7 +361,20 @@ def _convolve(op, arena, longs, offsets, values, consts, masks, low, high, doubt
 
 @njit(error_model="numpy")
 def _execute(
-    op, limits, arena, longs, offsets, values, consts, masks, outside, image, lane, thread, threads, doubt
+    op,
+    limits,
+    arena,
+    longs,
+    offsets,
+    values,
+    consts,
+    masks,
+    outside,
+    image,
+    lane,
+    thread,
+    threads,
+    doubt,
 ):
     kind, low, high = op[KIND], limits[0], limits[1]
     count = op[ENTRIES] if kind == _PHASES else op[ROWS]
@@ -371,7 +383,9 @@ def _execute(
         if threads > 1:
             first, last = longs[op[SPLITS] + thread], longs[op[SPLITS] + thread + 1]
         if kind == _CONVOLVE:
-            _convolve(op, arena, longs, offsets, values, consts, masks, low, high, doubt, first, last)
+            _convolve(
+                op, arena, longs, offsets, values, consts, masks, low, high, doubt, first, last
+            )
         else:
             _multiply(op, arena, longs, offsets, values, consts, low, high, doubt, first, last)
     elif kind == _PHASES:
@@ -414,8 +428,22 @@ def _make_driver(stamp: int) -> Any:
     # Numba caches by this file's time and by what the function closes over; hence the stamp.
     @njit(nogil=True, error_model="numpy", cache=True)
     def run(
-        table, limits, lone, arena, longs, offsets, values, consts, masks, outside, begin, end, group,
-        thread, threads, meetings,
+        table,
+        limits,
+        lone,
+        arena,
+        longs,
+        offsets,
+        values,
+        consts,
+        masks,
+        outside,
+        begin,
+        end,
+        group,
+        thread,
+        threads,
+        meetings,
     ):
         """Run the operations for the images from ``begin`` to ``end``; False: do not trust it.
 
@@ -434,8 +462,20 @@ def _make_driver(stamp: int) -> Any:
                 at = image + lane if lane < group else image
                 for i in range(first, last):
                     _execute(
-                        table[i], limits[i], arena, longs, offsets, values, consts, masks, outside,
-                        at, lane, thread, threads, doubt,
+                        table[i],
+                        limits[i],
+                        arena,
+                        longs,
+                        offsets,
+                        values,
+                        consts,
+                        masks,
+                        outside,
+                        at,
+                        lane,
+                        thread,
+                        threads,
+                        doubt,
                     )
                     if threads > 1:
                         met += 1

@@ -80,8 +80,10 @@ def taps(node: Convolution) -> list[Tap]:
 
 def _meets(shift: int, phase: int, stride: int, size: int, outputs: int) -> bool:
     first = (shift * stride) + phase
-    return first < size and first + (outputs - 1) * stride >= 0 and (
-        first >= 0 or any(0 <= first + o * stride < size for o in range(outputs))
+    return (
+        first < size
+        and first + (outputs - 1) * stride >= 0
+        and (first >= 0 or any(0 <= first + o * stride < size for o in range(outputs)))
     )
 
 
@@ -90,9 +92,7 @@ def phase_sizes(node: Convolution, phase: Pair) -> Pair:
     form = node.input_forms[0]
     height, width = (
         -(-(size - start) // step)
-        for size, start, step in zip(
-            (form.height, form.width), phase, node.stride, strict=True
-        )
+        for size, start, step in zip((form.height, form.width), phase, node.stride, strict=True)
     )
     return height, width
 

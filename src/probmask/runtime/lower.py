@@ -38,7 +38,7 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.Expor
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(model, wide, dynamic_shapes=dynamic)
-        except Exception:  # noqa: BLE001  whatever made it fail, the exact shapes are tried next
+        except Exception:
             try:
                 program = torch.export.export(model, examples)
             except Exception as error:
@@ -47,7 +47,8 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.Expor
                     f"runtime.compile({type(model).__name__}): torch.export cannot export it: "
                     f"{reason}"
                 ) from error
-        return program.run_decompositions({})
+        functional: torch.export.ExportedProgram = program.run_decompositions({})
+    return functional
 
 
 def _of_two(example: Tensor) -> Tensor:
@@ -356,9 +357,7 @@ def _normalized(to: _Lowering, node: fx.Node) -> _Built:
 
 def _batch_norm(_: _Lowering, node: fx.Node) -> _Built:
     """Nothing by itself, if only its first result is used: `_normalized` makes it."""
-    only_first = all(
-        user.target is operator.getitem and user.args[1] == 0 for user in node.users
-    )
+    only_first = all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
     known = all(isinstance(part, fx.Node) for part in node.args[3:5])
     return True if only_first and known and len(node.users) == 1 else None
 
@@ -510,7 +509,7 @@ def _mean(to: _Lowering, node: fx.Node) -> _Built:
     x = node.args[0]
     assert isinstance(x, fx.Node)
     rank = x.meta["val"].dim() - 2
-    dims = {d % (rank + 2) for d in node.args[1] or ()} if len(node.args) > 1 else set()  # type: ignore[operator,union-attr]
+    dims = {d % (rank + 2) for d in node.args[1] or ()} if len(node.args) > 1 else set()  # type: ignore[union-attr]
     if rank not in (1, 2) or dims != set(range(2, rank + 2)) or node.kwargs.get("dtype"):
         return None
     windows = [[(0, length)] for length in _lengths(x, rank)]
@@ -610,6 +609,9 @@ def _identity(to: _Lowering, node: fx.Node) -> _Built:
         return None
     if node.target is _aten.dropout.default and node.args[2]:
         return None
+    # A copy of what PyTorch computed may be there for its strides.
+    if node.target is not _aten.dropout.default and to.form_of(to.source(x)) is None:
+        return None
     to.aliases[node.name] = to.source(x)
     return True
 
@@ -632,11 +634,11 @@ def _pair(value: Any, rank: int) -> Pair:
     return (1, int(values[0])) if rank == 1 else (int(values[0]), int(values[1]))
 
 
-def _padding(
-    value: Any, kernel: tuple[int, ...], dilation: Pair, rank: int
-) -> tuple[Pair, Pair]:
+def _padding(value: Any, kernel: tuple[int, ...], dilation: Pair, rank: int) -> tuple[Pair, Pair]:
     if isinstance(value, str):
-        sizes = [d * (k - 1) if value == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
+        sizes = [
+            d * (k - 1) if value == "same" else 0 for k, d in zip(kernel, dilation, strict=True)
+        ]
         first, second = ((size // 2, size - size // 2) for size in sizes)
         return first, second
     values = list(value) if isinstance(value, Sequence) else [value]

@@ -201,4 +201,3 @@ class NativeStep:
             return runner.run_together(outside, begin, end, self.threads)
         finally:
             self.threads.together.release()
-

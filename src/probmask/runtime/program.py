@@ -18,6 +18,7 @@ from probmask.runtime.nodes import (
     Convolution,
     Form,
     Node,
+    Pair,
     Pool,
     Reshape,
 )
@@ -383,7 +384,7 @@ class _Builder:
         inputs = node.input_forms[0].channels
         read = _read_taps(node, found)
         phases = sorted({tap.phase for tap in found})
-        index = {}
+        index: dict[tuple[int, Pair], int] = {}
         for channel in range(inputs):
             for phase in phases:
                 if any(read[channel, k] for k, tap in enumerate(found) if tap.phase == phase):
@@ -467,7 +468,10 @@ class _Builder:
         fields = self._from_to(source, target)
         if isinstance(node, Combine):
             other = self._read(node.inputs[1], lanes)
-            fields |= {Field.KIND: Kind.SCALE if node.product else Kind.ADD, Field.OTHER: other.slot}
+            fields |= {
+                Field.KIND: Kind.SCALE if node.product else Kind.ADD,
+                Field.OTHER: other.slot,
+            }
         else:
             fields |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.after.curve}
         self._emit(node.name, fields, node.after)
@@ -496,8 +500,7 @@ def _regular(node: Pool) -> tuple[int, int, int]:
     before = size - node.columns[0][1]
     width = node.input_forms[0].width
     wanted = [
-        (max(0, o * step - before), min(width, o * step - before + size))
-        for o in range(len(sizes))
+        (max(0, o * step - before), min(width, o * step - before + size)) for o in range(len(sizes))
     ]
     return (size, step, before) if before >= 0 and wanted == list(node.columns) else (0, 1, 0)
 
@@ -537,7 +540,8 @@ def _read_taps(node: Convolution, found: Sequence[Tap]) -> npt.NDArray[np.bool_]
     outputs, per_group = node.weight.shape[:2]
     kept = _tap_weights(node, found) != 0
     grouped = kept.reshape(node.groups, outputs // node.groups, per_group, len(found))
-    return grouped.any(1).reshape(node.groups * per_group, len(found))
+    read: npt.NDArray[np.bool_] = grouped.any(1).reshape(node.groups * per_group, len(found))
+    return read
 
 
 def _tap_weights(node: Convolution, found: Sequence[Tap]) -> npt.NDArray[np.float32]:
@@ -564,5 +568,5 @@ def _splits(starts: Longs, threads: int) -> Longs:
     wanted = cost[-1] * np.arange(threads + 1) / threads
     splits = np.searchsorted(cost, wanted)
     splits[0], splits[-1] = 0, len(starts) - 1
-    return splits.astype(np.int64)
-
+    first_rows: Longs = splits.astype(np.int64)
+    return first_rows

@@ -94,7 +94,14 @@ def _tile_function(module: ir.Module, count: int) -> ir.Function:
         argument.name = label
     given = dict(zip((label for label, _ in _ARGUMENTS), function.args, strict=True))
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    _loop(builder, given["first"], given["last"], 1, (), lambda row, _: _row(builder, row, given, count))
+    _loop(
+        builder,
+        given["first"],
+        given["last"],
+        1,
+        (),
+        lambda row, _: _row(builder, row, given, count),
+    )
     builder.ret_void()
     return function
 
@@ -215,7 +222,7 @@ def _total(builder: ir.IRBuilder, terms: tuple[ir.Value, ...]) -> ir.Value:
 
 def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")  # type: ignore[no-untyped-call]
     return builder.call(function, [a, b, c])
 
 
