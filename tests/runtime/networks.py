@@ -1,4 +1,4 @@
-"""Networks whose layers have what kernels get wrong: odd sizes, empty rows, all kinds of strides."""
+"""Networks whose layers have what kernels get wrong: odd sizes, strides, dilation, groups."""
 
 import torch
 from torch import nn

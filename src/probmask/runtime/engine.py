@@ -18,7 +18,7 @@ from probmask.runtime import choose
 from probmask.runtime.choices import Choices, read_choices
 from probmask.runtime.explain import describe, print_table
 from probmask.runtime.lower import export, lower
-from probmask.runtime.native import Doubt, NativeStep, Threads
+from probmask.runtime.native import DoubtError, NativeStep, Threads
 from probmask.runtime.nodes import Network
 from probmask.runtime.program import build
 from probmask.runtime.schedule import Step, schedule
@@ -42,8 +42,9 @@ def compile(  # noqa: A001
     ``model`` is a module, or the path of an artifact. ``example`` is an input (or a tuple of
     inputs) of the shape to be fast at; other batch sizes work as well. Layers on the sparse kernels
     use ``threads`` threads (default: as many as PyTorch), those in PyTorch use PyTorch's. Which
-    layer runs where is measured, or read from the file ``choices``, which ``engine.choices.save`` wrote;
-    ``layers`` decides it for all of them instead: on the sparse kernels, or in PyTorch.
+    layer runs where is measured, or read from the file ``choices``, which
+    ``engine.choices.save`` wrote; ``layers`` decides it for all of them instead: on the sparse
+    kernels, or in PyTorch.
     """
     started = time.perf_counter()
     threads = torch.get_num_threads() if threads is None else threads
@@ -101,7 +102,7 @@ class Engine:
         with torch.no_grad():
             try:
                 results = self._run(self._steps, values)
-            except Doubt:  # where something is not finite, PyTorch says what comes out
+            except DoubtError:  # where something is not finite, PyTorch says what comes out
                 results = self._run(self._dense, values)
         packed = self.network.pack_outputs(results)
         return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
@@ -167,7 +168,7 @@ class Engine:
         with torch.no_grad():
             try:
                 self._run(self._steps, values)
-            except Doubt:
+            except DoubtError:
                 return False
             ours: list[float] = []
             theirs: list[float] = []

@@ -379,7 +379,7 @@ def _execute(
     kind, low, high = op[KIND], limits[0], limits[1]
     count = op[ENTRIES] if kind == _PHASES else op[ROWS]
     first, last = count * thread // threads, count * (thread + 1) // threads
-    if kind == _CONVOLVE or kind == _MULTIPLY:
+    if kind in (_CONVOLVE, _MULTIPLY):
         if threads > 1:
             first, last = longs[op[SPLITS] + thread], longs[op[SPLITS] + thread + 1]
         if kind == _CONVOLVE:
@@ -390,7 +390,7 @@ def _execute(
             _multiply(op, arena, longs, offsets, values, consts, low, high, doubt, first, last)
     elif kind == _PHASES:
         _phases(op, arena, longs, first, last)
-    elif kind == _MAX_POOL or kind == _AVERAGE_POOL:
+    elif kind in (_MAX_POOL, _AVERAGE_POOL):
         place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
         scratch = arena[place : place + op[SCRATCH_SIZE]]
         _pool(op, arena, longs, consts, scratch, first, last, kind == _MAX_POOL)
@@ -417,7 +417,7 @@ def _execute(
 
 
 def _stamp() -> int:
-    """A number that changes with the source of the compiled code, all of which is cached with it."""
+    """A number that changes with the source of the compiled code, which is cached with it."""
     here = Path(__file__).parent
     names = ("fields.py", "kernels.py", "tiles.py", "waiting.py")
     text = b"".join((here / name).read_bytes() for name in names)

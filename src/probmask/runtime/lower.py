@@ -59,7 +59,7 @@ def _of_two(example: Tensor) -> Tensor:
 
 
 def lower(program: torch.export.ExportedProgram) -> Network:
-    """Turn the exported program into nodes: BatchNorm folded, what follows a layer fused into it."""
+    """Turn the exported program into nodes: BatchNorm folded, what follows a layer fused."""
     return _Lowering(program).network()
 
 
@@ -383,14 +383,15 @@ def _gelu(to: _Lowering, node: fx.Node) -> _Built:
 def _activated(to: _Lowering, node: fx.Node, after: Clamp) -> _Built:
     source = to.source(node.args[0])
     layer = to.nodes.get(source)
-    if isinstance(layer, Convolution | Combine) and to.used_once(source) and layer.after.is_nothing:
-        if isinstance(layer, Convolution) or after.curve is Curve.NONE:
-            layer.after = after
-            layer.call = (
-                EagerConvolution(layer) if isinstance(layer, Convolution) else _combined(layer)
-            )
-            to.rename(layer, node.name)
-            return True
+    if (
+        isinstance(layer, Convolution | Combine)
+        and to.used_once(source)
+        and layer.after.is_nothing
+        and (isinstance(layer, Convolution) or after.curve is Curve.NONE)
+    ):
+        layer.after = after  # its call looks there
+        to.rename(layer, node.name)
+        return True
     form = to.form_of(source)
     if form is None:
         return None

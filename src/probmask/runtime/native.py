@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from probmask.runtime.schedule import Step
 _LINE = 64  # bytes
 
 
-class Doubt(Exception):
+class DoubtError(Exception):
     """Something is not finite: skipping zeros is then not what PyTorch does."""
 
 
@@ -168,7 +169,7 @@ class NativeStep:
         outputs = [torch.empty(*lead, *outside.tail) for outside in self.step.outputs]
         addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
         if not self._compute(np.array(addresses, np.int64), images):
-            raise Doubt
+            raise DoubtError
         for outside, tensor in zip(self.step.outputs, outputs, strict=True):
             values[outside.name] = tensor
 
@@ -192,7 +193,7 @@ class NativeStep:
             bounds = [begin + groups * k // count * group for k in range(count + 1)]
             work = [
                 lambda first=first, last=last: runner.run(outside, first, last)
-                for first, last in zip(bounds, bounds[1:], strict=False)
+                for first, last in pairwise(bounds)
             ]
             return all(self.threads.map(work))
         if not self.threads.together.acquire(blocking=False):

@@ -13,7 +13,7 @@ from probmask.masking.sites import find_sites
 def mask_at_random_(
     model: nn.Module, sparsity: float, input_shape: Sequence[int], *, seed: int = 0
 ) -> tuple[int, int]:
-    """Remove exactly the sparsity of all weights, each as likely; return weights kept, and of how many.
+    """Remove exactly the sparsity of all weights, each as likely; return how many stay of how many.
 
     Statistics of BatchNorm are then those of noise as input, so that activations neither vanish nor
     explode: numbers too small for their format would make every engine look slow.

@@ -1,4 +1,4 @@
-"""How fast a network runs: the engine against PyTorch, in turn, so that both see the same machine."""
+"""How fast a network runs: the engine and PyTorch in turn, so that both see the same machine."""
 
 import statistics
 import time
