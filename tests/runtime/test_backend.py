@@ -1,3 +1,7 @@
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -29,3 +33,12 @@ def test_gradients_come_from_pytorch():
     compiled = torch.compile(model, backend=backend)
     compiled(torch.randn(3, 4)).sum().backward()
     assert model[0].weight.grad is not None
+
+
+def test_torch_compile_finds_it_by_name():
+    """The entry point is what an installed package tells TorchDynamo."""
+    path = Path(__file__).parents[2] / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    entry = project["entry-points"]["torch_dynamo_backends"]["probmask"]
+    module, _, name = entry.partition(":")
+    assert getattr(import_module(module), name) is backend

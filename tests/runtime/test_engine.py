@@ -155,3 +155,18 @@ def test_what_cannot_be_compiled_is_refused(tmp_path):
         probmask.runtime.compile(nn.Linear(3, 3), x, threads=0)
     with pytest.raises(InputError, match="the example is a tensor"):
         probmask.runtime.compile(nn.Linear(3, 3), "x")
+
+
+def test_a_network_for_one_batch_size_only_says_so():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x).reshape(3, 2, 2)
+
+    engine = probmask.runtime.compile(Fixed(), torch.zeros(3, 4), layers="sparse")
+    assert engine(torch.ones(3, 4)).shape == (3, 2, 2)
+    with pytest.raises(InputError, match="takes x of 3×4 float32"):
+        engine(torch.ones(2, 4))

@@ -78,7 +78,14 @@ def _as_tensors(example: Any) -> tuple[Tensor, ...]:
     given = example if isinstance(example, tuple) else (example,)
     if not given or not all(isinstance(item, Tensor | np.ndarray) for item in given):
         raise InputError("runtime.compile: the example is a tensor, an array, or a tuple of them.")
-    return tuple(torch.as_tensor(item).detach().cpu() for item in given)
+    return tuple(as_tensor(item).cpu() for item in given)
+
+
+def as_tensor(item: Any) -> Tensor:
+    """A tensor of what is given; an array that PyTorch cannot share is copied."""
+    if isinstance(item, np.ndarray):
+        item = np.require(item, requirements=("C", "W"))
+    return torch.as_tensor(item).detach()
 
 
 class Engine:
@@ -107,6 +114,14 @@ class Engine:
         packed = self.network.pack_outputs(results)
         return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
 
+    def tuned_for(self, example: Any) -> "Engine":
+        """The same network, with its layers' places measured for another batch size."""
+        started = time.perf_counter()
+        other = Engine(self.network, _as_tensors(example), self._threads)
+        other._choose()
+        other.compile_seconds = time.perf_counter() - started
+        return other
+
     def explain(self) -> None:
         """Print which node runs where and why, with the time that each takes."""
         print_table(self.describe(), self.compile_seconds, self.threads)
@@ -124,7 +139,7 @@ class Engine:
         values = {}
         wanted = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
         for item, (name, shape, dtype) in zip(inputs, wanted, strict=True):
-            tensor = torch.as_tensor(item).detach()
+            tensor = as_tensor(item)
             fits = len(shape) == tensor.dim() and all(
                 size in (None, given) for size, given in zip(shape, tensor.shape, strict=True)
             )

@@ -38,6 +38,8 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.Expor
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(model, wide, dynamic_shapes=dynamic)
+            if not _any_batch(program):
+                program = torch.export.export(model, examples)
         except Exception:
             try:
                 program = torch.export.export(model, examples)
@@ -49,6 +51,14 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.Expor
                 ) from error
         functional: torch.export.ExportedProgram = program.run_decompositions({})
     return functional
+
+
+def _any_batch(program: torch.export.ExportedProgram) -> bool:
+    """Whether the size of some first dimension was left open."""
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    return any(
+        isinstance(v, Tensor) and v.dim() and not isinstance(v.shape[0], int) for v in values
+    )
 
 
 def _of_two(example: Tensor) -> Tensor:
