@@ -3,7 +3,8 @@
 Random masks of the given sparsities (exact over the whole network, each weight as likely),
 BatchNorm estimated on noise. The rivals compute all weights: PyTorch eager, `torch.compile`, ONNX
 Runtime and OpenVINO (the last two from the ONNX file that `probmask export` writes), all in one
-process and in turn. Printed are medians, and how many times faster ours is than the fastest rival.
+process and in turn. Printed are medians, and how many times faster ours is than the fastest rival;
+then the same for the fastest call of each, which others on the machine disturbed least.
 
     python benchmarks/inference.py --networks resnet32 vgg19 --batches 1 64 --out speed.json
 
@@ -109,10 +110,10 @@ def rivals(
         yield "openvino", lambda: request.infer([x.numpy()])
 
 
-def medians(
+def timed(
     functions: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Milliseconds of each; the functions take turns until each has run long enough."""
+) -> dict[str, list[float]]:
+    """Milliseconds of each call; the functions take turns until each has run long enough."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -122,7 +123,16 @@ def medians(
                 started = clock()
                 function()
                 times[name].append(clock() - started)
-    return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
+    return {name: [1e3 * value for value in taken] for name, taken in times.items()}
+
+
+def summary(times: dict[str, list[float]], of: Callable[[list[float]], float]) -> dict[str, Any]:
+    """Milliseconds of the rivals and ours, and how many times faster ours is."""
+    found = {name: of(taken) for name, taken in times.items()}
+    dense = {key: value for key, value in found.items() if key in RIVALS}
+    sparse = {key: value for key, value in found.items() if key not in RIVALS}
+    faster = {key: min(dense.values()) / value for key, value in sparse.items()}
+    return {"dense_ms": dense, "sparse_ms": sparse, "times_faster": faster}
 
 
 def deepsparse(python: str, onnx: Path, x: Tensor, threads: int, seconds: float) -> float:
@@ -173,19 +183,16 @@ def measure(
         functions = dict(rivals(densest, onnx, x, options.threads, options.engines))
         for sparsity, engine in ours.items():
             functions[f"{sparsity}"] = lambda engine=engine: engine(x)
-        found = medians(functions, options.seconds, clock)
+        times = timed(functions, options.seconds, clock)
         if options.against == "deepsparse":
             for sparsity, model in models.items():
                 file = onnx_file(model, name, Path(directory))
                 theirs[f"{sparsity}"] = deepsparse(
                     options.python, file, x, options.threads, options.seconds
                 )
-    row["dense_ms"] = {key: value for key, value in found.items() if key in RIVALS}
-    row["sparse_ms"] = {key: value for key, value in found.items() if key not in RIVALS}
+    row |= summary(times, statistics.median) | {"fastest": summary(times, min)}
     if theirs:
         row["deepsparse_ms"] = theirs
-    best = min(row["dense_ms"].values())
-    row["times_faster"] = {key: best / value for key, value in row["sparse_ms"].items()}
     return row
 
 
@@ -258,8 +265,10 @@ def main() -> None:
             if options.out:
                 options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2))
             show(rows[-1:])
-    print(f"\n{machine}\n")
+    print(f"\n{machine}\n\nmedians:\n")
     show(rows)
+    print("\nthe fastest call of each:\n")
+    show([{**row, **row["fastest"]} for row in rows])
     if options.plot:
         plot(rows, options.plot)
 

@@ -25,7 +25,7 @@ def mask_at_random_(
     order = [torch.rand(site.shape, generator=generator, dtype=torch.float64) for site in sites]
     with torch.no_grad():
         for site, mask in zip(sites, select_top(order, keep), strict=True):
-            site.weight.mul_(mask)
+            site.weight.masked_fill_(~mask.bool(), 0.0)  # a product could be -0
     noise = torch.randn(8, *input_shape, generator=generator)
     reestimate_batchnorm(model, [noise])
     model.eval()
