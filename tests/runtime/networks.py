@@ -11,7 +11,7 @@ def masked(model, sparsity, seed=0):
         for module in model.modules():
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear):
                 keep = torch.rand(module.weight.shape, generator=generator) >= sparsity
-                module.weight.mul_(keep)
+                module.weight.masked_fill_(~keep, 0)
             elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 for tensor, low, high in (
                     (module.weight, 0.5, 1.5),
