@@ -21,6 +21,7 @@ PARTS = [
     {"models"},
     {"data"},
     {"artifact"},
+    {"runtime"},
     {"training"},
     {"analysis"},
     {"sweeps"},
@@ -29,6 +30,7 @@ PARTS = [
 ]
 
 HEAVY = {
+    "llvmlite",
     "numba",
     "lightning",
     "lightning_fabric",

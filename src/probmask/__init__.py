@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probmask.version import __version__
 
 if TYPE_CHECKING:
-    from probmask import data, methods, models
+    from probmask import data, methods, models, runtime
     from probmask.artifact import load, load_into, read, save
     from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
     from probmask.masking.freezing import FrozenMasks, freeze_masks
@@ -44,7 +44,7 @@ _HOMES = {
     "train": "probmask.training.session",
 }
 # Packages whose content is reached through them: probmask.models.resnet32().
-_PACKAGES = ("data", "methods", "models")
+_PACKAGES = ("data", "methods", "models", "runtime")
 
 __all__ = [
     "ArtifactError",
@@ -69,6 +69,7 @@ __all__ = [
     "methods",
     "models",
     "read",
+    "runtime",
     "save",
     "train",
 ]

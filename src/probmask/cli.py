@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from probmask.commands import (
+    bench,
     compare,
     evaluate,
     export,
     inspect,
     listing,
+    plan,
     report,
     reproduce,
     sweep,
@@ -31,10 +33,12 @@ from probmask.version import __version__
 
 # In the order of the help.
 _COMMANDS = (
+    plan,
     train,
     watch,
     evaluate,
     inspect,
+    bench,
     export,
     listing,
     sweep,
@@ -49,6 +53,7 @@ _EXTRAS = {
     ),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
     "ray": "ray",
+    **dict.fromkeys(("llvmlite", "numba"), "runtime"),
 }
 # Warnings that are meant for people; others are for those who write programs.
 _SHOWN = (AbsentClassWarning, LayerCollapseWarning, UnreadableImageWarning)

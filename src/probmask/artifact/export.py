@@ -124,7 +124,7 @@ def _onnx(
     artifact: Path, model: str | None, input_shape: Sequence[int] | None
 ) -> tuple[bytes, Agreement | None]:
     info = read(artifact)
-    shape = _input_shape(artifact, info, model, input_shape)
+    shape = input_shape_of(artifact, info, model, input_shape)
     network = load(artifact, model=model)
     data = to_onnx(network, shape, metadata=info.metadata)
     if find_spec("onnxruntime") is None:
@@ -140,7 +140,7 @@ def _onnx(
     return data, agreement
 
 
-def _input_shape(
+def input_shape_of(
     artifact: Path, info: ArtifactInfo, model: str | None, given: Sequence[int] | None
 ) -> tuple[int, ...]:
     """The shape of one example: as given, as recorded, or as the network is usually used."""

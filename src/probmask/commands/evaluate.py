@@ -3,13 +3,16 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probmask.checks import is_number
 from probmask.commands.artifact_argument import add_artifact, artifact_of
 from probmask.commands.data_place import add_data_place, fetch
 from probmask.commands.output import print_json
 from probmask.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Settings of data sets that test images do not depend on.
 _TRAINING_ONLY = ("flip", "padding", "train_images")
@@ -31,6 +34,12 @@ def add(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="a setting of the data, as in --set data_args.test_images=100 (default: as in "
         "training)",
+    )
+    evaluate.add_argument(
+        "--engine",
+        choices=("pytorch", "sparse"),
+        default="pytorch",
+        help="what computes the answers (sparse: probmask's kernels, on the CPU)",
     )
     evaluate.set_defaults(command=run)
 
@@ -56,10 +65,13 @@ def run(options: argparse.Namespace) -> None:
     place = options.data_dir or (recorded_place(artifact) if data == trained_on else None)
     if options.download:
         fetch(data, place, options)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sparse = options.engine == "sparse"
+    device = torch.device("cuda" if torch.cuda.is_available() and not sparse else "cpu")
     source = load_data(data, place, settings)
     network = load(artifact, model=options.model).to(device)
     check_fits(network, source, device=device, trained_on=metadata.get("class_names"))
+    if sparse:
+        network = _compiled(network, source.image_shape)
     score = evaluate_model(network, source.to(device, workers=default_workers()), device=device)
     result = {"data": data, **score.as_table()}
     comparable = data == trained_on and _testing(settings) == _testing(in_training)
@@ -72,6 +84,15 @@ def run(options: argparse.Namespace) -> None:
     conditions = _settings_shown(data, settings, in_training)
     if conditions:
         print(conditions)
+
+
+def _compiled(network: "nn.Module", image_shape: Sequence[int]) -> "nn.Module":
+    """The network on the sparse kernels, fast at batches as `evaluate_model` makes them."""
+    from probmask.runtime.engine import compile as compile_engine
+    from probmask.runtime.module import EngineModule
+    from probmask.runtime.timing import random_inputs
+
+    return EngineModule(compile_engine(network, random_inputs(image_shape, 16)))
 
 
 def _assignments(given: Sequence[str]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
         options.out,
         format=options.format,
         model=options.model,
-        input_shape=_shape(options.input_shape),
+        input_shape=parse_shape(options.input_shape),
         overwrite=options.force,
     )
     if options.json:
@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> None:
         print("not compared with PyTorch: onnxruntime is not installed")
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """The sizes of one input, from a flag."""
     if text is None:
         return None
     try:

@@ -1,0 +1,60 @@
+"""Batch sizes, threads, and the table of speeds that `bench` and `plan` print."""
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from probmask.errors import InputError
+
+if TYPE_CHECKING:
+    from probmask.runtime.timing import Speed
+
+
+def add_conditions(command: argparse.ArgumentParser) -> None:
+    """Take batch sizes and threads."""
+    command.add_argument(
+        "--batch", type=int, action="append", metavar="B", help="images at once (default: 1 and 64)"
+    )
+    command.add_argument(
+        "--threads", type=int, metavar="N", help="default: as many as PyTorch uses"
+    )
+
+
+def conditions(options: argparse.Namespace) -> tuple[list[int], int]:
+    """The batch sizes and the number of threads; PyTorch is told to use as many."""
+    import torch
+
+    batches = options.batch or [1, 64]
+    for batch in batches:
+        if batch < 1:
+            raise InputError(f"--batch {batch}: at least one image.")
+    threads = torch.get_num_threads() if options.threads is None else options.threads
+    if threads < 1:
+        raise InputError(f"--threads {threads}: at least one thread.")
+    torch.set_num_threads(threads)
+    return batches, threads
+
+
+def print_speeds(speeds: Sequence["Speed"]) -> None:
+    """Print PyTorch's time and the engine's, per batch size."""
+    from probmask.analysis.tables import print_rows
+
+    headings = ("batch", "PyTorch ms", "sparse ms", "times faster", "images/s", "sparse layers")
+    rows = [
+        (
+            f"{speed.batch}",
+            f"{speed.pytorch_ms:.2f}",
+            f"{speed.engine_ms:.2f}",
+            f"{speed.ratio:.1f}",
+            f"{speed.images_per_second:,.0f}",
+            f"{speed.layers_on_kernels} of {speed.layers}",
+        )
+        for speed in speeds
+    ]
+    print_rows(headings, rows)
+    seconds = sum(speed.compile_seconds for speed in speeds)
+    threads = speeds[0].threads
+    print(
+        f"medians, {threads} thread{'s' * (threads > 1)}; compiled in {seconds:.1f} s "
+        "(kernels are kept on disk, measuring is not)"
+    )

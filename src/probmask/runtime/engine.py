@@ -1,0 +1,224 @@
+"""The engine: takes arrays or tensors, and runs each part of the network where it is fast."""
+
+import copy
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from probmask.artifact import load
+from probmask.checks import check_choice, check_count
+from probmask.errors import InputError
+from probmask.runtime import choose
+from probmask.runtime.choices import Choices, read_choices
+from probmask.runtime.explain import describe, print_table
+from probmask.runtime.lower import export, lower
+from probmask.runtime.native import DoubtError, NativeStep, Threads
+from probmask.runtime.nodes import Network
+from probmask.runtime.program import build
+from probmask.runtime.schedule import Step, schedule
+
+# PyTorch has to be faster by more than this for a measured mixture to be given up.
+_NOISE = 1.02
+# Seconds of comparing the mixture with PyTorch alone.
+_COMPARING = 0.2
+
+
+def compile(  # noqa: A001
+    model: nn.Module | str | os.PathLike[str],
+    example: Any,
+    *,
+    threads: int | None = None,
+    layers: Literal["measured", "sparse", "dense"] = "measured",
+    choices: str | os.PathLike[str] | None = None,
+) -> "Engine":
+    """Compile a network for this machine; its weights are taken as they are now.
+
+    ``model`` is a module, or the path of an artifact. ``example`` is an input (or a tuple of
+    inputs) of the shape to be fast at; other batch sizes work as well. Layers on the sparse kernels
+    use ``threads`` threads (default: as many as PyTorch), those in PyTorch use PyTorch's. Which
+    layer runs where is measured, or read from the file ``choices``, which
+    ``engine.choices.save`` wrote; ``layers`` decides it for all of them instead: on the sparse
+    kernels, or in PyTorch.
+    """
+    started = time.perf_counter()
+    threads = torch.get_num_threads() if threads is None else threads
+    check_count("runtime.compile", "threads", threads, least=1, meaning="threads to run on")
+    check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
+    examples = _as_tensors(example)
+    network = lower(export(_frozen(model), examples))
+    engine = Engine(network, examples, Threads(threads))
+    if choices is not None:
+        engine._build(read_choices(choices, network))
+    elif layers == "sparse":
+        engine._build(Choices(frozenset(choose.candidates(network)), {}))
+    elif layers == "measured":
+        engine._choose()
+    engine.compile_seconds = time.perf_counter() - started
+    return engine
+
+
+def _frozen(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"runtime.compile({type(model).__name__}): takes a torch.nn.Module or the path of an "
+            "artifact."
+        )
+    return copy.deepcopy(model).cpu().eval().requires_grad_(False)
+
+
+def _as_tensors(example: Any) -> tuple[Tensor, ...]:
+    given = example if isinstance(example, tuple) else (example,)
+    if not given or not all(isinstance(item, Tensor | np.ndarray) for item in given):
+        raise InputError("runtime.compile: the example is a tensor, an array, or a tuple of them.")
+    return tuple(as_tensor(item).cpu() for item in given)
+
+
+def as_tensor(item: Any) -> Tensor:
+    """A tensor of what is given; an array that PyTorch cannot share is copied."""
+    if isinstance(item, np.ndarray):
+        item = np.require(item, requirements=("C", "W"))
+    return torch.as_tensor(item).detach()
+
+
+class Engine:
+    """A compiled network. Calls may come from several threads at once."""
+
+    compile_seconds: float = 0.0
+
+    def __init__(self, network: Network, examples: tuple[Tensor, ...], threads: Threads) -> None:
+        self.network = network
+        self.threads = threads.count
+        self.choices = Choices(frozenset(), {})
+        self._examples, self._threads = examples, threads
+        self._timings: dict[str, choose.Timing] | None = None
+        self._dense: list[Any] = [_run_in_pytorch(s) for s in schedule(network, set())]
+        self._steps = self._dense
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the network: tensors give tensors, NumPy arrays give NumPy arrays."""
+        arrays = any(isinstance(item, np.ndarray) for item in inputs)
+        values = self._check(inputs)
+        with torch.no_grad():
+            try:
+                results = self._run(self._steps, values)
+            except DoubtError:  # where something is not finite, PyTorch says what comes out
+                results = self._run(self._dense, values)
+        packed = self.network.pack_outputs(results)
+        return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
+
+    def tuned_for(self, example: Any) -> "Engine":
+        """The same network, with its layers' places measured for another batch size."""
+        started = time.perf_counter()
+        other = Engine(self.network, _as_tensors(example), self._threads)
+        other._choose()
+        other.compile_seconds = time.perf_counter() - started
+        return other
+
+    def explain(self) -> None:
+        """Print which node runs where and why, with the time that each takes."""
+        print_table(self.describe(), self.compile_seconds, self.threads)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Of each node: where it runs and why, and its time for the example, in milliseconds."""
+        if self._timings is None:
+            self._timings = self._measure()
+        return describe(self.network, self.choices, self._timings)
+
+    def _check(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        network = self.network
+        if len(inputs) != len(network.inputs):
+            raise InputError(f"the network takes {len(network.inputs)} inputs, not {len(inputs)}.")
+        values = {}
+        wanted = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
+        for item, (name, shape, dtype) in zip(inputs, wanted, strict=True):
+            tensor = as_tensor(item)
+            fits = len(shape) == tensor.dim() and all(
+                size in (None, given) for size, given in zip(shape, tensor.shape, strict=True)
+            )
+            if not fits or tensor.dtype != dtype or tensor.device.type != "cpu":
+                expected = "×".join("N" if size is None else str(size) for size in shape)
+                found = "×".join(str(size) for size in tensor.shape)
+                raise InputError(
+                    f"the network takes {name} of {expected} {str(dtype)[6:]} on the CPU, not "
+                    f"{found} {str(tensor.dtype)[6:]} on {tensor.device.type}."
+                )
+            values[name] = tensor
+        return values
+
+    def _run(self, steps: list[Any], given: dict[str, Any]) -> list[Any]:
+        values = dict(given)
+        for step in steps:
+            step(values)
+        return [values[name] for name in self.network.outputs]
+
+    def _measure(self) -> dict[str, choose.Timing]:
+        with torch.no_grad():
+            return choose.measure(self.network, self._examples)
+
+    def _choose(self) -> None:
+        """Measure, build the best mixture, and keep it unless PyTorch alone is faster."""
+        if not choose.candidates(self.network):
+            return
+        self._timings = self._measure()
+        sparse = choose.choose_sparse(self.network, self._timings)
+        lone = {
+            step.nodes[0].name: choose.choose_lone(step, self._timings)
+            for step in schedule(self.network, sparse)
+            if step.sparse
+        }
+        self._build(Choices(frozenset(sparse), lone))
+        if self._slower_than_pytorch():
+            self._build(Choices(frozenset(), {}))
+
+    def _slower_than_pytorch(self) -> bool:
+        values = dict(zip(self.network.inputs, self._examples, strict=True))
+        with torch.no_grad():
+            try:
+                self._run(self._steps, values)
+            except DoubtError:
+                return False
+            ours: list[float] = []
+            theirs: list[float] = []
+            started = time.perf_counter()
+            while len(ours) < 3 or time.perf_counter() - started < _COMPARING:
+                ours.append(choose.shortest(lambda: self._run(self._steps, values), budget=0))
+                theirs.append(choose.shortest(lambda: self._run(self._dense, values), budget=0))
+        return min(ours) > _NOISE * min(theirs)
+
+    def _build(self, choices: Choices) -> None:
+        self.choices = choices
+        steps = schedule(self.network, set(choices.sparse))
+        self._steps = [
+            self._native(step) if step.sparse else _run_in_pytorch(step) for step in steps
+        ]
+
+    def _native(self, step: Step) -> NativeStep:
+        lone = self.choices.lone.get(step.nodes[0].name, len(step.nodes))
+        single = build(step.nodes, step.inputs, step.outputs, threads=self.threads)
+        grouped = None
+        if lone < len(step.nodes):
+            grouped = build(
+                step.nodes,
+                step.inputs,
+                step.outputs,
+                threads=self.threads,
+                lanes=choose.LANES,
+                lone=lone,
+            )
+        return NativeStep(step, single, grouped, self._threads)
+
+
+def _run_in_pytorch(step: Step) -> Any:
+    def run(values: dict[str, Any]) -> None:
+        for node in step.nodes:
+            values[node.name] = node.call(*(values[name] for name in node.inputs))
+
+    return run

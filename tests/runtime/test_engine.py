@@ -1,0 +1,172 @@
+import json
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import probmask
+from probmask import InputError, models
+from probmask.runtime.choose import Timing, choose_lone, choose_sparse
+from probmask.runtime.schedule import schedule
+from runtime.networks import masked
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return masked(models.resnet14(width=8), 0.9)
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=1)
+
+
+def test_weights_are_taken_as_they_are(model):
+    changing = models.smallconv(width=8).train()
+    x = torch.randn(2, 1, 8, 8)
+    engine = probmask.runtime.compile(changing, x, layers="sparse")
+    assert changing.training
+    before = engine(x)
+    with torch.no_grad():
+        for parameter in changing.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(engine(x), before, rtol=0, atol=0)
+
+
+def test_calls_from_several_threads_do_not_disturb_each_other(model):
+    engine = probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=2, layers="sparse")
+    inputs = [torch.randn(batch, 3, 32, 32) for batch in (1, 3, 5, 16, 1, 7)]
+    expected = [engine(x) for x in inputs]
+    wrong = []
+
+    def work(k):
+        same = [torch.equal(engine(inputs[k]), expected[k]) for _ in range(10)]
+        wrong.extend([k] if not all(same) else [])
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_what_pytorch_runs_stands_between_what_the_kernels_run():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            y = self.a(x).relu()
+            return self.b(torch.cumsum(y, 2) * 0.1) + y, y.sum()
+
+    model = masked(Mixed(), 0.5)
+    x = torch.randn(3, 3, 9, 9)
+    engine = probmask.runtime.compile(model, x, layers="sparse")
+    kinds = [step.sparse for step in schedule(engine.network, set(engine.choices.sparse))]
+    assert kinds == [True, False, True] or kinds == [True, False, True, False]
+    with torch.no_grad():
+        torch.testing.assert_close(engine(x), model(x))
+
+
+def test_explain_says_where_and_why(engine, capsys):
+    rows = engine.describe()
+    assert [row["node"] for row in rows] == [node.name for node in engine.network.nodes]
+    assert {row["runs"] for row in rows} <= {"kernels", "PyTorch"}
+    assert all(row["why"] for row in rows)
+    engine.explain()
+    printed = capsys.readouterr().out
+    assert "stages.0.0.body.0 (conv2d.default)" in printed
+    assert "compiled in" in printed
+
+
+def test_choices_are_saved_and_used_again(engine, model, tmp_path):
+    path = tmp_path / "choices.json"
+    engine.choices.save(path)
+    with pytest.raises(InputError, match="exists"):
+        engine.choices.save(path)
+    x = torch.randn(2, 3, 32, 32)
+    again = probmask.runtime.compile(model, x, threads=1, choices=path)
+    assert again.choices == engine.choices
+    torch.testing.assert_close(again(x), engine(x), rtol=0, atol=0)
+    other = models.smallconv(width=8)
+    with pytest.raises(InputError, match="another network"):
+        probmask.runtime.compile(other, torch.randn(2, 1, 8, 8), choices=path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "processor": "abacus"}))
+    with pytest.raises(InputError, match="measured on abacus"):
+        probmask.runtime.compile(model, x, choices=path)
+    path.write_text("[]")
+    with pytest.raises(InputError, match=r"is not a file that Engine\.choices\.save wrote"):
+        probmask.runtime.compile(model, x, choices=path)
+
+
+def test_the_cheapest_way_counts_crossings(engine):
+    """One slow layer is not worth two crossings; many are."""
+    names = [node.name for node in engine.network.nodes]
+    fast = dict.fromkeys(names, Timing(1e-6, None, 1e-3))
+    assert choose_sparse(engine.network, fast) == set(names)
+    slow = dict.fromkeys(names, Timing(1e-3, None, 1e-6))
+    assert choose_sparse(engine.network, slow) == set()
+    one_slower = {**fast, names[5]: Timing(2e-6, None, 1e-6)}
+    assert choose_sparse(engine.network, one_slower) == set(names)
+    one_bad = {**fast, names[5]: Timing(1.0, None, 1e-6)}
+    assert choose_sparse(engine.network, one_bad) == set(names) - {names[5]}
+
+
+def test_groups_begin_where_they_pay(engine):
+    (step,) = schedule(engine.network, {node.name for node in engine.network.nodes})
+    last = len(step.nodes) - 2
+    timings = {
+        node.name: Timing(2.0, 3.0 if i < last else 1.0, 9.0) for i, node in enumerate(step.nodes)
+    }
+    assert choose_lone(step, timings) == last
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(2, 3, 32, 31), r"takes images of N×3×32×32 float32 on the CPU, not 2×3×32×31"),
+        (torch.zeros(3, 32, 32), "not 3×32×32"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.float64), "not 2×3×32×32 float64"),
+    ],
+)
+def test_other_inputs_are_refused(engine, x, message):
+    with pytest.raises(InputError, match=message):
+        engine(x)
+
+
+def test_what_cannot_be_compiled_is_refused(tmp_path):
+    x = torch.zeros(2, 3)
+
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(InputError, match=r"compile\(Branches\): torch.export cannot export it"):
+        probmask.runtime.compile(Branches(), x)
+    with pytest.raises(InputError, match=r"takes a torch\.nn\.Module or the path"):
+        probmask.runtime.compile(3, x)
+    with pytest.raises(InputError, match="no such file"):
+        probmask.runtime.compile(tmp_path / "none.safetensors", x)
+    with pytest.raises(InputError, match="threads=0"):
+        probmask.runtime.compile(nn.Linear(3, 3), x, threads=0)
+    with pytest.raises(InputError, match="the example is a tensor"):
+        probmask.runtime.compile(nn.Linear(3, 3), "x")
+
+
+def test_a_network_for_one_batch_size_refuses_others_as_in_pytorch():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x).reshape(3, 2, 2)
+
+    engine = probmask.runtime.compile(Fixed(), torch.zeros(3, 4), layers="sparse")
+    assert engine(torch.ones(3, 4)).shape == (3, 2, 2)
+    with pytest.raises(RuntimeError, match=r"shape '\[3, 2, 2\]' is invalid"):
+        engine(torch.ones(2, 4))
