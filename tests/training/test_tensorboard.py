@@ -65,6 +65,16 @@ def test_the_histogram_of_the_probabilities_is_there_for_every_epoch_that_has_on
         assert (event.histogram_value.min, event.histogram_value.max) == (told["low"], told["high"])
 
 
+def test_files_of_the_same_second_are_read_in_their_order(tmp_path):
+    board = tmp_path / "tensorboard"
+    for step in (5, 10, 15):
+        with MetricsLog(tmp_path / "metrics.jsonl", board, length=0, step=step) as log:
+            log.write(step, {"loss": 2.0})
+    seconds = [int(path.name.split(".")[3]) for path in board.iterdir()]
+    assert len(set(seconds)) == 3
+    assert [event.step for event in board_of(tmp_path).Scalars("loss")] == [5, 10, 15]
+
+
 def test_an_epoch_is_on_disk_as_soon_as_it_is_logged(tmp_path):
     """What is still in memory when a process is killed would be missing for ever."""
     log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", length=0, step=1)

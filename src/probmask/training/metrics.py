@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -120,4 +121,17 @@ def _open_board(directory: Path, step: int) -> Any:
     # TensorBoard takes a second to import, so only a run that logs to it pays for it.
     from torch.utils.tensorboard import SummaryWriter
 
+    _wait_for_the_next_second(directory)
     return SummaryWriter(str(directory), purge_step=step)
+
+
+def _wait_for_the_next_second(directory: Path) -> None:
+    """Let a file that another process began within this second be the earlier one by its name.
+
+    TensorBoard reads files in the order of their names, which say the second and the process.
+    """
+    seconds = [path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*")]
+    newest = max((int(second) for second in seconds if second.isdigit()), default=0)
+    rest = newest + 1 - time.time()
+    if 0 < rest <= 1:
+        time.sleep(rest)
