@@ -26,7 +26,8 @@ demo: $(READY)
 	@rm -rf runs/demo
 	$(BIN)/probmask train --out runs/demo
 	$(BIN)/probmask inspect runs/demo/model.safetensors
-	$(BIN)/probmask evaluate runs/demo/model.safetensors
+	$(BIN)/probmask evaluate runs/demo/model.safetensors --engine sparse
+	$(BIN)/probmask bench runs/demo/model.safetensors
 	$(BIN)/probmask report runs/demo --out runs/demo/report.html
 
 test: lint typecheck unit
