@@ -27,7 +27,7 @@ demo: $(READY)
 	$(BIN)/probmask train --out runs/demo
 	$(BIN)/probmask inspect runs/demo/model.safetensors
 	$(BIN)/probmask evaluate runs/demo/model.safetensors --engine sparse
-	$(BIN)/probmask bench runs/demo/model.safetensors
+	$(BIN)/probmask bench runs/demo/model.safetensors --threads 1
 	$(BIN)/probmask report runs/demo --out runs/demo/report.html
 
 test: lint typecheck unit
