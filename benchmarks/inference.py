@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from probmask.artifact.onnx import to_onnx
 from probmask.models import MODELS
 from probmask.runtime.engine import Engine
-from probmask.runtime.lower import export, lower
+from probmask.runtime.exporting import export
+from probmask.runtime.lower import lower
 from probmask.runtime.native import Threads
 from probmask.runtime.rehearsal import mask_at_random_
 

@@ -17,7 +17,8 @@ from probmask.errors import InputError
 from probmask.runtime import choose
 from probmask.runtime.choices import Choices, read_choices
 from probmask.runtime.explain import describe, print_table
-from probmask.runtime.lower import export, lower
+from probmask.runtime.exporting import export
+from probmask.runtime.lower import lower
 from probmask.runtime.native import DoubtError, NativeStep, Threads
 from probmask.runtime.nodes import Network
 from probmask.runtime.program import build
