@@ -122,7 +122,7 @@ def flops(name, example, sparsity, **settings):
     model, optimizer, sparsifier = begin(
         name, cost="flops", sparsity=sparsity, example_inputs=example, **settings
     )
-    costs = sparsifier._masker.costs
+    costs = sparsifier._masker.budget.costs
     train(model, optimizer, make_batches(name, STEPS))
     summary = sparsifier.finalize()
     spent = [cost * layer.kept for cost, layer in zip(costs, summary.layers, strict=True)]
@@ -145,7 +145,7 @@ def test_a_budget_of_multiplications_is_kept_and_used_up(sparsity):
 
 def test_the_costs_are_the_counted_ones():
     _, _, sparsifier = begin("unet", cost="flops", example_inputs=torch.randn(3, 1, 8, 8))
-    assert sparsifier._masker.costs == (64.0, 16.0, 16.0, 64.0, 64.0)
+    assert sparsifier._masker.budget.costs == (64.0, 16.0, 16.0, 64.0, 64.0)
 
 
 def test_expected_multiplications_stay_within_the_budget():
@@ -585,7 +585,7 @@ def test_a_least_in_multiplications():
         example_inputs=torch.randn(1, 1, 8, 8),
     )
     starve(model, "up.parametrizations.weight.0.prob")
-    costs = sparsifier._masker.costs
+    costs = sparsifier._masker.budget.costs
     layers = sparsifier.finalize().layers
     assert all(layer.kept >= 3 for layer in layers)
     spent = sum(cost * layer.kept for cost, layer in zip(costs, layers, strict=True))

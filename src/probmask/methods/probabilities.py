@@ -8,18 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from probmask.core import schedules
-from probmask.core.allocation import largest_remainder
 from probmask.core.noise import logistic_
 from probmask.core.projection import project_
 from probmask.core.relaxation import bernoulli_mask, relaxed_mask
-from probmask.core.selection import select_top, select_within
-from probmask.errors import InputError
-from probmask.masking.budgets import checked_keep
+from probmask.core.selection import select_top
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Histogram, Masker, Progress, Trainables
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
+from probmask.methods.budget import Budget
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
@@ -66,32 +64,16 @@ class ProbMasker(Masker):
         self.prob_lr = method.prob_lr or self.usual_rate(context.total_steps)
         self._temperature = self._kept_fraction = 1.0
         self._check_every = max(1, context.total_steps // 100)
-        sizes = [site.size for site in sites]
-        self.costs = (
-            tuple(float(c) for c in context.macs_per_weight()) if method.cost == "flops" else None
+        self.budget = Budget(
+            method,
+            sites,
+            context,
+            per_layer=method.scope == "layer",
+            flops=method.cost == "flops",
+            least_per_layer=method.min_keep_per_layer,
         )
-        self.keep = checked_keep(method, sites)
-        self.least = [min(method.min_keep_per_layer, size) for size in sizes]
-        if self.costs is not None and self._spent(self.least) > self._allowed():
-            raise InputError(
-                f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): that many weights of "
-                f"each layer take {self._spent(self.least):g} multiplications, the budget is "
-                f"{self._allowed():g}; lower it."
-            )
-        if self.costs is None and sum(self.least) > self.keep:
-            raise InputError(
-                f"ProbMask(min_keep_per_layer={method.min_keep_per_layer}): {len(sizes)} layers "
-                f"would keep {sum(self.least)} weights, the budget is {self.keep}; lower it."
-            )
         if method.sparsity == 0:
             self.freeze()  # everything is kept: there is nothing to learn and nothing to draw
-
-    def _spent(self, kept: Sequence[int]) -> float:
-        assert self.costs is not None
-        return math.fsum(c * k for c, k in zip(self.costs, kept, strict=True))
-
-    def _allowed(self) -> float:
-        return (1 - self.method.sparsity) * self._spent([prob.numel() for prob in self.probs])
 
     @property
     def clip_norm(self) -> float | None:
@@ -159,7 +141,7 @@ class ProbMasker(Masker):
             "temperature": self._temperature,
             "kept_fraction": self._kept_fraction,
             "expected_sparsity": 1 - expected / size,
-            "undecided_per_kept": undecided / max(1, self.keep),
+            "undecided_per_kept": undecided / max(1, self.budget.keep),
         }
 
     def histograms(self) -> dict[str, Histogram]:
@@ -215,8 +197,7 @@ class ProbMasker(Masker):
 
     def scheduled_budget(self, now: Progress) -> float:
         """The fraction of the budget's currency that is kept at this moment."""
-        size = sum(prob.numel() for prob in self.probs)
-        final = self.keep / size if self.costs is None else 1 - self.method.sparsity
+        final = self.budget.final / self.budget.total
         begin, end = self.method.ramp_begin, self.method.ramp_end
         return schedules.kept_fraction(self.progress(now), final, begin=begin, end=end)
 
@@ -230,9 +211,9 @@ class ProbMasker(Masker):
     def project_(self, which: slice, fraction: float) -> None:
         """Project the probabilities of these sites onto a budget of this fraction of them."""
         probs = self.probs[which]
-        costs = self.costs[which] if self.costs else tuple(1.0 for _ in probs)
+        costs = self.budget.costs[which] if self.budget.costs else tuple(1.0 for _ in probs)
         budget = fraction * sum(c * prob.numel() for c, prob in zip(costs, probs, strict=True))
-        project_(probs, budget, costs=costs if self.costs else None, names=self.names[which])
+        project_(probs, budget, costs=costs if self.budget.costs else None, names=self.names[which])
         if self.method.min_keep_per_layer > 0:
             self._feed_starved(range(len(self.masks))[which], budget)
 
@@ -247,20 +228,21 @@ class ProbMasker(Masker):
             starved = {
                 i
                 for i in which
-                if i not in fed and float(self.probs[i].sum(dtype=torch.float64)) < self.least[i]
+                if i not in fed
+                and float(self.probs[i].sum(dtype=torch.float64)) < self.budget.least[i]
             }
             if not starved:
                 return
             fed |= starved
             for i in starved:
                 tie = self.weights[i].detach().abs()
-                (best,) = select_top([self.probs[i]], self.least[i], ties=[tie])
+                (best,) = select_top([self.probs[i]], self.budget.least[i], ties=[tie])
                 self.probs[i].copy_(best)
-            cost = self.costs or (1.0,) * len(self.masks)
+            cost = self.budget.costs or (1.0,) * len(self.masks)
             others = [i for i in which if i not in fed]
             project_(
                 [self.probs[i] for i in others],
-                max(0.0, budget - sum(cost[i] * self.least[i] for i in fed)),
+                max(0.0, budget - sum(cost[i] * self.budget.least[i] for i in fed)),
                 costs=[cost[i] for i in others],
                 names=[self.names[i] for i in others],
             )
@@ -273,27 +255,8 @@ class ProbMasker(Masker):
         ]
 
     def _select(self) -> list[Tensor]:
-        probs = self.probs
         ties = [weight.detach().abs() for weight in self.weights]
-        if self.method.scope == "layer":
-            budget = self._layer_budgets()
-            return [
-                select_top([prob], keep, ties=[tie], names=[name])[0]
-                for prob, keep, tie, name in zip(probs, budget, ties, self.names, strict=True)
-            ]
-        if self.costs is not None:
-            allowed = self._allowed()
-            return select_within(probs, self.costs, allowed, ties=ties, minimum=self.least)
-        return select_top(probs, self.keep, ties=ties, minimum=self.least, names=self.names)
-
-    def _layer_budgets(self) -> list[int]:
-        """The same kept fraction in each layer, but the least that each must keep."""
-        sizes = [prob.numel() for prob in self.probs]
-        share = self.keep / sum(sizes)
-        above = [max(0.0, share * size - low) for size, low in zip(sizes, self.least, strict=True)]
-        caps = [size - low for size, low in zip(sizes, self.least, strict=True)]
-        extra = largest_remainder(above, self.keep - sum(self.least), caps)
-        return [low + more for low, more in zip(self.least, extra, strict=True)]
+        return self.budget.select(self.probs, self.budget.final, ties=ties)
 
     def warn_of_collapse(self, kept: Sequence[float]) -> None:
         """Name layers without weights, unless each must keep some: then they will."""
