@@ -11,6 +11,7 @@ PLAIN = SmallImages(padding=0, flip=False, mean=(0.0,), std=(1.0,))
 AUGMENTED = SmallImages(padding=1, flip=True, mean=(0.0,), std=(1.0,))
 # Test images have the numbers from here on.
 FIRST_TEST = 200
+CPU = torch.device("cpu")
 
 
 def images(first, count, classes):
@@ -209,6 +210,41 @@ def test_the_first_images_are_taken_where_fewer_are_wanted():
     together = numbers([batch]) + numbers(part.validation(batch_size=64))
     assert sorted(together) == list(range(20))
     assert data.classes == 4
+
+
+def with_images(**counts):
+    return source(SmallImages(padding=1, flip=True, mean=(0.0,), std=(1.0,), **counts))
+
+
+def test_validation_images_come_from_those_that_are_not_trained_on():
+    whole = with_images(train_images=20, validation_images=15)
+    data = whole.with_validation()
+    assert (data.train_size, data.val_size, data.test_size) == (20, 15, 30)
+    held = numbers(data.validation(batch_size=64))
+    assert len(set(held)) == 15
+    assert set(held) <= set(range(20, 100))
+    assert held == sorted(held)
+    # The training is the one without validation, to the bit.
+    alone = with_images(train_images=20)
+    assert_same(epoch(data), epoch(alone))
+    assert (whole.train_size, whole.val_size) == (20, 0)
+    assert numbers(whole.to(CPU).with_validation().validation(batch_size=64)) == held
+    assert data.fingerprint() != alone.fingerprint()
+
+
+def test_so_many_are_held_out_of_all_where_all_are_trained_on():
+    data = with_images(validation_images=25).with_validation()
+    assert (data.train_size, data.val_size) == (75, 25)
+    held = set(numbers(data.validation(batch_size=64)))
+    (batch,) = data.training(0, batch_size=75, seed=0)
+    assert sorted([*held, *numbers([batch])]) == list(range(100))
+
+
+def test_more_validation_images_than_there_are_are_refused():
+    assert refused(train_images=90, validation_images=11) == (
+        "data_args.validation_images=11: of the 100 training images of tiny, "
+        "data_args.train_images=90 leaves 10; ask for fewer of either."
+    )
 
 
 @pytest.mark.parametrize("moved_first", [False, True])

@@ -142,6 +142,31 @@ def test_some_images_only_are_spread_over_the_list(tmp_path):
         load(tmp_path, test_images=9)
 
 
+def test_validation_images_are_none_of_those_trained_on(tmp_path):
+    make_classes(tmp_path / "train", {"a": 10, "b": 10})
+    make_classes(tmp_path / "test", {"a": 4, "b": 4}, first=100)
+    data = load(tmp_path, train_images=4, validation_images=8).with_validation()
+    assert sorted(shown(data.training(0, batch_size=4, seed=0))) == [0, 5, 10, 15]
+    held = shown(data.validation(batch_size=16))
+    assert len(set(held)) == 8
+    assert not set(held) & {0, 5, 10, 15}
+    assert labels(data.validation(batch_size=16)) == [0] * 4 + [1] * 4
+    with pytest.raises(InputError, match=r"data_args\.train_images=4 leaves 16; ask for fewer"):
+        load(tmp_path, train_images=4, validation_images=17)
+    assert load(tmp_path, validation_images=6).with_validation().train_size == 14
+
+
+def test_some_of_the_given_validation_images(tmp_path):
+    make_classes(tmp_path / "train", {"a": 4, "b": 4})
+    make_classes(tmp_path / "val", {"a": 2, "b": 2}, first=100)
+    make_classes(tmp_path / "test", {"a": 1, "b": 1}, first=200)
+    data = load(tmp_path, validation_images=2).with_validation()
+    assert data.train_size == 8
+    assert shown(data.validation(batch_size=2)) == [100, 102]
+    with pytest.raises(InputError, match=r"data_args\.validation_images=5: folder has only 4"):
+        load(tmp_path, validation_images=5)
+
+
 # --- batches are a function of seed, epoch and position
 
 

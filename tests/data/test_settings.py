@@ -74,6 +74,10 @@ def test_statistics_are_computed_where_both_are_none():
         ({"train_images": 0}, "data_args(train_images=0): images, a whole number, at least 1."),
         ({"test_images": -5}, "data_args(test_images=-5): images, a whole number, at least 1."),
         (
+            {"validation_images": 0},
+            "data_args(validation_images=0): images, a whole number, at least 1.",
+        ),
+        (
             {"mean": [0.1, 0.2], "std": [0.1]},
             "data_args(mean=(0.1, 0.2), std=(0.1,)): give both, with one number per channel each.",
         ),
@@ -161,9 +165,16 @@ def test_a_wrong_type_is_refused(name, settings, message):
         (
             "imagenet",
             "padding",
-            "there are: image_size, mean, std, test_images, train_images, unreadable.",
+            (
+                "there are: image_size, mean, std, test_images, train_images, unreadable, "
+                "validation_images."
+            ),
         ),
-        ("digits", "zzz", "there are: flip, mean, padding, std, test_images, train_images."),
+        (
+            "digits",
+            "zzz",
+            "there are: flip, mean, padding, std, test_images, train_images, validation_images.",
+        ),
     ],
 )
 def test_an_unknown_setting_gets_the_nearest_name(name, key, hint):

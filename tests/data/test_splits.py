@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probmask.data.splits import (
+    beside_training,
     evenly,
     evenly_by_class,
     for_testing,
@@ -72,6 +73,44 @@ def test_a_tenth_is_held_out_but_no_more_than_tell_networks_apart(images, held):
     assert validation_count(images) == held
     if 0 < held < 10_000:
         assert int(for_validation("tiny", torch.zeros(images, dtype=torch.long)).sum()) == held
+
+
+def test_as_many_as_are_asked_for_are_held_out():
+    labels = torch.arange(40) // 20
+    marked = for_validation("tiny", labels, 8)
+    assert marked.nonzero().flatten().tolist() == [4, 9, 14, 19, 24, 29, 34, 39]
+    with pytest.raises(InputError) as caught:
+        for_validation("tiny", labels, 40)
+    assert str(caught.value) == (
+        "data_args.validation_images=40: tiny has 40 training images, and some must be left to "
+        "train on; ask for fewer."
+    )
+
+
+@given(some_labels, st.data())
+def test_beside_the_training_of_each_class_its_share_of_what_is_left(labels, data):
+    labels = torch.tensor(labels)
+    flags = st.lists(st.booleans(), min_size=len(labels), max_size=len(labels))
+    trained = torch.tensor(data.draw(flags))
+    left = labels[~trained]
+    asked = data.draw(st.integers(0, len(left)))
+    marked = beside_training("tiny", labels, trained, asked)
+    assert int(marked.sum()) == asked
+    assert not (marked & trained).any()
+    for label in set(left.tolist()):
+        quota = int((marked & (labels == label)).sum())
+        due = Fraction(asked * int((left == label).sum()), len(left))
+        assert abs(quota - due) < 1
+
+
+def test_more_than_the_training_leaves_are_refused():
+    trained = torch.arange(40) < 35
+    with pytest.raises(InputError) as caught:
+        beside_training("tiny", torch.zeros(40, dtype=torch.long), trained, 6)
+    assert str(caught.value) == (
+        "data_args.validation_images=6: of the 40 training images of tiny, "
+        "data_args.train_images=35 leaves 5; ask for fewer of either."
+    )
 
 
 def test_too_few_images_are_refused():

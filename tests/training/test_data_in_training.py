@@ -158,6 +158,16 @@ def test_given_validation_images_are_selected_on(own, tmp_path):
     assert record["test"]["total"] == 7
 
 
+def test_validation_images_beside_the_training_leave_it_as_it_is(photographs, tmp_path):
+    few = {"data_args__train_images": 20}
+    alone = trained(photographs, tmp_path / "alone", "--select-on", "none", **few)
+    record = trained(photographs, tmp_path / "run", **few, data_args__validation_images=10)
+    assert record["train_images"] == alone["train_images"] == 20
+    assert record["selection"]["total"] == 10
+    assert record["data_args"]["validation_images"] == 10
+    assert record["test"] == alone["test"]
+
+
 def test_imagenet_is_tested_on_its_validation_images(own, tmp_path):
     (own / "test").rename(own / "val")
     record = trained(own, tmp_path / "run", data="imagenet", optimizer__warmup_epochs=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Settings of data sets that test images do not depend on.
-_TRAINING_ONLY = ("flip", "padding", "train_images")
+_TRAINING_ONLY = ("flip", "padding", "train_images", "validation_images")
 
 
 def add(commands: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from probmask.data.augmentation import Crops, Normalisation
 from probmask.data.settings import SmallImages
 from probmask.data.source import AUGMENTATION, WHOLE, Batch, DataSource, Shard, generator
-from probmask.data.splits import for_validation, limited
+from probmask.data.splits import beside_training, for_validation, limited
 from probmask.errors import InputError
 
 
@@ -51,7 +51,9 @@ class InMemory(DataSource):
     ) -> None:
         channels, height, width = train.pixels.shape[1:]
         _check_fits(name, settings, channels, height, width)
-        train = train[: limited(name, "train_images", settings.train_images, len(train))]
+        count = limited(name, "train_images", settings.train_images, len(train))
+        self._beside = _beside(name, train, count, settings)
+        train = train[:count]
         test = test[: limited(name, "test_images", settings.test_images, len(test))]
         settings = _with_statistics(settings, train, scale)
         self._parts = {"train": train, "val": train[:0], "test": test}
@@ -79,9 +81,13 @@ class InMemory(DataSource):
         return self._parts["train"].labels
 
     def with_validation(self) -> Self:
-        """The same data with a tenth of its training images held out, always the same ones."""
+        """The same data with training images held out, always the same: a tenth, or as set."""
         train = self._parts["train"]
-        held = for_validation(self.name, train.labels.cpu()).to(train.labels.device)
+        device = train.labels.device
+        if self._beside is not None:
+            return self._replaced({**self._parts, "val": self._beside.to(device)})
+        asked = self.settings.validation_images
+        held = for_validation(self.name, train.labels.cpu(), asked).to(device)
         return self._replaced({**self._parts, "train": train[~held], "val": train[held]})
 
     def to(self, device: torch.device, *, workers: int = 0) -> Self:
@@ -127,6 +133,15 @@ class InMemory(DataSource):
         for begin in range(0, len(part), batch_size):
             images = part[begin : begin + batch_size]
             yield Batch(self._normalised(images.pixels), images.labels)
+
+
+def _beside(name: str, train: Images, count: int, settings: SmallImages) -> Images | None:
+    """The validation images that are taken from those which are not trained on, if any are."""
+    asked = settings.validation_images
+    if asked is None or settings.train_images is None:
+        return None
+    trained = torch.arange(len(train)) < count
+    return train[beside_training(name, train.labels, trained, asked)]
 
 
 def _with_statistics(settings: SmallImages, train: Images, scale: float) -> SmallImages:

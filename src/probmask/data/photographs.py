@@ -21,7 +21,7 @@ from probmask.data.folder import Files, list_folder
 from probmask.data.release import Release
 from probmask.data.settings import Photographs
 from probmask.data.source import AUGMENTATION, WHOLE, Batch, DataSource, Shard
-from probmask.data.splits import evenly, for_testing, for_validation, limited
+from probmask.data.splits import beside_training, evenly, for_testing, for_validation, limited
 from probmask.data.views import (
     MOST_IN_A_ROW,
     CentralViews,
@@ -89,8 +89,8 @@ class ImageFiles(DataSource):
         self.image_shape = (3, settings.image_size, settings.image_size)
         self.settings = settings
         self._normalised = Normalisation(settings.mean, settings.std, scale=255.0)
-        self._given_validation = parts.get("val")
         train, test = parts["train"], parts["test"]
+        self._beside = _beside(name, parts, settings)
         train = _spread(train, limited(name, "train_images", settings.train_images, len(train)))
         test = _spread(test, limited(name, "test_images", settings.test_images, len(test)))
         self._parts = {
@@ -120,9 +120,9 @@ class ImageFiles(DataSource):
     def with_validation(self) -> Self:
         """The same data with its own validation images, or with some of the training images."""
         train = self._parts["train"]
-        if self._given_validation is not None:
-            return self._replaced(_parts={**self._parts, "val": self._given_validation})
-        held = for_validation(self.name, train.labels)
+        if self._beside is not None:
+            return self._replaced(_parts={**self._parts, "val": self._beside})
+        held = for_validation(self.name, train.labels, self.settings.validation_images)
         return self._replaced(_parts={**self._parts, "train": train[~held], "val": train[held]})
 
     def to(self, device: torch.device, *, workers: int = 0) -> Self:
@@ -272,6 +272,21 @@ def _same_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+def _beside(name: str, parts: dict[str, Files], settings: Photographs) -> Files | None:
+    """The validation images that are none of those trained on, if there are such."""
+    asked = settings.validation_images
+    if "val" in parts:
+        given = parts["val"]
+        return _spread(given, limited(name, "validation_images", asked, len(given)))
+    if asked is None or settings.train_images is None:
+        return None
+    train = parts["train"]
+    count = limited(name, "train_images", settings.train_images, len(train))
+    trained = torch.zeros(len(train), dtype=torch.bool)
+    trained[evenly(len(train), count)] = True
+    return train[beside_training(name, train.labels, trained, asked)]
 
 
 def _spread(files: Files, count: int) -> Files:

@@ -19,10 +19,31 @@ def validation_count(images: int) -> int:
     return min(round(_VALIDATION_SHARE * images), _VALIDATION_IMAGES)
 
 
-def for_validation(name: str, labels: Tensor) -> Tensor:
-    """Which training images are held out for validation, as booleans."""
-    count = validation_count(len(labels))
+def for_validation(name: str, labels: Tensor, asked: int | None = None) -> Tensor:
+    """Which training images are held out for validation, as booleans; ``asked``: how many."""
+    if asked is not None and asked >= len(labels):
+        raise InputError(
+            f"data_args.validation_images={asked}: {name} has {len(labels)} training images, and "
+            "some must be left to train on; ask for fewer."
+        )
+    count = validation_count(len(labels)) if asked is None else asked
     return _held_out(name, labels, count, part="validation", remedy="pass --select-on none")
+
+
+def beside_training(name: str, labels: Tensor, trained: Tensor, asked: int) -> Tensor:
+    """Which of the images that are not trained on are for validation, as booleans.
+
+    ``trained`` marks those that are: the training then has as many images as without validation.
+    """
+    left = int((~trained).sum())
+    if asked > left:
+        raise InputError(
+            f"data_args.validation_images={asked}: of the {len(labels)} training images of {name}, "
+            f"data_args.train_images={len(labels) - left} leaves {left}; ask for fewer of either."
+        )
+    marked = torch.zeros(len(labels), dtype=torch.bool)
+    marked[~trained] = evenly_by_class(labels[~trained], asked)
+    return marked
 
 
 def for_testing(name: str, labels: Tensor) -> Tensor:
