@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import probmask
+from analysis.made_up import record as made_up_record
 
 SOURCE = Path(probmask.__file__).parent
 
@@ -52,9 +53,9 @@ HEAVY = {
 }
 
 
-def modules_after(code):
+def modules_after(code, where=None):
     script = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=where)
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
@@ -69,6 +70,14 @@ def modules_after(code):
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code):
     assert modules_after(code) & HEAVY == set()
+
+
+@pytest.mark.parametrize("arguments", [["compare"], ["report", "--out", "page.html"]])
+def test_reading_records_needs_no_pytorch(arguments, tmp_path):
+    record = tmp_path / "made-up.json"
+    record.write_text(json.dumps(made_up_record("probmask", 0.9)))
+    code = f"from probmask.cli import main\nassert main({[*arguments, str(record)]!r}) == 0"
+    assert modules_after(code, where=tmp_path) & (HEAVY - {"rich"}) == set()
 
 
 def test_the_own_loop_api_needs_no_trainer_and_no_plotting():

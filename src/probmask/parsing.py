@@ -1,15 +1,27 @@
 """Tables, as they come from TOML and JSON, made into frozen dataclasses; nothing unknown passes."""
 
+import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from probmask.errors import InputError
 from probmask.names import nearest
 
 T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: is not valid TOML: {error}.") from error
 
 
 def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: str) -> T:

@@ -10,7 +10,8 @@ import pytest
 
 import probmask
 from probmask.analysis.experiments import SCALES, experiments, find_experiment, paper_figure
-from probmask.analysis.records import Run, identity_of
+from probmask.analysis.identity import identity_of
+from probmask.analysis.records import Run
 from probmask.analysis.temperature import slope_curve
 from probmask.cli import main
 from probmask.errors import InputError

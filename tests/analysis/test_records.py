@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from probmask.analysis.records import Run, find_records, identity_of, write_compact
+from probmask.analysis.identity import identity_of
+from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
 from probmask.training.session import train
 from training.small import small

@@ -16,7 +16,7 @@ from typing import Any
 from probmask.analysis.records import Run
 from probmask.errors import InputError
 from probmask.names import lookup
-from probmask.training.config import read_toml
+from probmask.parsing import read_toml
 
 SCALES = ("laptop", "paper")
 # In an installed package the files lie within it, in a checkout beside its source.

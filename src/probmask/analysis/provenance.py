@@ -1,11 +1,10 @@
 """What an artifact says of its training, as lines for people; its metadata may be anybody's."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
+from probmask.analysis.deciding import unusual_settings
 from probmask.checks import is_number
-from probmask.methods import METHODS
 
 # What the training writes down for programs, beside what has a line of its own.
 _FOR_PROGRAMS = frozenset(("class_names", "macs_per_weight", "model_args", "data_args"))
@@ -47,13 +46,8 @@ def _method(value: Any) -> str:
     if not table:
         return _text(value)
     name = table.get("name", "?")
-    kind = METHODS.get(name) if isinstance(name, str) else None
-    usual = {} if kind is None else {item.name: item.default for item in fields(kind)}
-    other = {
-        key: setting
-        for key, setting in table.items()
-        if key not in ("name", "sparsity") and usual.get(key, MISSING) != setting
-    }
+    unusual = unusual_settings({"name": name, **table})
+    other = {key: setting for key, setting in unusual.items() if key != "sparsity"}
     return f"{_text(name)} ({_assignments(other)})" if other else _text(name)
 
 

@@ -5,32 +5,18 @@ it that was committed elsewhere: what a run is follows from its content, not fro
 """
 
 import functools
-import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from probmask.analysis.deciding import deciding_settings, digest, label_of
 from probmask.checks import is_number
-from probmask.data import DATA
 from probmask.errors import InputError
 from probmask.files import write_atomically
-from probmask.methods import METHODS
-from probmask.models import MODELS
-from probmask.training.config import (
-    INDIFFERENT,
-    OptimizerConfig,
-    TrainConfig,
-    make_method,
-    to_table,
-)
-from probmask.training.record import RECORD_FORMAT
+from probmask.training.record_format import RECORD_FORMAT
 
-# What makes a run slower or faster and rounds its sums otherwise, but asks the same question: a run
-# of another machine is not repeated for it. The dense twin is a run of its own, with a record.
-_MACHINE = frozenset(("accelerator", "devices", "strategy", "threads", "dense_twin"))
 # What a record must hold to be read at all, and as what.
 _REQUIRED: dict[str, type] = {
     "format": int,
@@ -110,36 +96,17 @@ class Run:
     @functools.cached_property
     def deciding(self) -> dict[str, Any]:
         """What decided the result, by key; what is not there has its default."""
-        return _deciding(self.config, self.record["method"])
+        return deciding_settings(self.config, self.record["method"])
 
     @functools.cached_property
     def identity(self) -> str:
         """The same for every run of the same configuration, wherever and whenever it ran."""
-        return _digest(self.deciding)
+        return digest(self.deciding)
 
     @functools.cached_property
     def series(self) -> str:
         """The same for runs that differ in their seeds only."""
-        return _digest({key: value for key, value in self.deciding.items() if key != "seed"})
-
-
-def label_of(method: Mapping[str, Any]) -> str:
-    """A method and those of its settings that are not the defaults, but for the sparsity."""
-    settings = _unusual_settings(method)
-    shown = [f"{key}={_shown(value)}" for key, value in settings.items() if key != "sparsity"]
-    return " ".join([str(method["name"]), *shown])
-
-
-def identity_of(config: TrainConfig) -> str:
-    """The identity that the record of a run with this configuration will have.
-
-    Everything counts that decides the result, with defaults filled in. What does not: where the
-    data lies and how it is read, checkpoints and logs, the machine (accelerator, devices, strategy,
-    threads), versions, and whether a dense twin was trained beside it. Of the user's own data
-    ("folder", "npz") the last part of its path stands for it.
-    """
-    settings = {"name": config.method["name"], **make_method(config).settings()}
-    return _digest(_deciding(to_table(config), settings))
+        return digest({key: value for key, value in self.deciding.items() if key != "seed"})
 
 
 def find_records(paths: Iterable[Path]) -> list[Run]:
@@ -239,95 +206,3 @@ def _damaged(path: Path, reason: str) -> InputError:
         f"{path}: is a damaged record ({reason}); delete it, or bring it back from where it "
         "came from."
     )
-
-
-def _deciding(config: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a configuration decides the result, without what has its default.
-
-    A setting that a newer version has added is thereby not a difference to the records before it.
-    """
-    data, model = str(config.get("data")), str(config.get("model"))
-    table: dict[str, Any] = {
-        key: value for key, value in config.items() if key not in INDIFFERENT | _MACHINE
-    }
-    defaults = _defaults(TrainConfig)
-    kept = {key: value for key, value in table.items() if value != defaults.get(key)}
-    # Whatever their defaults, a reader wants to see them.
-    kept.update(data=data, model=model, seed=config.get("seed", 0))
-    kept["optimizer"] = _differing(table.get("optimizer", {}), defaults["optimizer"])
-    kept["data_args"] = _differing(table.get("data_args", {}), _data_defaults(data))
-    kept["model_args"] = _differing(table.get("model_args", {}), _model_defaults(model))
-    kept["method"] = {"name": method["name"], **_unusual_settings(method)}
-    if data in DATA and DATA[data].release is None and config.get("data_dir") is not None:
-        kept["data_dir"] = Path(str(config["data_dir"])).name
-    plain: dict[str, Any] = json.loads(json.dumps(kept))
-    return plain
-
-
-def _unusual_settings(method: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a method that are not its defaults."""
-    kind = METHODS.get(str(method["name"]))
-    given = {key: value for key, value in method.items() if key != "name"}
-    return _differing(given, {} if kind is None else _defaults(kind))
-
-
-def _differing(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value for key, value in table.items() if key not in defaults or defaults[key] != value
-    }
-
-
-@functools.cache
-def _defaults(kind: type[Any]) -> dict[str, Any]:
-    """The defaults of a dataclass, as they stand in JSON."""
-    assert is_dataclass(kind)
-    found: dict[str, Any] = {}
-    for field in fields(kind):
-        if field.default_factory is not MISSING:
-            value = field.default_factory()
-            found[field.name] = asdict(value) if isinstance(value, OptimizerConfig) else value
-        elif field.default is not MISSING:
-            found[field.name] = field.default
-    plain: dict[str, Any] = json.loads(json.dumps(found))
-    return plain
-
-
-@functools.cache
-def _data_defaults(data: str) -> dict[str, Any]:
-    plain: dict[str, Any] = (
-        json.loads(json.dumps(asdict(DATA[data].defaults))) if data in DATA else {}
-    )
-    return plain
-
-
-@functools.cache
-def _model_defaults(model: str) -> dict[str, Any]:
-    """What the function that builds a network of ours takes if it is not told otherwise."""
-    if model not in MODELS:
-        return {}
-    parameters = inspect.signature(MODELS[model].build).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.default is not parameter.empty
-    }
-
-
-def _digest(table: Mapping[str, Any]) -> str:
-    text = json.dumps(_canonical(table), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _canonical(value: Any) -> Any:
-    """The same text for 1 and 1.0."""
-    if isinstance(value, Mapping):
-        return {key: _canonical(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_canonical(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

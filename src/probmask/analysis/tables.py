@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,13 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from probmask.analysis.provenance import provenance
-from probmask.artifact import ArtifactInfo
 from probmask.printable import printable
+
+if TYPE_CHECKING:
+    from probmask.artifact import ArtifactInfo
 
 _SHORT_CONVENTION = "MACs: multiply-accumulates by STR's convention, without pooling"
 
 
-def layer_rows(info: ArtifactInfo) -> list[dict[str, Any]]:
+def layer_rows(info: "ArtifactInfo") -> list[dict[str, Any]]:
     """What an artifact kept of each layer: shape, kept, sparsity, MACs and bytes in the file."""
     uses = _counts(info.metadata.get("macs_per_weight"))
     rows = []
@@ -77,7 +79,7 @@ def print_training(
     _say(console, f"in {directory}: config.toml, metrics.jsonl, model.safetensors, record.json")
 
 
-def print_layers(path: Path, info: ArtifactInfo) -> None:
+def print_layers(path: Path, info: "ArtifactInfo") -> None:
     """Show an artifact: its layers, its size against dense, and what it says of its training."""
     table = _table("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes")
     rows = layer_rows(info)

@@ -63,7 +63,8 @@ def execute(request: Request, tell: Tell) -> None:
 
 
 def _train(request: Request, tell: Tell) -> None:
-    from probmask.training.config import INDIFFERENT, parse_config
+    from probmask.training.config import parse_config
+    from probmask.training.record_format import INDIFFERENT
     from probmask.training.run_directory import RunDirectory
     from probmask.training.session import train
 

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probmask.analysis.records import identity_of, label_of
+from probmask.analysis.deciding import label_of
+from probmask.analysis.identity import identity_of
 from probmask.errors import InputError
 from probmask.methods import METHODS
 from probmask.names import nearest
+from probmask.parsing import read_toml
 from probmask.training.config import (
     TrainConfig,
     assign,
     complete_config,
     make_method,
-    read_toml,
 )
 
 _LONGEST_LABEL = 60

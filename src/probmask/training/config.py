@@ -14,7 +14,7 @@ from probmask.errors import InputError
 from probmask.masking.protocol import Method
 from probmask.methods import METHODS
 from probmask.names import lookup
-from probmask.parsing import parse
+from probmask.parsing import parse, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +106,6 @@ class TrainConfig:
                 "evenly over the devices; choose a multiple."
             )
 
-
-# What has no influence on the result, and may therefore be another after a resume.
-# Data may have moved; whether it is still the same is asked of its content.
-INDIFFERENT = frozenset(("checkpoint_seconds", "data_dir", "tensorboard", "workers"))
 
 _SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
 # What makes sense for a data set where neither file nor flag says otherwise.
@@ -211,16 +207,6 @@ def _filled_up(given: Any, default: Any) -> Any:
     if isinstance(given, Mapping) and isinstance(default, Mapping):
         return {**default, **given}
     return given
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: is not valid TOML: {error}.") from error
 
 
 def assign(table: dict[str, Any], dotted: str, value: Any) -> None:

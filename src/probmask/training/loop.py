@@ -20,11 +20,12 @@ from probmask.masking.protocol import Phase
 from probmask.masking.sparsifier import Sparsifier, attach
 from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.config import INDIFFERENT, TrainConfig, make_method, to_table
+from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.preparation import suggested_settings, total_epochs, training_probe
 from probmask.training.progress import Quiet, Reporter, Status
 from probmask.training.record import make_record
+from probmask.training.record_format import INDIFFERENT
 from probmask.training.run_directory import RunDirectory
 
 # Counters that keep the streams of random numbers apart.

@@ -18,10 +18,8 @@ from probmask.masking.sites import find_sites
 from probmask.masking.summary import Summary
 from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.evaluate import Score, evaluate_model
+from probmask.training.record_format import RECORD_FORMAT
 from probmask.version import __version__
-
-# Of the record's keys; raised when one changes its meaning.
-RECORD_FORMAT = 1
 
 
 def make_record(

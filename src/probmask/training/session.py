@@ -11,16 +11,11 @@ from lightning_fabric import Fabric
 from probmask.data import DataSource, default_workers, load_data
 from probmask.errors import InputError
 from probmask.launch import is_first_rank
-from probmask.training.config import (
-    INDIFFERENT,
-    TrainConfig,
-    as_dense_twin,
-    load_config,
-    to_table,
-)
+from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
 from probmask.training.loop import MakeReporter, train_run
 from probmask.training.preparation import check_runnable, warn_of_absent_classes
 from probmask.training.progress import Bar, Quiet
+from probmask.training.record_format import INDIFFERENT
 from probmask.training.run_directory import RunDirectory, unused_directory
 
 
