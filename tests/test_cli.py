@@ -67,6 +67,11 @@ def refused(capsys, *arguments):
         (["--strategy", "chaos"], "chaos"),
         (["--set", "nonsense"], "--set nonsense: expected KEY=VALUE"),
         (["--set", "nonsense=1"], "unknown key nonsense"),
+        (["--set", "lr=2"], "the command line: unknown key lr; did you mean 'optimizer.lr'?"),
+        (["--set", "sparsity=0.9"], "unknown key sparsity; did you mean 'method.sparsity'?"),
+        (["--set", "scpoe=layer"], "unknown key scpoe; did you mean 'method.scope'?"),
+        (["--set", "pading=1"], "unknown key pading; did you mean 'data_args.padding'?"),
+        (["--set", "widht=8"], "unknown key widht; did you mean 'model_args.width'?"),
         (["--set", "=1"], "unknown key"),
         (["--set", "optimizer.lrr=1"], "unknown key optimizer.lrr; did you mean 'lr'?"),
         (["--set", "optimizer.lr=-1"], "lr"),
@@ -94,6 +99,23 @@ def test_wrong_input_is_one_line_and_creates_nothing(
         ("epoch = 3\n", "run.toml: unknown key epoch; did you mean 'epochs'?"),
         ("[method]\nsparcity = 0.9\n", "unknown key method.sparcity; did you mean 'sparsity'?"),
         ("[optimizer]\nlr = 'x'\n", "run.toml: optimizer.lr = 'x': expected a number"),
+        ("lr = 2\n", "run.toml: unknown key lr; did you mean 'optimizer.lr'?"),
+        ("data = 'digts'\n", "run.toml: data = digts: no such data set; did you mean 'digits'?"),
+        ("data = 'x.npz'\n", "run.toml: data = x.npz: is a path; for your own data pass"),
+        (
+            "model = 'resnt20'\n",
+            "run.toml: model = resnt20: no such model; did you mean 'resnet20'",
+        ),
+        ("method.name = 'gmpp'\n", "run.toml: method.name = gmpp: no such method; did you mean"),
+        (
+            "data_args.pading = 1\n",
+            "run.toml: unknown key data_args.pading; did you mean 'padding'",
+        ),
+        ("data_args.padding = -1\n", "run.toml: data_args(padding=-1): pixels, a whole number"),
+        ("model_args.widht = 1\n", "run.toml: unknown key model_args.widht; did you mean 'width'"),
+        ("method.sparsity = 98\n", "run.toml: ProbMask(sparsity=98.0): sparsity is the fraction"),
+        ("epochs = 0\n", "run.toml: train(epochs=0): epochs, a whole number, at least 1"),
+        ("optimizer.lr = -1\n", "run.toml: optimizer(lr=-1.0)"),
         ("epochs = \n", "run.toml: is not valid TOML"),
     ],
 )
@@ -105,6 +127,25 @@ def test_a_wrong_configuration_names_the_file_and_the_key(
     before = snapshot(tmp_path)
     assert said in refused(capsys, "train", "run.toml", "--out", "out")
     assert snapshot(tmp_path) == before
+
+
+def test_what_is_wrong_on_the_command_line_is_not_put_on_the_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text("data_args.padding = 2\nmethod.draws = 2\n")
+
+    def said(*arguments):
+        return refused(capsys, "train", "run.toml", "--out", "out", *arguments)
+
+    assert said("--data", "digts").startswith("probmask: --data digts: no such data set")
+    assert said("--model", "smalconv").startswith("probmask: --model smalconv: no such model")
+    assert said("--method", "gmpp").startswith("probmask: --method gmpp: no such method")
+    assert said("--sparsity", "98").startswith("probmask: ProbMask(sparsity=98.0)")
+    assert said("--set", "optimizer.lrr=1").startswith("probmask: the command line: unknown key")
+    assert said("--epochs", "0").startswith("probmask: train(epochs=0)")
+    # And the other way round.
+    assert said("--data", "folder").startswith(
+        "probmask: run.toml: unknown key data_args.padding; there are: "
+    )
 
 
 def test_a_directory_in_use_is_refused_untouched(run, capsys):

@@ -9,11 +9,17 @@ from probmask.errors import InputError
 T = TypeVar("T")
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is probably meant, if one is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known name comes closest, or which there are if none is close."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}."
+    close = closest(name, known)
+    return f"there are: {', '.join(known)}." if close is None else f"did you mean {close!r}?"
 
 
 def lookup(kind: str, argument: str, name: str, known: Mapping[str, T]) -> T:

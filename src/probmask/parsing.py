@@ -2,7 +2,7 @@
 
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from probmask.errors import InputError
 from probmask.names import nearest
 
 T = TypeVar("T")
+# Where a table is from, or where each of its keys is.
+Source = str | Callable[[str], str]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -24,10 +26,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: is not valid TOML: {error}.") from error
 
 
-def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: str) -> T:
+def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: Source) -> T:
     """Make a ``kind`` of a table; unknown keys, wrong types and missing values are errors.
 
-    ``prefix`` stands before each key in an error, ``source`` says where the table is from.
+    ``prefix`` stands before each key in an error, ``source`` says where the table is from, or where
+    the key is.
     """
     values = parse_fields(kind, table, prefix=prefix, source=source)
     missing = [
@@ -36,32 +39,42 @@ def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: str) 
         if item.name not in values and item.default is MISSING and item.default_factory is MISSING
     ]
     if missing:
-        raise InputError(f"{source}: {prefix}{missing[0]} is missing.")
+        raise InputError(_of(source, f"{prefix}{missing[0]}") + " is missing.")
     return kind(**values)
 
 
 def parse_fields(
-    kind: type[Any], table: Mapping[str, Any], *, prefix: str, source: str
+    kind: type[Any], table: Mapping[str, Any], *, prefix: str, source: Source
 ) -> dict[str, Any]:
     """Check those fields of a ``kind`` that the table gives; the others may stay as they are."""
     hints = get_type_hints(kind)
     names = {item.name for item in fields(kind)}
     for key in table:
         if key not in names:
-            raise InputError(f"{source}: unknown key {prefix}{key}; {nearest(key, names)}")
+            raise unknown_key(f"{prefix}{key}", nearest(key, names), source)
     values = {}
     for key, value in table.items():
         hint = hints[key]
         if is_dataclass(hint) and isinstance(hint, type):
             if not isinstance(value, Mapping):
-                raise InputError(f"{source}: {prefix}{key} is a table, not {value!r}.")
+                raise InputError(_of(source, f"{prefix}{key}") + f" is a table, not {value!r}.")
             values[key] = parse(hint, value, prefix=f"{prefix}{key}.", source=source)
         else:
             values[key] = _typed(value, hint, key=f"{prefix}{key}", source=source)
     return values
 
 
-def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
+def unknown_key(key: str, hint: str, source: Source) -> InputError:
+    """The error about a key that there is not."""
+    where = source if isinstance(source, str) else source(key)
+    return InputError(f"{where}: unknown key {key}; {hint}")
+
+
+def _of(source: Source, key: str) -> str:
+    return f"{source if isinstance(source, str) else source(key)}: {key}"
+
+
+def _typed(value: Any, hint: Any, *, key: str, source: Source) -> Any:
     """Check a value against the annotation of its field; a whole number serves as a float."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for kind in kinds:
@@ -80,7 +93,7 @@ def _typed(value: Any, hint: Any, *, key: str, source: str) -> Any:
             continue
         if isinstance(plain, type) and isinstance(value, plain):
             return value
-    raise InputError(f"{source}: {key} = {value!r}: expected {_describe(kinds)}.")
+    raise InputError(f"{_of(source, key)} = {value!r}: expected {_describe(kinds)}.")
 
 
 def _describe(kinds: Sequence[Any]) -> str:

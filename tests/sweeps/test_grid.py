@@ -124,7 +124,23 @@ def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
         ("grid = []", "grid is a table of lists"),
         ("[grid]\nseed = []", "grid.seed = []: lists no value"),
         ("[grid]\nsed = [0]", "sweep.toml: unknown key sed; did you mean 'seed'?"),
-        ('[grid]\nmethod = ["probmsak"]', "no such method; did you mean 'probmask'?"),
+        (
+            '[grid]\nmethod = ["probmsak"]',
+            "sweep.toml: method.name = probmsak: no such method; did you mean 'probmask'?",
+        ),
+        (
+            '[run]\ndata = "digts"\n[grid]\nseed = [0]',
+            "sweep.toml: data = digts: no such data set; did you mean 'digits'?",
+        ),
+        (
+            '[run]\nmodel = "smalconv"\n[grid]\nseed = [0]',
+            "sweep.toml: model = smalconv: no such model; did you mean 'smallconv'?",
+        ),
+        ("[grid]\nlr = [0.1]", "sweep.toml: unknown key lr; did you mean 'optimizer.lr'?"),
+        (
+            "[grid]\nmodel_args.widht = [0]",
+            "sweep.toml: unknown key model_args.widht; did you mean 'width'?",
+        ),
         ("[grid]\nmethod = [3]", "grid.method = 3: a name, or a table with one"),
         ('[grid]\nmethod = [{ scope = "layer" }]', "a name, or a table with one"),
         ("[grid]\nsparsity = [98]", "for 98 % pass 0.98"),

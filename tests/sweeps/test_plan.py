@@ -153,6 +153,11 @@ def test_a_run_that_ended_after_its_sweep_was_killed_gets_its_record_to_commit(r
         (["--records", "nowhere"], "nowhere: there is no such file"),
         (["--set", "epochs"], "--set epochs: expected KEY=VALUE"),
         (["--data-dir", "nowhere", "--set", "data=cifar10"], "nowhere"),
+        (
+            ["--set", "data=cifr10"],
+            "--set data = cifr10: no such data set; did you mean 'cifar10'?",
+        ),
+        (["--set", "lr=2"], "the command line: unknown key lr; did you mean 'optimizer.lr'?"),
     ],
 )
 def test_wrong_input_gets_one_line(arguments, said, tmp_path, capsys):
@@ -164,6 +169,7 @@ def test_wrong_input_gets_one_line(arguments, said, tmp_path, capsys):
     assert said in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatch):
@@ -171,6 +177,7 @@ def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatc
     file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
     assert main(["sweep", str(file), "--ray", "local", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'probmask[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # Shares of the machine
@@ -187,6 +194,7 @@ def test_a_ray_address_where_nobody_listens_is_refused_at_once(scheme, tmp_path,
     printed = capsys.readouterr().err
     assert f"--ray {address}: cannot be reached: " in printed
     assert printed.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_threads_are_shared_unless_the_configuration_says_how_many(runs):

@@ -161,3 +161,4 @@ def test_a_ray_address_without_a_cluster_is_refused(tmp_path):
     )
     assert done.returncode == 2
     assert "--ray no address: cannot be reached" in done.stderr
+    assert not (tmp_path / "out").exists()

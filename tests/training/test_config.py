@@ -17,6 +17,7 @@ from probmask.training.config import (
     parse_value,
     to_table,
 )
+from probmask.training.origins import Origins
 
 
 def written(tmp_path, text):
@@ -27,7 +28,7 @@ def written(tmp_path, text):
 
 def refused(table, **arguments):
     with pytest.raises(InputError) as caught:
-        parse_config(table, source="run.toml", **arguments)
+        parse_config(table, origins=Origins("run.toml"), **arguments)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -125,7 +126,7 @@ def test_a_value_of_the_wrong_type_is_refused(table, said):
 )
 def test_a_value_that_makes_no_sense_is_refused(table, said):
     with pytest.raises(InputError, match=said):
-        parse_config(table, source="run.toml")
+        parse_config(table, origins=Origins("run.toml"))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +145,14 @@ def test_settings_of_the_method_are_checked_when_the_configuration_is_loaded(set
 
 
 def test_the_method_gets_its_settings():
-    method = make_method(parse_config({"method": {"sparsity": 0.9, "draws": 3}}, source="x"))
+    method = make_method(
+        parse_config({"method": {"sparsity": 0.9, "draws": 3}}, origins=Origins("x"))
+    )
     assert method == ProbMask(sparsity=0.9, draws=3)
 
 
 def test_a_whole_number_serves_where_a_real_one_is_expected():
-    config = parse_config({"optimizer": {"lr": 1}, "method": {"sparsity": 0}}, source="x")
+    config = parse_config({"optimizer": {"lr": 1}, "method": {"sparsity": 0}}, origins=Origins("x"))
     assert (config.optimizer.lr, config.method["sparsity"]) == (1.0, 0)
     assert isinstance(config.optimizer.lr, float)
 

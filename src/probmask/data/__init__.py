@@ -19,7 +19,7 @@ from probmask.data.source import Batch, DataSource, Shard
 from probmask.data.workers import default_workers
 from probmask.errors import InputError
 from probmask.names import lookup
-from probmask.parsing import parse_fields
+from probmask.parsing import Source, parse_fields
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,20 @@ def load_data(
     return entry.load(_path(directory), check_settings(name, settings or {}))
 
 
-def check_settings(name: str, settings: Mapping[str, Any]) -> SmallImages | Photographs:
-    """The settings of a data set, with its defaults where none is given."""
-    defaults = _find(name).defaults
-    given = parse_fields(type(defaults), settings, prefix="data_args.", source=f"--data {name}")
+def check_settings(
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    naming: str = "--data",
+    source: Source | None = None,
+) -> SmallImages | Photographs:
+    """The settings of a data set, with its defaults where none is given.
+
+    In errors ``naming`` stands before the name, ``source`` says where the settings are from.
+    """
+    defaults = _find(name, naming).defaults
+    source = source or f"{naming} {name}"
+    given = parse_fields(type(defaults), settings, prefix="data_args.", source=source)
     return replace(defaults, **given)
 
 
@@ -100,13 +110,13 @@ def download_data(name: str, directory: str | Path | None = None, *, visible: bo
     return place
 
 
-def _find(name: str) -> DataSet:
+def _find(name: str, naming: str = "--data") -> DataSet:
     if name not in DATA and (Path(name).suffix == ".npz" or _is_directory(name)):
         kind = "npz" if Path(name).suffix == ".npz" else "folder"
         raise InputError(
-            f"--data {name}: is a path; for your own data pass --data {kind} --data-dir {name}."
+            f"{naming} {name}: is a path; for your own data pass --data {kind} --data-dir {name}."
         )
-    return lookup("data set", "--data", name, DATA)
+    return lookup("data set", naming, name, DATA)
 
 
 def _is_directory(name: str) -> bool:

@@ -16,6 +16,7 @@ from probmask.models.resnet_cifar import resnet14, resnet20, resnet32
 from probmask.models.smallconv import smallconv
 from probmask.models.vgg import vgg19
 from probmask.names import lookup, nearest
+from probmask.parsing import Source, unknown_key
 
 _DIGITS, _CIFAR, _IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
 
@@ -64,6 +65,19 @@ def model_settings(
     return {key: value for key, value in suggested.items() if key in taken} | dict(settings)
 
 
+def check_model_settings(
+    name: str, settings: Mapping[str, Any], *, naming: str, source: Source | None = None
+) -> None:
+    """Refuse a network that there is not, and settings that it does not take.
+
+    In errors ``naming`` stands before the name, ``source`` says where the settings are from. The
+    user's own functions are not looked at before they are needed.
+    """
+    if ":" not in name:
+        build = lookup("model", naming, name, MODELS).build
+        _check_known(settings, inspect.signature(build), source or f"{naming} {name}")
+
+
 def build_model(
     name: str, settings: Mapping[str, Any], *, suggested: Mapping[str, Any] | None = None
 ) -> nn.Module:
@@ -74,7 +88,7 @@ def build_model(
     """
     build = _find(name)
     signature = inspect.signature(build)
-    _check_known(name, settings, signature)
+    _check_known(settings, signature, f"--model {name}")
     settings = model_settings(name, settings, suggested=suggested or {})
     try:
         arguments = signature.bind(**settings)
@@ -97,7 +111,7 @@ def build_model(
     return model
 
 
-def _check_known(name: str, settings: Mapping[str, Any], signature: inspect.Signature) -> None:
+def _check_known(settings: Mapping[str, Any], signature: inspect.Signature, source: Source) -> None:
     """Refuse keys that the network's function does not take, unless it takes any."""
     parameters = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -105,7 +119,7 @@ def _check_known(name: str, settings: Mapping[str, Any], signature: inspect.Sign
     for key in settings:
         if key not in parameters:
             there = nearest(key, parameters) if parameters else "it takes none."
-            raise InputError(f"--model {name}: unknown key model_args.{key}; {there}")
+            raise unknown_key(f"model_args.{key}", there, source)
 
 
 def _find(name: str) -> Callable[..., Any]:
@@ -127,6 +141,7 @@ __all__ = [
     "MODELS",
     "Network",
     "build_model",
+    "check_model_settings",
     "conv4",
     "mobilenetv1",
     "model_settings",

@@ -64,11 +64,12 @@ def execute(request: Request, tell: Tell) -> None:
 
 def _train(request: Request, tell: Tell) -> None:
     from probmask.training.config import parse_config
+    from probmask.training.origins import Origins
     from probmask.training.record_format import INDIFFERENT
     from probmask.training.run_directory import RunDirectory
     from probmask.training.session import train
 
-    config = parse_config(request.config, source="the sweep")
+    config = parse_config(request.config, origins=Origins("the sweep"))
     directory = RunDirectory(Path(request.directory))
     if request.resume:
         _wait_for_lock(directory.path)

@@ -18,12 +18,8 @@ from probmask.errors import InputError
 from probmask.methods import METHODS
 from probmask.names import nearest
 from probmask.parsing import read_toml
-from probmask.training.config import (
-    TrainConfig,
-    assign,
-    complete_config,
-    make_method,
-)
+from probmask.training.config import TrainConfig, assign, complete_config, make_method
+from probmask.training.origins import Origins
 
 _LONGEST_LABEL = 60
 
@@ -113,7 +109,8 @@ def _configured(
     if isinstance(method, dict) and method.get("name") == "dense":
         method.pop("sparsity", None)  # it has none, whatever the others are asked for
     table.setdefault("dense_twin", False)  # in a grid, dense training is a method
-    return complete_config(table, source=source)
+    over = frozenset("method.sparsity" if key == "sparsity" else key for key, _ in overrides)
+    return complete_config(table, origins=Origins(source, over, flagged=False))
 
 
 def _put(table: dict[str, Any], key: str, value: Any, source: str) -> None:

@@ -4,7 +4,8 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,20 @@ _FILES = ("config.toml", "metrics.jsonl", "model.safetensors", "record.json")
 
 
 def run_on_ray(
-    jobs: Sequence[Job],
-    directory: SweepDirectory,
-    board: Board,
-    *,
-    address: str,
-    parallel: int | None,
+    jobs: Sequence[Job], directory: SweepDirectory, board: Board, *, ray: Any, parallel: int | None
 ) -> None:
-    """Train the jobs as tasks of the cluster at ``address``, or of one on this machine ("local").
+    """Train the jobs as tasks of the cluster that ``ray`` is connected to.
 
     ``parallel`` shares the cores of a local cluster; on another the scheduler decides how many run
     at once, each on as many cores as it has threads. A run is trained in a directory of the node it
     is on (~/.cache/probmask/ray), and goes on from its checkpoint if it comes there again.
     """
-    ray = _connected(address)
-    try:
-        _Cluster(ray, directory, board, parallel if address == "local" else None).run(jobs)
-    finally:
-        ray.shutdown()  # the tasks of a driver that is gone are ended
+    _Cluster(ray, directory, board, parallel).run(jobs)
 
 
-def _connected(address: str) -> Any:
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to the cluster at ``address``, or to one of this machine ("local")."""
     _refuse_silent(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it would call home
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -58,7 +52,10 @@ def _connected(address: str) -> Any:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise _unreachable(address, error) from error
-    return ray
+    try:
+        yield ray
+    finally:
+        ray.shutdown()  # the tasks of a driver that is gone are ended
 
 
 def _refuse_silent(address: str) -> None:

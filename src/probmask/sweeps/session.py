@@ -1,6 +1,8 @@
 """What `probmask sweep` does: find out what is left of a grid, and train it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from probmask.data import load_data
@@ -8,6 +10,8 @@ from probmask.sweeps.board import Board, LiveBoard
 from probmask.sweeps.grid import Planned
 from probmask.sweeps.local import run_locally
 from probmask.sweeps.plan import Job, Plan, SweepDirectory, make_plan
+
+_RunJobs = Callable[[Sequence[Job], SweepDirectory, Board], None]
 
 
 def run_sweep(
@@ -27,28 +31,31 @@ def run_sweep(
     without ``retry``. An interrupted sweep goes on when it is called again.
     """
     directory = SweepDirectory(out)
-    with directory.locked():
+    wanted = make_plan(planned, directory, records=records, retry=retry).jobs
+    # Before anything is made: what cannot be trained leaves nothing behind.
+    with _workshop(wanted, jobs, ray) as run, directory.locked():
         plan = make_plan(planned, directory, records=records, retry=retry)
         directory.put_missing_records(planned)
         if plan.jobs:
-            if ray is None:
-                _check_data(plan.jobs)
             make = LiveBoard if live else Board
             board = make(len(planned), done=len(plan.finished), failed=len(plan.failed), say=say)
             with board:
-                _run(plan.jobs, directory, board, parallel=jobs, ray=ray)
+                run(plan.jobs, directory, board)
         return make_plan(planned, directory, records=records)
 
 
-def _run(
-    jobs: Sequence[Job], directory: SweepDirectory, board: Board, *, parallel: int, ray: str | None
-) -> None:
+@contextmanager
+def _workshop(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_RunJobs]:
+    """What trains the jobs, as soon as it is known that it can."""
     if ray is None:
-        run_locally(jobs, directory, board, parallel=parallel)
+        _check_data(jobs)
+        yield partial(run_locally, parallel=parallel)
     else:
-        from probmask.sweeps.on_ray import run_on_ray
+        from probmask.sweeps.on_ray import connected, run_on_ray
 
-        run_on_ray(jobs, directory, board, address=ray, parallel=parallel)
+        with connected(ray) as cluster:
+            shared = parallel if ray == "local" else None
+            yield partial(run_on_ray, ray=cluster, parallel=shared)
 
 
 def _check_data(jobs: Sequence[Job]) -> None:

@@ -13,8 +13,11 @@ from probmask.data import check_settings
 from probmask.errors import InputError
 from probmask.masking.protocol import Method
 from probmask.methods import METHODS
+from probmask.models import check_model_settings
 from probmask.names import lookup
 from probmask.parsing import parse, read_toml
+from probmask.training.origins import CHECKED, Origins
+from probmask.training.unknown_keys import refuse_unknown_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,19 @@ class TrainConfig:
             )
 
 
+# The keys whose values `TrainConfig` has rules for.
+_CHECKED_TOGETHER = (
+    "epochs",
+    "batch_size",
+    "seed",
+    "devices",
+    "label_smoothing",
+    "checkpoint_seconds",
+    "optimizer",
+    "threads",
+    "workers",
+)
+
 _SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
 # What makes sense for a data set where neither file nor flag says otherwise.
 _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
@@ -134,12 +150,14 @@ _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
 def load_config(path: str | Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> TrainConfig:
     """Read a TOML file, put ``key = value`` overrides on top (dotted keys), and check it all."""
     table = read_toml(Path(path)) if path is not None else {}
-    source = str(path) if path is not None else "the command line"
-    return complete_config(table, overrides, source=source)
+    over = frozenset(key for key, _ in overrides)
+    return complete_config(
+        table, overrides, origins=Origins(None if path is None else str(path), over)
+    )
 
 
 def complete_config(
-    given: Mapping[str, Any], overrides: Sequence[tuple[str, Any]] = (), *, source: str
+    given: Mapping[str, Any], overrides: Sequence[tuple[str, Any]] = (), *, origins: Origins
 ) -> TrainConfig:
     """Make a configuration of what is given and of defaults that make sense for its data."""
     table = copy.deepcopy(dict(given))
@@ -153,28 +171,34 @@ def complete_config(
         table[key] = _filled_up(table[key], value) if key in table else copy.copy(value)
     if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
         table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
-    return parse_config(table, source=source)
+    return parse_config(table, origins=origins)
 
 
-def parse_config(table: Mapping[str, Any], *, source: str) -> TrainConfig:
+def parse_config(table: Mapping[str, Any], *, origins: Origins) -> TrainConfig:
     """Make a configuration of a mapping; unknown keys and wrong types are errors."""
     known = dict(table)
+    refuse_unknown_keys(known, kind=TrainConfig, optimizer=OptimizerConfig, origins=origins)
     if isinstance(known.get("method", {}), Mapping):
         method = {"name": "probmask", **known.get("method", {})}
         if method["name"] != "dense":
             method.setdefault("sparsity", 0.98)
         known["method"] = method
-    config = parse(TrainConfig, known, prefix="", source=source)
-    make_method(config, source=source)
-    check_settings(config.data, config.data_args)
+    with origins.told(*_CHECKED_TOGETHER):
+        config = parse(TrainConfig, known, prefix="", source=origins.of)
+    make_method(config, origins)
+    naming = origins.naming
+    with origins.told("data_args"):
+        check_settings(config.data, config.data_args, naming=naming("data"), source=origins.of)
+    check_model_settings(config.model, config.model_args, naming=naming("model"), source=origins.of)
     return config
 
 
-def make_method(config: TrainConfig, *, source: str = "method") -> Method:
+def make_method(config: TrainConfig, origins: Origins = CHECKED) -> Method:
     """The method that the configuration names, with its settings."""
     settings = dict(config.method)
-    kind = lookup("method", "--method", str(settings.pop("name")), METHODS)
-    return parse(kind, settings, prefix="method.", source=source)
+    kind = lookup("method", origins.naming("method.name"), str(settings.pop("name")), METHODS)
+    with origins.told("method"):
+        return parse(kind, settings, prefix="method.", source=origins.of)
 
 
 def to_table(config: TrainConfig) -> dict[str, Any]:
