@@ -121,6 +121,23 @@ def test_what_missed_its_sparsity_is_said(tmp_path, capsys):
     assert "90.00 † 97.90 %" in printed(capsys, tmp_path)
 
 
+def test_times_that_were_measured_otherwise_are_not_averaged(tmp_path, capsys):
+    timed = {"milliseconds": 2.0, "batch": 1, "threads": 1}
+    write(tmp_path / "a", record(seed=0, latency=timed))
+    write(tmp_path / "b", record(seed=1, latency={**timed, "milliseconds": 3.0}))
+
+    def cell():
+        return json.loads(printed(capsys, tmp_path, "--json"))["settings"][0]["cells"][0]
+
+    assert (cell()["milliseconds"], cell()["batch"]) == (2.5, 1)
+    assert "| 2.50 | 1 | 1 |" in printed(capsys, tmp_path, "--format", "markdown")
+    write(tmp_path / "b", record(seed=1, latency={**timed, "batch": 64}))
+    assert (cell()["milliseconds"], cell()["batch"]) == (None, None)
+    write(tmp_path / "b", record(seed=1))
+    assert cell()["milliseconds"] is None
+    assert "threads" not in printed(capsys, tmp_path)
+
+
 def test_the_figure_of_the_paper_stands_beside_ours(tmp_path, capsys):
     made = record("probmask", 0.95, model="resnet32", train_images=50000)
     made["config"]["model"] = "resnet32"

@@ -72,6 +72,22 @@ class Cell:
         """The mean of the sparsities that came out."""
         return statistics.fmean(run.reached for run in self.runs)
 
+    @cached_property
+    def timed(self) -> tuple[float, float] | None:
+        """Batch size and threads that the runs were timed with, if some were, and all alike."""
+        found = set()
+        for run in self.runs:
+            if figure_in(run.record, "latency", "milliseconds") is not None:
+                batch = figure_in(run.record, "latency", "batch")
+                threads = figure_in(run.record, "latency", "threads")
+                found.add((1 if batch is None else batch, 1 if threads is None else threads))
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def milliseconds(self) -> float | None:
+        """The mean time of a forward pass; None if a run was not timed, or not as the others."""
+        return None if self.timed is None else self.mean_of("latency", "milliseconds")
+
     def mean_of(self, *keys: str) -> float | None:
         """The mean of a figure of the records; None if one of them lacks it."""
         figures = [figure_in(run.record, *keys) for run in self.runs]

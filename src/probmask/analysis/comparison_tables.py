@@ -9,6 +9,7 @@ from typing import Any
 from probmask.analysis.comparison import Cell, Setting, rounded
 from probmask.analysis.tables import print_rows
 
+_SPEED_HEADINGS = ("method", "sparsity", "weights", "MACs", "bytes", "ms", "images", "threads")
 _MEASURE = "test accuracy at the last epoch, %"
 
 
@@ -62,6 +63,8 @@ def _line(setting: Setting, place: int) -> dict[str, Any]:
         "macs": cell.mean_of("macs", "sparse"),
         "bytes": cell.mean_of("bytes"),
         "seconds": cell.mean_of("seconds"),
+        "milliseconds": cell.milliseconds,
+        "batch": None if cell.milliseconds is None or cell.timed is None else cell.timed[0],
     }
 
 
@@ -83,6 +86,35 @@ def _print_table(setting: Setting, *, markdown: bool) -> None:
         print()
     for note in _notes(setting):
         print(note)
+    if any(cell.milliseconds is not None for cell in setting.cells):
+        print()
+        _print_speeds(setting, markdown=markdown)
+
+
+def _print_speeds(setting: Setting, *, markdown: bool) -> None:
+    """Size and speed, of the cells that were timed."""
+    rows = [
+        (
+            cell.label,
+            _heading(cell.level),
+            _figure(cell.mean_of("kept")),
+            _figure(cell.mean_of("macs", "sparse")),
+            _figure(cell.mean_of("bytes")),
+            f"{cell.milliseconds:.2f}",
+            f"{cell.timed[0]:g}",
+            f"{cell.timed[1]:g}",
+        )
+        for cell in setting.cells
+        if cell.milliseconds is not None and cell.timed is not None
+    ]
+    print_rows(_SPEED_HEADINGS, rows, markdown=markdown)
+    if markdown:
+        print()
+    print("ms: a forward pass of so many images, as `probmask bench` measured it; means over seeds")
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
 
 
 def _heading(level: tuple[float, str]) -> str:

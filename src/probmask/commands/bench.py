@@ -1,17 +1,24 @@
 """`probmask bench`: how fast a finished network runs on this machine."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from probmask.commands.artifact_argument import add_artifact, artifact_of
 from probmask.commands.export import parse_shape
+from probmask.commands.latency_record import record_latency
 from probmask.commands.output import print_json
 from probmask.commands.speed_table import add_conditions, conditions, print_speeds
 
 
 def add(commands: Any) -> None:
     """Add the command and its flags."""
-    bench = commands.add_parser("bench", help="time a finished network on this machine")
+    bench = commands.add_parser(
+        "bench",
+        help="time a finished network on this machine",
+        description="Time a finished network on this machine, against PyTorch. For the directory "
+        "of a run the result also goes into its record, where 'compare' and 'report' find it.",
+    )
     add_artifact(bench)
     add_conditions(bench)
     bench.add_argument(
@@ -37,11 +44,17 @@ def run(options: argparse.Namespace) -> None:
     network = load(artifact, model=options.model)
     batches, threads = conditions(options)
     measured = [measure_speed(network, shape, batch=b, threads=threads) for b in batches]
+    speeds = [speed for speed, _ in measured]
+    given: Path = options.artifact
+    written = record_latency(given, speeds, shape) if given.is_dir() else None
     if options.json:
         results = [{**speed.as_table(), "nodes": engine.describe()} for speed, engine in measured]
-        print_json({"artifact": str(artifact), "input_shape": list(shape), "results": results})
+        result = {"artifact": str(artifact), "input_shape": list(shape), "results": results}
+        print_json({**result, "record": None if written is None else str(written)})
         return
-    print_speeds([speed for speed, _ in measured])
+    print_speeds(speeds)
+    if written is not None:
+        print(f"written into {written}, as what 'compare' and 'report' show (batch {batches[0]})")
     if options.layers:
         for speed, engine in measured:
             print(f"\nbatch {speed.batch}")

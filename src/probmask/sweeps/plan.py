@@ -7,10 +7,11 @@ OUT/logs/NAME.log       what a run had to say
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
@@ -90,6 +91,13 @@ class SweepDirectory:
 
     def _failure(self, planned: Planned) -> Path:
         return self.failed / f"{planned.name}.json"
+
+
+def update_copy(run: RunDirectory, record: Mapping[str, Any]) -> None:
+    """Bring the copy of a record that is to be committed up to date, if the run is a sweep's."""
+    copy = run.path.resolve().parents[1] / "records" / f"{run.path.resolve().name}.json"
+    if run.path.resolve().parent.name == "runs" and copy.exists():
+        write_compact(record, copy)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def make_record(
         },
         "hardware": {
             "machine": platform.machine(),
-            "cpu": _cpu(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "device": str(device),
@@ -105,7 +105,7 @@ def make_record(
     }
 
 
-def _cpu() -> str | None:
+def cpu_name() -> str | None:
     """What the processor calls itself, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

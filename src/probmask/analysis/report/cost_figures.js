@@ -78,7 +78,7 @@ function drawSpeed(view) {
     return figure("speed", {
       title: `Time of one forward pass at ${focusText(view)}`,
       caption: sentences(
-        "As measured on the machine that the record names; means over seeds.",
+        "As “probmask bench” measured it on the machine that the record names; means over seeds.",
         "Compare only what was measured on one machine.",
         barNote(rows),
       ),
@@ -110,7 +110,7 @@ function drawSpeed(view) {
     caption: sentences(
       "None of these runs was timed, so this counts multiply-accumulates:",
       "how much work is left, not how long it takes.",
-      "Once a record holds a “latency” in milliseconds, this figure shows it.",
+      "“probmask bench RUN” measures it; this figure then shows it.",
       barNote(macs),
     ),
     draw: (body) => drawBars(body, { title: "Multiply-accumulates", rows: macs }),

@@ -39,7 +39,7 @@ def make_payload(runs: Sequence[Run]) -> dict[str, Any]:
             _setting_table(setting, methods, curves, points, snapshots) for setting in settings
         ],
         "runs": [
-            _run_row(run, *next(rows), setting=place, cell=position)
+            _run_row(run, *next(rows), setting=place, cell=position, timed=cell.timed is not None)
             for place, setting in enumerate(settings)
             for position, cell in enumerate(setting.cells)
             for run in cell.runs
@@ -87,7 +87,7 @@ def _setting_table(
                 "paper": cell.paper,
                 "size": figure_in(cell.runs[0].record, "size"),
                 "dense_macs": figure_in(cell.runs[0].record, "macs", "dense"),
-                "batch": figure_in(cell.runs[0].record, "latency", "batch"),
+                "batch": None if cell.timed is None else cell.timed[0],
                 "layers": _kept_of(cell, layers),
                 "curves": _curves(cell, curves, points),
                 "histograms": _histograms(cell, snapshots),
@@ -97,7 +97,9 @@ def _setting_table(
     }
 
 
-def _run_row(run: Run, name: str, variant: int, *, setting: int, cell: int) -> list[Any]:
+def _run_row(
+    run: Run, name: str, variant: int, *, setting: int, cell: int, timed: bool
+) -> list[Any]:
     """One run; the page knows the columns by the same order."""
     record = run.record
     seconds = figure_in(record, "seconds")
@@ -112,7 +114,7 @@ def _run_row(run: Run, name: str, variant: int, *, setting: int, cell: int) -> l
         figure_in(record, "macs", "sparse"),
         figure_in(record, "bytes"),
         None if seconds is None else round(seconds, 1),
-        figure_in(record, "latency", "milliseconds"),
+        figure_in(record, "latency", "milliseconds") if timed else None,
         variant,
     ]
 
