@@ -320,6 +320,8 @@ def test_a_latency_is_shown_where_there_is_one(opened, tmp_path):
     write(tmp_path / "runs" / "b", dense)
     browser = opened(tmp_path / "runs")
     assert "1.25 ms · 4.0× faster" in texts(browser, "#speed .value")
+    assert "forward pass" in texts(browser, "#runs th")
+    assert "1.25 ms" in texts(browser, "#runs td")
 
 
 def test_settings_are_kept_apart(opened, tmp_path):

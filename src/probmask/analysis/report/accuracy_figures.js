@@ -31,6 +31,18 @@ function denseReference(view, points) {
     : { references: [{ name: `dense ${fixed(dense.mean)}`, y: dense.mean }], said: "" };
 }
 
+/** A cell as a point: its mean, and a deviation up and down. */
+const accuracyPoint = (cell, x) => ({
+  x,
+  y: cell.mean,
+  hollow: !cell.verified,
+  low: cell.deviation === null ? null : cell.mean - cell.deviation,
+  high: cell.deviation === null ? null : cell.mean + cell.deviation,
+  tip: accuracyTip(cell),
+});
+
+const pointsOf = (series) => series.flatMap((each) => each.points);
+
 function drawBySparsity(view) {
   const cells = view.cells.filter((cell) => cell.sparsity > 0);
   const title = "Accuracy against sparsity";
@@ -41,22 +53,14 @@ function drawBySparsity(view) {
       draw: nothing("No sparse run is in view."),
     });
   const series = linesOf(cells, (cell) => ({
-    x: 1 - cell.sparsity,
-    y: cell.mean,
-    hollow: !cell.verified,
-    low: cell.deviation === null ? null : cell.mean - cell.deviation,
-    high: cell.deviation === null ? null : cell.mean + cell.deviation,
+    ...accuracyPoint(cell, 1 - cell.sparsity),
     seeds: cell.n > 1 && cell.n <= 10 ? cell.accuracies : [],
-    tip: accuracyTip(cell),
   }));
   for (const each of series) each.points.reverse();
   const densities = [...new Set(cells.map((cell) => 1 - cell.sparsity))].sort((a, b) => b - a);
   const alone = densities.length === 1;
   const pad = alone ? 2 : Math.max(1.06, (densities[0] / densities.at(-1)) ** 0.05);
-  const { references, said } = denseReference(
-    view,
-    series.flatMap((each) => each.points),
-  );
+  const { references, said } = denseReference(view, pointsOf(series));
   const coloured = series.filter((each) => !each.context).length;
   figure("by-sparsity", {
     title,
@@ -84,10 +88,7 @@ function drawBySparsity(view) {
           format: (density) => percent(1 - density),
           title: "sparsity",
         },
-        y: accuracyAxis(
-          series.flatMap((each) => each.points),
-          references,
-        ),
+        y: accuracyAxis(pointsOf(series), references),
       }),
   });
 }
@@ -103,23 +104,13 @@ function drawByMacs(view) {
     });
   const sparse = cells.filter((cell) => cell.sparsity > 0),
     shown = sparse.length ? sparse : cells;
-  const series = linesOf(shown, (cell) => ({
-    x: cell.macs,
-    y: cell.mean,
-    hollow: !cell.verified,
-    low: cell.deviation === null ? null : cell.mean - cell.deviation,
-    high: cell.deviation === null ? null : cell.mean + cell.deviation,
-    tip: accuracyTip(cell),
-  }));
+  const series = linesOf(shown, (cell) => accuracyPoint(cell, cell.macs));
   const macs = shown.map((cell) => cell.macs);
   const low = Math.min(...macs),
     high = Math.max(...macs),
     pad = Math.max(1.12, (high / low) ** 0.06);
   const { references, said } = sparse.length
-    ? denseReference(
-        view,
-        series.flatMap((each) => each.points),
-      )
+    ? denseReference(view, pointsOf(series))
     : { references: [], said: "" };
   const dense = shown.find((cell) => known(cell.dense_macs))?.dense_macs;
   let marks = logTicks(low / pad, high * pad);
@@ -146,10 +137,7 @@ function drawByMacs(view) {
           format: roundCount,
           title: "MACs per image",
         },
-        y: accuracyAxis(
-          series.flatMap((each) => each.points),
-          references,
-        ),
+        y: accuracyAxis(pointsOf(series), references),
       }),
   });
 }

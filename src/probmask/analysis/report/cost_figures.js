@@ -28,11 +28,16 @@ const ratioText = (ratio, less, more) =>
 const imagesText = (batch) =>
   !known(batch) ? "" : batch === 1 ? " for one image" : ` for ${whole(batch)} images`;
 
+/** How many times less than a dense network in view a cell takes, in words. */
+function againstDense(view, name, less, more) {
+  const twin = view.cells.find((cell) => cell.sparsity === 0 && known(cell[name]));
+  return (cell) =>
+    twin && cell !== twin ? ` · ${ratioText(twin[name] / cell[name], less, more)}` : "";
+}
+
 function drawSize(view) {
   const title = "File";
-  const twin = view.cells.find((cell) => cell.sparsity === 0 && known(cell.bytes));
-  const against = (cell) =>
-    twin && cell !== twin ? ` · ${ratioText(twin.bytes / cell.bytes, "smaller", "larger")}` : "";
+  const against = againstDense(view, "bytes", "smaller", "larger");
   const rows = barRows(
     view,
     (cell) => cell.bytes,
@@ -61,13 +66,11 @@ function drawSize(view) {
 }
 
 function drawSpeed(view) {
-  const twin = view.cells.find((cell) => cell.sparsity === 0 && known(cell.latency));
-  const against = (cell) =>
-    twin && cell !== twin ? ` · ${ratioText(twin.latency / cell.latency, "faster", "slower")}` : "";
+  const against = againstDense(view, "latency", "faster", "slower");
   const rows = barRows(
     view,
     (cell) => cell.latency,
-    (cell) => `${fixed(cell.latency)} ms${against(cell)}`,
+    (cell) => milliseconds(cell.latency) + against(cell),
     (cell) => [
       cell.label,
       `${fixed(cell.latency, 3)} ms${imagesText(cell.batch)}`,

@@ -126,14 +126,6 @@ function headlineNotes(view, crossed) {
 function drawCrossed(view, levels, methods) {
   const cells = new Map(view.cells.map((cell) => [`${cell.method} ${levelOf(cell)}`, cell]));
   const at = (method, level) => cells.get(`${method} ${levelOf(level)}`);
-  const columns = [
-    { name: "method", title: "method", text: true, value: (method) => DATA.methods[method] },
-    ...levels.map((level) => ({
-      name: levelOf(level),
-      title: sparsityText(level),
-      value: (method) => at(method, level)?.mean ?? null,
-    })),
-  ];
   const entry = (cell) =>
     cell
       ? element(
@@ -145,15 +137,22 @@ function drawCrossed(view, levels, methods) {
             : null,
         )
       : element("td", { class: "dim" }, "–");
-  const rowOf = (rows) =>
-    rows.map((method) =>
-      element(
-        "tr",
-        {},
-        methodCell({ method, label: DATA.methods[method] }),
-        ...levels.map((level) => entry(at(method, level))),
-      ),
-    );
+  const columns = [
+    {
+      name: "method",
+      title: "method",
+      text: true,
+      value: (method) => DATA.methods[method],
+      show: (method) => methodCell({ method, label: DATA.methods[method] }),
+    },
+    ...levels.map((level) => ({
+      name: levelOf(level),
+      title: sparsityText(level),
+      value: (method) => at(method, level)?.mean ?? null,
+      show: (method) => entry(at(method, level)),
+    })),
+  ];
+  const rowOf = (rows) => rows.map((method) => rowBy(columns, method));
   const foot = view.cells
     .filter((cell) => cell.sparsity === 0)
     .map((cell) =>
@@ -169,92 +168,60 @@ function drawCrossed(view, levels, methods) {
         ),
       ),
     );
-  fillTable(document.getElementById("headline"), {
+  fillTable("headline", {
     columns,
     rows: methods,
-    order: state.crossed,
+    order: "crossed",
     rowOf,
     foot,
     label: "Test accuracy by method and sparsity",
-    change: (order) => {
-      state.crossed = order;
-      drawHeadline(currentView());
-    },
+    redraw: drawHeadline,
   });
 }
 
 /** One row for each method at each sparsity. */
 function drawCells(view, id) {
   const dense = view.cells.find((cell) => cell.sparsity === 0);
-  const paper = view.cells.some((cell) => known(cell.paper)),
-    twin = dense && view.cells.length > 1;
   const columns = [
-    { name: "method", title: "method", text: true, value: (cell) => cell.label },
-    { name: "sparsity", title: "sparsity", value: (cell) => cell.sparsity },
-    { name: "accuracy", title: "test accuracy, %", value: (cell) => cell.mean },
-    { name: "seeds", title: "seeds", value: (cell) => cell.n },
-    ...(paper ? [{ name: "paper", title: "paper, %", value: (cell) => cell.paper }] : []),
-    ...(twin
-      ? [
-          {
-            name: "dense",
-            title: "against dense",
-            value: (cell) => (cell === dense ? null : cell.mean - dense.mean),
-          },
-        ]
-      : []),
-    { name: "kept", title: "weights kept", value: (cell) => cell.kept },
-    { name: "macs", title: "MACs", value: (cell) => cell.macs },
-    { name: "bytes", title: "file", value: (cell) => cell.bytes },
-    { name: "seconds", title: "trained in", value: (cell) => cell.seconds },
-  ];
-  const rowOf = (cells) =>
-    cells
-      .slice(0, state.cellsShown)
-      .map((cell) =>
-        element(
-          "tr",
-          {},
-          methodCell(cell),
-          element(
-            "td",
-            {},
-            sparsityText(cell),
-            cell.verified
-              ? null
-              : element("span", { class: "dim" }, ` (reached ${percent(cell.reached)})`),
-          ),
-          element("td", { class: cell.best ? "best" : null }, ...accuracyParts(cell)),
-          element("td", {}, whole(cell.n)),
-          paper ? element("td", {}, fixed(cell.paper)) : null,
-          twin
-            ? element(
-                "td",
-                {},
-                cell === dense
-                  ? "–"
-                  : (cell.mean > dense.mean ? "+" : "") + fixed(cell.mean - dense.mean),
-              )
-            : null,
-          element("td", {}, whole(cell.kept)),
-          element("td", {}, counted(cell.macs)),
-          element("td", {}, bytes(cell.bytes)),
-          element("td", {}, lasting(cell.seconds)),
-        ),
-      );
-  fillTable(document.getElementById(id), {
+    { name: "method", title: "method", text: true, value: (cell) => cell.label, show: methodCell },
+    { name: "sparsity", title: "sparsity", value: (cell) => cell.sparsity, show: sparsityCell },
+    { name: "accuracy", title: "test accuracy, %", value: (cell) => cell.mean, show: accuracyCell },
+    { name: "seeds", title: "seeds", value: (cell) => cell.n, show: (cell) => whole(cell.n) },
+    view.cells.some((cell) => known(cell.paper)) && {
+      name: "paper",
+      title: "paper, %",
+      value: (cell) => cell.paper,
+      show: (cell) => fixed(cell.paper),
+    },
+    dense && view.cells.length > 1 && againstColumn(dense),
+    ...costColumns(view.cells, "weights kept"),
+  ].filter(Boolean);
+  fillTable(id, {
     columns,
     rows: view.cells,
-    order: state.cells,
-    rowOf,
+    order: "cells",
+    rowOf: (cells) => cells.slice(0, state.cellsShown).map((cell) => rowBy(columns, cell)),
     label: "Every method at every sparsity",
-    change: (order) => {
-      state.cells = order;
-      drawHeadline(currentView());
-    },
+    redraw: drawHeadline,
   });
-  const more = document.getElementById("more-cells"),
-    left = view.cells.length - state.cellsShown;
-  more.hidden = left <= 0;
-  more.textContent = `Show ${whole(left)} more`;
+  offerMore("more-cells", view.cells.length - state.cellsShown);
 }
+
+const accuracyCell = (cell) =>
+  element("td", { class: cell.best ? "best" : null }, ...accuracyParts(cell));
+
+const sparsityCell = (cell) =>
+  element(
+    "td",
+    {},
+    sparsityText(cell),
+    cell.verified ? null : element("span", { class: "dim" }, ` (reached ${percent(cell.reached)})`),
+  );
+
+const againstColumn = (dense) => ({
+  name: "dense",
+  title: "against dense",
+  value: (cell) => (cell === dense ? null : cell.mean - dense.mean),
+  show: (cell) =>
+    cell === dense ? "–" : (cell.mean > dense.mean ? "+" : "") + fixed(cell.mean - dense.mean),
+});

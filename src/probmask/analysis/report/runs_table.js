@@ -2,86 +2,76 @@
 
 function drawRuns(view) {
   const columns = [
-    { name: "name", title: "run", text: true, value: (run) => run.name },
-    { name: "method", title: "method", text: true, value: (run) => run.cell.label },
-    { name: "sparsity", title: "sparsity", value: (run) => run.cell.sparsity },
-    { name: "seed", title: "seed", value: (run) => run.seed },
-    { name: "accuracy", title: "test, %", value: (run) => run.accuracy },
-    { name: "validation", title: "validation, %", value: (run) => run.validation },
-    { name: "kept", title: "weights", value: (run) => run.kept },
-    { name: "macs", title: "MACs", value: (run) => run.macs },
-    { name: "bytes", title: "file", value: (run) => run.bytes },
-    { name: "seconds", title: "trained in", value: (run) => run.seconds },
-  ].filter(
-    (column) => column.name !== "validation" || view.runs.some((run) => known(run.validation)),
-  );
-  const cells = {
-    method: (run) =>
-      element("td", { class: "name", title: run.cell.label }, key(run.cell.method), run.cell.label),
-    sparsity: (run) => element("td", {}, sparsityText(run.cell)),
-    seed: (run) => element("td", {}, String(run.seed)),
-    accuracy: (run) => element("td", {}, fixed(run.accuracy)),
-    validation: (run) => element("td", {}, fixed(run.validation)),
-    kept: (run) => element("td", {}, whole(run.kept)),
-    macs: (run) => element("td", {}, counted(run.macs)),
-    bytes: (run) => element("td", {}, bytes(run.bytes)),
-    seconds: (run) => element("td", {}, lasting(run.seconds)),
-  };
-  const rowOf = (runs) =>
-    runs.slice(0, state.page).flatMap((run) => {
-      const open = state.open.has(run.index);
-      const button = element(
-        "button",
-        {
-          type: "button",
-          class: "open",
-          "aria-expanded": String(open),
-          title: run.name,
-          onclick: () => {
-            state.open[open ? "delete" : "add"](run.index);
-            drawRuns(currentView());
-            document.querySelector(`#runs [data-run="${run.index}"]`)?.focus();
-          },
-          "data-run": run.index,
-        },
-        run.name,
-      );
-      const row = element(
-        "tr",
-        {},
-        element("td", { class: "name" }, button),
-        ...columns.slice(1).map((column) => cells[column.name](run)),
-      );
-      return open
-        ? [
-            row,
-            element(
-              "tr",
-              { class: "settings" },
-              element("td", { colspan: columns.length }, settingsOf(run)),
-            ),
-          ]
-        : [row];
-    });
-  fillTable(document.getElementById("runs"), {
+    { name: "name", title: "run", text: true, value: (run) => run.name, show: nameCell },
+    {
+      name: "method",
+      title: "method",
+      text: true,
+      value: (run) => run.cell.label,
+      show: (run) => methodCell(run.cell),
+    },
+    {
+      name: "sparsity",
+      title: "sparsity",
+      value: (run) => run.cell.sparsity,
+      show: (run) => sparsityText(run.cell),
+    },
+    { name: "seed", title: "seed", value: (run) => run.seed, show: (run) => String(run.seed) },
+    accuracyColumn("accuracy", "test, %"),
+    view.runs.some((run) => known(run.validation)) && accuracyColumn("validation", "validation, %"),
+    ...costColumns(view.runs, "weights"),
+  ].filter(Boolean);
+  fillTable("runs", {
     columns,
     rows: view.runs,
-    order: state.runs,
-    rowOf,
+    order: "runs",
+    rowOf: (runs) => runs.slice(0, state.page).flatMap((run) => rowsOf(columns, run)),
     label: "All runs",
-    change: (order) => {
-      state.runs = order;
-      drawRuns(currentView());
-    },
+    redraw: drawRuns,
   });
-  const more = document.getElementById("more"),
-    left = view.runs.length - state.page;
-  more.hidden = left <= 0;
-  more.textContent = `Show ${whole(Math.min(left, 4 * PAGE))} more`;
+  const left = view.runs.length - state.page;
+  offerMore("more", left, 4 * PAGE);
   document.getElementById("runs-note").textContent =
     left > 0
       ? `${whole(state.page)} of ${whole(view.runs.length)} runs are listed.`
       : "A run's name opens its whole configuration.";
+}
+
+const accuracyColumn = (name, title) => ({
+  name,
+  title,
+  value: (run) => run[name],
+  show: (run) => fixed(run[name]),
+});
+
+/** The row of a run, and its settings below if it is open. */
+function rowsOf(columns, run) {
+  const row = rowBy(columns, run);
+  if (!state.open.has(run.index)) return [row];
+  const settings = element("td", { colspan: columns.length }, settingsOf(run));
+  return [row, element("tr", { class: "settings" }, settings)];
+}
+
+/** The name of a run, which opens its settings. */
+function nameCell(run) {
+  const open = state.open.has(run.index);
+  const button = element(
+    "button",
+    {
+      type: "button",
+      class: "open",
+      "aria-expanded": String(open),
+      title: run.name,
+      onclick: () => {
+        state.open[open ? "delete" : "add"](run.index);
+        drawRuns(currentView());
+        document.querySelector(`#runs [data-run="${run.index}"]`)?.focus();
+      },
+      "data-run": run.index,
+    },
+    run.name,
+  );
+  return element("td", { class: "name" }, button);
 }
 
 /** The settings of a run: those that are its own first, then those that most runs share. */

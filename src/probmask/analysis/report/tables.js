@@ -1,7 +1,16 @@
 // Tables that their headings sort.
 
-/** Fill a table whose headings sort it. columns: [{name, title, value, show, text}]. */
-function fillTable(table, { columns, rows, order, change, rowOf, label, foot = [] }) {
+/**
+ * Fill a table whose headings sort it. columns: [{name, title, value, show, text}]; `order` names
+ * what of the state says how it is sorted, `redraw` draws it again.
+ */
+function fillTable(id, { columns, rows, order: kept, redraw, rowOf, label, foot = [] }) {
+  const table = document.getElementById(id),
+    order = state[kept];
+  const change = (by) => {
+    state[kept] = by;
+    redraw(currentView());
+  };
   const column = columns.find((each) => each.name === order.by);
   const sorted = column
     ? [...rows].sort((a, b) => compared(column.value(a), column.value(b), order.sign))
@@ -44,6 +53,38 @@ function compared(a, b, sign) {
   if (a === null || a === undefined) return 1;
   if (b === null || b === undefined) return -1;
   return sign * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+}
+
+/** What cells and runs take: weights, work, a file, time. */
+const costColumns = (rows, weights) =>
+  [
+    { name: "kept", title: weights, show: (row) => whole(row.kept) },
+    { name: "macs", title: "MACs", show: (row) => counted(row.macs) },
+    { name: "bytes", title: "file", show: (row) => bytes(row.bytes) },
+    { name: "latency", title: "forward pass", show: (row) => milliseconds(row.latency) },
+    { name: "seconds", title: "trained in", show: (row) => lasting(row.seconds) },
+  ]
+    .map((column) => ({ ...column, value: (row) => row[column.name] }))
+    .filter((column) => column.name !== "latency" || rows.some((row) => known(row.latency)));
+
+const milliseconds = (value) => (known(value) ? `${fixed(value)} ms` : "–");
+
+/** A row of what its columns show of it; they may bring the whole cell. */
+const rowBy = (columns, row) =>
+  element(
+    "tr",
+    {},
+    ...columns.map((column) => {
+      const shown = column.show(row);
+      return shown instanceof HTMLTableCellElement ? shown : element("td", {}, shown);
+    }),
+  );
+
+/** Offer the rows that are not listed yet, `step` of them at a time. */
+function offerMore(id, left, step = left) {
+  const more = document.getElementById(id);
+  more.hidden = left <= 0;
+  more.textContent = `Show ${whole(Math.min(left, step))} more`;
 }
 
 const methodCell = (cell) =>
