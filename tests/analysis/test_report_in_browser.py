@@ -313,6 +313,27 @@ def test_a_dense_run_alone_has_a_page(opened, tmp_path):
     assert len(column(browser, "headline", 1)) == 1
 
 
+def test_long_names_of_runs_are_whole_on_a_phone(opened, tmp_path):
+    for seed in (0, 1):
+        write(
+            tmp_path / f"cifar10-resnet14-probmask-scope=layer-0.98-seed{seed}", record(seed=seed)
+        )
+    browser = opened(tmp_path)
+    resize(browser, 390)
+    cut = browser.execute_script(
+        """return [...document.querySelectorAll("#runs td.name:first-child, #runs button.open")]
+        .filter((each) => each.scrollWidth > each.clientWidth + 1).length"""
+    )
+    assert cut == 0
+
+
+def test_a_figure_and_its_unit_stay_on_one_line(opened, grid):
+    browser = opened(grid)
+    (heading,) = texts(browser, "#size h3")
+    assert heading.endswith("\u00a0% sparsity")
+    assert "Dense takes 1.29\u00a0M." in texts(browser, "#by-macs figcaption")[0]
+
+
 def test_a_latency_is_shown_where_there_is_one(opened, tmp_path):
     timed = {"milliseconds": 1.25, "batch": 1}
     write(tmp_path / "runs" / "a", record(latency=timed))

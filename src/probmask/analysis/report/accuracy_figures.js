@@ -67,9 +67,10 @@ function drawBySparsity(view) {
     caption: sentences(
       `${capital(overSeeds(cells))}, at the last epoch.`,
       cells.some((cell) => cell.n > 1) && "Pale dots are the seeds.",
-      alone && coloured > 1
-        ? "All have the same sparsity; they stand side by side to be told apart."
-        : "The sparsity axis is logarithmic in what is kept.",
+      !alone && "The sparsity axis is logarithmic in what is kept.",
+      alone &&
+        coloured > 1 &&
+        "All have the same sparsity; they stand side by side to be told apart.",
       said,
       greyNote(series),
     ),

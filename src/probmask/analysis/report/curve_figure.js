@@ -67,7 +67,7 @@ function drawCurves(view) {
     ],
     caption: sentences(
       `At ${focusText(view)}${withDense ? ", and the dense network" : ""};`,
-      cells.some((cell) => cell.total > 1) ? "means over all seeds." : "one seed.",
+      overAllSeeds(cells),
       "Measured on the training images, with augmentation, while the weights change.",
       greyNote(series),
     ),

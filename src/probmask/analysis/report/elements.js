@@ -40,6 +40,9 @@ function fixed(value, digits = 2) {
 /** 0.98 as "98 %", 0.9995 as "99.95 %". */
 const percent = (fraction) => `${Number((100 * fraction).toFixed(4))} %`;
 
+/** The same text, with no line broken between a figure and its unit. */
+const unbroken = (text) => text.replace(/(\d) (?=(%|[kMG]|kB|MB|ms)(?![\w]))/g, "$1\u00a0");
+
 /** A count in the unit that suits it: 154,530 as "154.5 k". */
 function counted(value) {
   if (!known(value)) return "–";

@@ -9,9 +9,9 @@ function figure(id, { title, caption, tools = [], draw, two = false }) {
   const body = element("div", { class: two ? "plot-body two" : "plot-body" });
   const saves = element("div", { class: "plot-tools" }, ...tools);
   card.replaceChildren(
-    element("div", { class: "plot-head" }, element("h3", {}, title), saves),
+    element("div", { class: "plot-head" }, element("h3", {}, unbroken(title)), saves),
     body,
-    element("figcaption", { class: "caption" }, caption),
+    element("figcaption", { class: "caption" }, unbroken(caption)),
   );
   draw(body);
   if (!body.querySelector("svg")) return;
@@ -55,6 +55,10 @@ function overSeeds(cells) {
   const range = counts.length === 1 ? `${counts[0]}` : `${counts[0]} to ${counts.at(-1)}`;
   return `mean ± standard deviation over ${range} seeds`;
 }
+
+/** The same of curves and layers, which are drawn of every seed, whichever are in view. */
+const overAllSeeds = (cells) =>
+  cells.some((cell) => cell.total > 1) ? "means over all seeds." : "one seed.";
 
 const sparsityText = (cell) => percent(cell.sparsity) + (cell.cost === "flops" ? " of MACs" : "");
 

@@ -22,7 +22,8 @@ function drawLayers(view) {
   figure("layers", {
     title,
     caption: sentences(
-      `Layers from the input (top) to the output, at ${focusText(view)}; means over seeds.`,
+      `Layers from the input (top) to the output, at ${focusText(view)};`,
+      overAllSeeds(cells),
       "The dashed line is the whole network. A hollow mark at the left edge: nothing is kept.",
       greyNote(lines),
     ),
