@@ -56,8 +56,8 @@ class Field(IntEnum):
     WEIGHTS = 17  # place of the first weight in offsets and values
     BIAS = 18  # place in the constants
     MASK = 19  # place in the masks
-    VECTORS = 20  # in a run
-    TILES = 21  # that the run is cut into
+    VECTORS = 20  # in a run, or in a line
+    TILES = 21  # that the run is cut into, or the lines
     SPLITS = 22  # place in the longs of the first row of each thread
     TABLE = 23  # place in the longs of a table of windows or phases
     ENTRIES = 24  # entries of that table
@@ -70,6 +70,8 @@ class Field(IntEnum):
     SOURCE_WIDTH = 31  # of the image that is pooled
     WINDOW = 32  # columns of each window; 0: they differ
     BEFORE = 33  # columns of padding before the first
+    LINES = 34  # rows of the image in a tile; 0: tiles are parts of the run
+    BLOCKS = 35  # of input channels, whose weights come one after the other
 
 
 COLUMNS = len(Field)

@@ -14,7 +14,8 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from probmask.runtime.fields import Curve, Field, Kind
-from probmask.runtime.tiles import WIDTH, sparse_rows
+from probmask.runtime.tiles import FIRST_PART, LAST_PART, MIDDLE_PART, MOST, sparse_rows
+from probmask.runtime.vectors import WIDTH
 from probmask.runtime.waiting import meet
 
 # Sums may be reordered and contracted; that NaN or infinity do not occur may not be assumed.
@@ -41,6 +42,7 @@ STEP_Y, STEP_X = _F["STEP_Y"], _F["STEP_X"]
 SCRATCH, SCRATCH_SIZE = _F["SCRATCH"], _F["SCRATCH_SIZE"]
 TARGET_LANES, SOURCE_WIDTH = _F["TARGET_LANES"], _F["SOURCE_WIDTH"]
 WINDOW, BEFORE = _F["WINDOW"], _F["BEFORE"]
+LINES, BLOCKS = _F["LINES"], _F["BLOCKS"]
 
 
 @intrinsic
@@ -348,29 +350,47 @@ def _convolve(op, arena, longs, offsets, values, consts, masks, low, high, doubt
     target = at + 4 * (op[TARGET] + op[TARGET_LEAD])
     other = at + 4 * (op[OTHER] + op[TARGET_LEAD]) if op[OTHER] >= 0 else 0
     mask = masks.ctypes.data + 4 * op[MASK]
+    line = 4 * op[TARGET_STRIDE] * op[LANES]
+    rows, blocks = op[ROWS], op[BLOCKS]
     done = 0
     for tile in range(op[TILES]):
-        vectors = op[VECTORS] * (tile + 1) // op[TILES] - done
-        skipped = 4 * WIDTH * done
-        sparse_rows(
-            vectors,
-            source + skipped,
-            offsets.ctypes.data + 4 * op[WEIGHTS],
-            values.ctypes.data + 4 * op[WEIGHTS],
-            longs.ctypes.data + 8 * op[STARTS],
-            first,
-            last,
-            target + skipped,
-            4 * op[TARGET_PLANE],
-            consts.ctypes.data + 4 * op[BIAS],
-            other + skipped if other != 0 else 0,
-            4 * op[OTHER_PLANE],
-            mask + skipped,
-            low,
-            high,
-            doubt.ctypes.data,
-        )
-        done += vectors
+        if op[LINES] > 0:
+            shape = op[LINES] * (MOST + 1) + op[VECTORS]
+            skipped = tile * op[LINES] * line
+        else:
+            vectors = op[VECTORS] * (tile + 1) // op[TILES] - done
+            shape = MOST + 1 + vectors
+            skipped = 4 * WIDTH * done
+            done += vectors
+        here = target + skipped
+        for block in range(blocks):
+            # What the blocks before have summed is in the target, and is added like a residual.
+            before, plane = here, 4 * op[TARGET_PLANE]
+            if block == 0:
+                before, plane = other + skipped if other != 0 else 0, 4 * op[OTHER_PLANE]
+            stage = FIRST_PART if block == 0 else MIDDLE_PART
+            if block == blocks - 1:
+                stage = LAST_PART
+            sparse_rows(
+                shape,
+                source + skipped,
+                offsets.ctypes.data + 4 * op[WEIGHTS],
+                values.ctypes.data + 4 * op[WEIGHTS],
+                longs.ctypes.data + 8 * (op[STARTS] + block * rows),
+                first,
+                last,
+                here,
+                4 * op[TARGET_PLANE],
+                consts.ctypes.data + 4 * (op[BIAS] + block * rows),
+                before,
+                plane,
+                mask + skipped,
+                line,
+                stage,
+                low,
+                high,
+                doubt.ctypes.data,
+            )
 
 
 @njit(error_model="numpy")
@@ -433,7 +453,7 @@ def _execute(
 def _stamp() -> int:
     """A number that changes with the source of the compiled code, which is cached with it."""
     here = Path(__file__).parent
-    names = ("fields.py", "kernels.py", "tiles.py", "waiting.py")
+    names = ("fields.py", "kernels.py", "tiles.py", "vectors.py", "waiting.py")
     text = b"".join((here / name).read_bytes() for name in names)
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probmask.runtime.nodes import Convolution, Form, Node, Pair
-from probmask.runtime.tiles import WIDTH
+from probmask.runtime.vectors import WIDTH
 
 # Planes begin at multiples of so many floats: a cache line.
 _LINE = 16

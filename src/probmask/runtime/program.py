@@ -22,7 +22,8 @@ from probmask.runtime.nodes import (
     Pool,
     Reshape,
 )
-from probmask.runtime.tiles import MOST, WIDTH
+from probmask.runtime.tiles import MOST, SHAPES
+from probmask.runtime.vectors import WIDTH
 
 Longs = npt.NDArray[np.int64]
 # What a row costs beside its weights, in weights: its bias and the storing of its results.
@@ -342,21 +343,27 @@ class _Builder:
             places = _places_direct(node, source.layout)
         else:
             places = self._phases(node, source, target.layout, fields)
-        starts, offsets, values = _sparse_rows(node, *places)
+        blocks = 1
+        if not multiply:
+            tiling = _tiling(target.layout)
+            blocks = _blocks(node, *places, tiling, target.layout)
+            fields |= {
+                Field.MASK: self._mask(target.layout),
+                Field.VECTORS: tiling.vectors,
+                Field.TILES: tiling.tiles,
+                Field.LINES: tiling.lines,
+            }
+        starts, offsets, values = _sparse_rows(node, *places, blocks)
+        bias = np.concatenate([node.bias, np.zeros((blocks - 1) * len(node.bias), np.float32)])
+        per_row = np.diff(starts).reshape(blocks, -1).sum(0)
         fields |= {
             Field.KIND: Kind.MULTIPLY if multiply else Kind.CONVOLVE,
             Field.STARTS: self.pools.add("longs", starts),
             Field.WEIGHTS: self.pools.add_weights(offsets, values),
-            Field.BIAS: self.pools.add("constants", node.bias),
-            Field.SPLITS: self.pools.add("longs", _splits(starts, self.threads)),
+            Field.BIAS: self.pools.add("constants", bias),
+            Field.SPLITS: self.pools.add("longs", _splits(per_row, self.threads)),
+            Field.BLOCKS: blocks,
         }
-        if not multiply:
-            vectors = target.layout.vectors
-            fields |= {
-                Field.MASK: self._mask(target.layout),
-                Field.VECTORS: vectors,
-                Field.TILES: -(-vectors // MOST),
-            }
         if other is not None:
             fields |= {Field.OTHER: other.slot, Field.OTHER_PLANE: other.layout.plane}
         self._emit(node.name, fields, Clamp() if curve else node.after)
@@ -550,23 +557,75 @@ def _tap_weights(node: Convolution, found: Sequence[Tap]) -> npt.NDArray[np.floa
 
 
 def _sparse_rows(
-    node: Convolution, places: npt.NDArray[np.int64], found: Sequence[Tap]
+    node: Convolution, places: npt.NDArray[np.int64], found: Sequence[Tap], blocks: int
 ) -> tuple[Longs, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Of each output channel: where its weights begin, their inputs and values."""
+    """Of each block and output channel: where its weights begin, their inputs and values."""
     weights = _tap_weights(node, found)
     outputs, per_group = weights.shape[:2]
     row, channel, tap = np.nonzero(weights)
     group = row // max(1, outputs // node.groups)
-    starts = np.zeros(outputs + 1, np.int64)
-    np.cumsum(np.bincount(row, minlength=outputs), out=starts[1:])
-    return starts, places[group * per_group + channel, tap], weights[row, channel, tap]
+    block = channel * blocks // max(1, per_group)
+    order = np.argsort(block * outputs + row, kind="stable")
+    starts = np.zeros(blocks * outputs + 1, np.int64)
+    np.cumsum(np.bincount(block * outputs + row, minlength=blocks * outputs), out=starts[1:])
+    offsets = places[group * per_group + channel, tap]
+    return starts, offsets[order], weights[row, channel, tap][order]
 
 
-def _splits(starts: Longs, threads: int) -> Longs:
+@dataclass(frozen=True)
+class _Tiling:
+    """How a plane is cut into tiles: into so many, of lines of so many vectors; 0: of the run."""
+
+    tiles: int
+    lines: int
+    vectors: int
+
+
+def _tiling(layout: Layout) -> _Tiling:
+    """Rows of the image where the padding between them would cost more than more tiles do."""
+    run = layout.vectors
+    options = {_Tiling(-(-run // MOST), 0, run): run + 2 * -(-run // MOST)}
+    vectors, rest = divmod(layout.width * layout.lanes, WIDTH)
+    for lines, fitting in SHAPES:
+        if not rest and fitting == vectors and layout.height % lines == 0:
+            tiles = layout.height // lines
+            options[_Tiling(tiles, lines, vectors)] = tiles * (lines * vectors + 2)
+    return min(options, key=lambda tiling: options[tiling])
+
+
+# Of the first cache, for what a tile reads; the rest is for weights and sums.
+_CACHE = 20_000  # bytes
+# Weights of a row that a block has to have, to be worth the loading and storing of its sums.
+_LEAST_WEIGHTS = 6
+
+
+def _blocks(
+    node: Convolution,
+    places: npt.NDArray[np.int64],
+    found: Sequence[Tap],
+    tiling: _Tiling,
+    layout: Layout,
+) -> int:
+    """Of input channels: so many that what a tile reads of one stays in the first cache."""
+    if node.groups > 1 or not found:
+        return 1
+    channels = len(places)
+    if tiling.lines:
+        length = ((tiling.lines - 1) * layout.stride + layout.width) * layout.lanes
+    else:
+        length = -(-tiling.vectors // tiling.tiles) * WIDTH
+    span = int(places[0].max() - places[0].min()) + length
+    wanted = 4 * span * channels / _CACHE
+    weights = np.count_nonzero(node.weight) / max(1, len(node.weight))
+    blocks = max(1, min(round(wanted), int(weights / _LEAST_WEIGHTS), channels))
+    return blocks
+
+
+def _splits(weights: Longs, threads: int) -> Longs:
     """The first row of each thread, such that all have about as much to do."""
-    cost = starts + _ROW_COST * np.arange(len(starts))
+    cost = np.concatenate([[0], np.cumsum(weights + _ROW_COST)])
     wanted = cost[-1] * np.arange(threads + 1) / threads
     splits = np.searchsorted(cost, wanted)
-    splits[0], splits[-1] = 0, len(starts) - 1
+    splits[0], splits[-1] = 0, len(weights)
     first_rows: Longs = splits.astype(np.int64)
     return first_rows
