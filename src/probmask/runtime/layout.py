@@ -33,10 +33,14 @@ class Layout:
     lanes: int
 
     @property
+    def run(self) -> int:
+        """Floats from the first position to the last."""
+        return ((self.height - 1) * self.stride + self.width) * self.lanes
+
+    @property
     def vectors(self) -> int:
         """In the run from the first position to the last."""
-        run = ((self.height - 1) * self.stride + self.width) * self.lanes
-        return -(-run // WIDTH)
+        return -(-self.run // WIDTH)
 
     def place(self, y: int, x: int) -> int:
         """Where the first lane of a position lies, from the plane's first float."""

@@ -139,6 +139,7 @@ class _Builder:
         self.roots = {node.name: node.inputs[0] for node in nodes if isinstance(node, Reshape)}
         self.tensors: dict[tuple[str, int], _Tensor] = {}
         self.slots: list[_Slot] = []
+        self.kept: set[tuple[str, int]] = set()  # whose place another tensor has taken over
         self.free: dict[Layout, list[_Slot]] = {}
         self.rows: list[tuple[dict[Field, Any], Clamp, str]] = []
         self.pools = _Pools()
@@ -239,7 +240,7 @@ class _Builder:
     def _used(self, names: Sequence[str], lanes: int) -> None:
         for name in map(self._root, names):
             self.uses[name, lanes] -= 1
-            if not self.uses[name, lanes]:
+            if not self.uses[name, lanes] and (name, lanes) not in self.kept:
                 self._give_back(self.tensors[name, lanes].slot)
 
     def _place_slots(self) -> int:
@@ -330,8 +331,8 @@ class _Builder:
     def _convolution(self, node: Convolution, lanes: int) -> None:
         assert node.form is not None
         source = self._read(node.inputs[0], lanes)
-        target = self._new(node.name, lanes, node.form)
         other = self._read(node.inputs[1], lanes) if len(node.inputs) > 1 else None
+        target = self._in_place_of_residual(node, lanes) or self._new(node.name, lanes, node.form)
         layouts = self.layouts[lanes]
         multiply = lanes == 1 and node.form.positions == 1
         curve = node.after.curve is not Curve.NONE
@@ -371,6 +372,18 @@ class _Builder:
             activation = self._from_to(target, target)
             activation |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.after.curve}
             self._emit(node.name, activation)
+
+    def _in_place_of_residual(self, node: Convolution, lanes: int) -> _Tensor | None:
+        """The residual's place, if nothing else reads it: each result needs only its own."""
+        if len(node.inputs) < 2 or not self.uses[node.name, lanes]:
+            return None
+        source, other = map(self._root, node.inputs)
+        if self.uses[other, lanes] != 1 or other == source:
+            return None
+        tensor = self.tensors[other, lanes]
+        self.tensors[node.name, lanes] = tensor
+        self.kept.add((other, lanes))
+        return tensor
 
     def _phases(
         self, node: Convolution, source: _Tensor, target: Layout, fields: dict[Field, Any]
@@ -439,7 +452,8 @@ class _Builder:
         source = self._read(node.inputs[0], lanes)
         target = self._new(node.name, lanes, node.form)
         size, step, before = _regular(node) if lanes == 1 else (0, 1, 0)
-        row = max(source.layout.width * lanes, (len(node.columns) - 1) * step + size) + before
+        row = source.layout.width * lanes
+        whole = (0, source.layout.height), (0, source.layout.width)
         windows = np.array([*node.rows, *node.columns], np.int64).reshape(-1)
         fields = self._from_to(source, target) | {
             Field.KIND: Kind.MAX_POOL if node.largest else Kind.AVERAGE_POOL,
@@ -451,6 +465,7 @@ class _Builder:
             Field.WINDOW: size,
             Field.STEP_X: step,
             Field.BEFORE: before,
+            Field.WHOLE: source.layout.run if (*node.rows, *node.columns) == whole else 0,
         }
         self._emit(node.name, fields)
 
@@ -617,8 +632,7 @@ def _blocks(
     span = int(places[0].max() - places[0].min()) + length
     wanted = 4 * span * channels / _CACHE
     weights = np.count_nonzero(node.weight) / max(1, len(node.weight))
-    blocks = max(1, min(round(wanted), int(weights / _LEAST_WEIGHTS), channels))
-    return blocks
+    return max(1, min(round(wanted), int(weights / _LEAST_WEIGHTS), channels))
 
 
 def _splits(weights: Longs, threads: int) -> Longs:

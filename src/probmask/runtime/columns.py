@@ -1,0 +1,19 @@
+"""The columns of the driver's table as plain numbers, which compiled code can index with."""
+
+from probmask.runtime.fields import Field
+
+_F = {field.name: int(field) for field in Field}
+KIND, SOURCE, OTHER, TARGET, ROWS = (_F[n] for n in ("KIND", "SOURCE", "OTHER", "TARGET", "ROWS"))
+SOURCE_PLANE, TARGET_PLANE = _F["SOURCE_PLANE"], _F["TARGET_PLANE"]
+OTHER_PLANE = _F["OTHER_PLANE"]
+SOURCE_LEAD, TARGET_LEAD = _F["SOURCE_LEAD"], _F["TARGET_LEAD"]
+SOURCE_STRIDE, TARGET_STRIDE = _F["SOURCE_STRIDE"], _F["TARGET_STRIDE"]
+HEIGHT, IMAGE_WIDTH, LANES, OUTSIDE = _F["HEIGHT"], _F["WIDTH"], _F["LANES"], _F["OUTSIDE"]
+STARTS, WEIGHTS, BIAS, MASK = _F["STARTS"], _F["WEIGHTS"], _F["BIAS"], _F["MASK"]
+VECTORS, TILES, SPLITS = _F["VECTORS"], _F["TILES"], _F["SPLITS"]
+TABLE, ENTRIES, CURVE = _F["TABLE"], _F["ENTRIES"], _F["CURVE"]
+STEP_Y, STEP_X = _F["STEP_Y"], _F["STEP_X"]
+SCRATCH, SCRATCH_SIZE = _F["SCRATCH"], _F["SCRATCH_SIZE"]
+TARGET_LANES, SOURCE_WIDTH = _F["TARGET_LANES"], _F["SOURCE_WIDTH"]
+WINDOW, BEFORE = _F["WINDOW"], _F["BEFORE"]
+LINES, BLOCKS, WHOLE = _F["LINES"], _F["BLOCKS"], _F["WHOLE"]
