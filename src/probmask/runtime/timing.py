@@ -14,6 +14,8 @@ from probmask.runtime.engine import compile as compile_engine
 
 # So long each is measured, and at least so often.
 _SECONDS, _LEAST = 1.0, 5
+# Seconds of a turn.
+_TURN = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,39 @@ class Speed:
         return 1e3 * self.batch / self.engine_ms
 
 
-def in_turn(
-    functions: Mapping[str, Callable[[], Any]], *, seconds: float = _SECONDS, least: int = _LEAST
-) -> dict[str, list[float]]:
-    """Seconds of each call; the functions take turns until each has run ``seconds``."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
+# Runs something for so many seconds, and says what each call took.
+Turn = Callable[[float], list[float]]
+
+
+def turn_of(function: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> Turn:
+    """Turns of a function; the first call of each does not count, for others had the caches."""
+
+    def turn(seconds: float) -> list[float]:
         function()
-    while any(sum(taken) < seconds or len(taken) < least for taken in times.values()):
-        for name, function in functions.items():
-            if sum(times[name]) >= seconds and len(times[name]) >= least:
-                continue
-            started = time.perf_counter()
+        times: list[float] = []
+        while not times or sum(times) < seconds:
+            started = clock()
             function()
-            times[name].append(time.perf_counter() - started)
+            times.append(clock() - started)
+        return times
+
+    return turn
+
+
+def in_turn(
+    turns: Mapping[str, Turn], *, seconds: float = _SECONDS, least: int = _LEAST
+) -> dict[str, list[float]]:
+    """Seconds of each call; each has its turn until it has run ``seconds`` and ``least`` calls.
+
+    So all see the same machine, and none is measured by whose weights the others left in the
+    caches, as it would be if single calls took turns.
+    """
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    while waiting := [
+        n for n, taken in times.items() if sum(taken) < seconds or len(taken) < least
+    ]:
+        for name in waiting:
+            times[name] += turns[name](_TURN)
     return times
 
 
@@ -68,7 +89,9 @@ def measure_speed(
     engine = compile_engine(model, example, threads=threads)
     model = model.eval()
     with torch.no_grad():
-        times = in_turn({"pytorch": lambda: model(example), "engine": lambda: engine(example)})
+        times = in_turn(
+            {"pytorch": turn_of(lambda: model(example)), "engine": turn_of(lambda: engine(example))}
+        )
     pytorch, ours = (1e3 * statistics.median(times[name]) for name in ("pytorch", "engine"))
     with_weights = [node for node in engine.describe() if node["density"] is not None]
     sparse = sum(node["runs"] == "kernels" for node in with_weights)

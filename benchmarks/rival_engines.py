@@ -1,0 +1,147 @@
+"""The engines that `inference.py` compares with: dense ones here, DeepSparse in a process."""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.runtime.timing import Turn, turn_of
+
+RIVALS = ("eager", "torch.compile", "onnxruntime", "openvino")
+
+# Runs in the other environment: compiles the files that it is given, then for each line of input,
+# which of them and how many seconds, it takes a turn and prints the seconds of each call.
+_DEEPSPARSE = """
+import json, sys, time
+import numpy as np, onnx, deepsparse
+paths, batch, threads, shape, clock = json.loads(sys.argv[1])
+clock = {"wall": time.perf_counter, "cpu": time.process_time}[clock]
+for path in paths:
+    # It is fast on files of opset 13 and older, so it gets such: the networks use nothing newer but
+    # how the mean over all positions is written, and what a reshape makes of sizes of 0.
+    model = onnx.load(path)
+    for node in model.graph.node:
+        if node.op_type == "ReduceMean":
+            node.op_type = "GlobalAveragePool"
+            del node.input[1:], node.attribute[:]
+        elif node.op_type == "Reshape":
+            del node.attribute[:]
+    model.ir_version = 8
+    model.opset_import[0].version = 13
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+engines = [deepsparse.compile_model(p, batch_size=batch, num_cores=threads) for p in paths]
+inputs = [np.random.default_rng(0).standard_normal((batch, *shape)).astype(np.float32)]
+print("ready", flush=True)
+for line in sys.stdin:
+    which, seconds = json.loads(line)
+    engines[which].run(inputs)
+    times = []
+    while not times or sum(times) < seconds:
+        started = clock()
+        engines[which].run(inputs)
+        times.append(clock() - started)
+    print(json.dumps(times), flush=True)
+"""
+
+
+def dense_turns(
+    model: nn.Module,
+    onnx: Path,
+    x: Tensor,
+    *,
+    threads: int,
+    wanted: list[str],
+    clock: Callable[[], float],
+) -> dict[str, Turn]:
+    """The dense engines, each ready to run."""
+    makers: dict[str, Callable[[], Callable[[], Any]]] = {
+        "eager": lambda: lambda: model(x),
+        "torch.compile": lambda: _inductor(model, x),
+        "onnxruntime": lambda: _onnxruntime(onnx, x, threads),
+        "openvino": lambda: _openvino(onnx, x, threads),
+    }
+    turns = {}
+    for name in wanted:
+        try:
+            turns[name] = turn_of(makers[name](), clock)
+        except Exception as error:  # torch.compile needs a C++ compiler
+            print(f"{name} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
+    return turns
+
+
+def _inductor(model: nn.Module, x: Tensor) -> Callable[[], Any]:
+    torch._dynamo.reset()  # otherwise another batch size would be compiled for any
+    compiled = torch.compile(model)
+    compiled(x)
+    return lambda: compiled(x)
+
+
+def _onnxruntime(onnx: Path, x: Tensor, threads: int) -> Callable[[], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: x.numpy()}
+    return lambda: session.run(None, feed)
+
+
+def _openvino(onnx: Path, x: Tensor, threads: int) -> Callable[[], Any]:
+    import openvino
+
+    core = openvino.Core()
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    read = core.read_model(onnx)
+    read.reshape([len(x), *x.shape[1:]])
+    request = core.compile_model(read, "CPU", settings).create_infer_request()
+    return lambda: request.infer([x.numpy()])
+
+
+@contextlib.contextmanager
+def deepsparse_turns(
+    python: str, files: dict[str, Path], x: Tensor, *, threads: int, clock: str
+) -> Iterator[dict[str, Turn]]:
+    """DeepSparse on each of the files, in a process of its own environment."""
+    given = [[str(path) for path in files.values()], len(x), threads, list(x.shape[1:]), clock]
+    with subprocess.Popen(
+        [python, "-c", _DEEPSPARSE, json.dumps(given)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NM_DISABLE_ANALYTICS": "True", "PYTHONPATH": ""},
+    ) as process:
+        _until_ready(process)
+        yield {name: _remote_turn(process, which) for which, name in enumerate(files)}
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == "ready":
+            return
+    raise SystemExit("DeepSparse could not be started; what it said is above.")
+
+
+def _remote_turn(process: subprocess.Popen[str], which: int) -> Turn:
+    def turn(seconds: float) -> list[float]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([which, seconds]) + "\n")
+        process.stdin.flush()
+        times: list[float] = json.loads(process.stdout.readline())
+        return times
+
+    return turn
