@@ -67,3 +67,24 @@ def one_dimensional():
         nn.Flatten(),
         nn.Linear(8, 5),
     )
+
+
+class Wide(nn.Module):
+    """Layers whose inputs do not fit the first cache, with sums over their own input and not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 64, 3, padding=1)
+        self.second = nn.Conv2d(64, 64, 3, padding=1)
+        self.third = nn.Conv2d(64, 64, 3, padding=1)
+        self.down = nn.Conv2d(64, 72, 3, stride=2, padding=1)
+        self.last = nn.Conv2d(72, 72, 3, padding=1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        y = self.second(x).relu()
+        x = (x + self.third(y)).relu()
+        x = x + self.third(x)
+        x = self.down(nn.functional.max_pool2d(x, 3, 2, 1)).relu()
+        x = nn.functional.max_pool2d(self.last(x), 2)
+        return x.mean((2, 3))

@@ -9,8 +9,9 @@ import probmask
 from probmask import models
 from probmask.runtime.choices import Choices
 from probmask.runtime.choose import candidates
+from probmask.runtime.fields import Field
 from probmask.runtime.schedule import schedule
-from runtime.networks import EverythingInOne, masked, one_dimensional
+from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
 
 # What docs/performance.md promises.
 TOLERANCE = 2e-5
@@ -78,6 +79,21 @@ def test_every_kind_of_layer(threads, lone):
     engine = on_kernels(model, images((3, 37, 41), 2), threads=threads, lone=lone)
     for batch in (1, 3, 40):
         assert_agrees(engine, model, images((3, 37, 41), batch))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (31, 45), (16, 64)])
+@pytest.mark.parametrize("sparsity", [0.5, 0.95])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inputs_in_blocks(size, sparsity, threads):
+    torch.manual_seed(0)
+    model = masked(Wide(), sparsity)
+    engine = on_kernels(model, images((3, *size), 2), threads=threads)
+    table = engine._steps[0].single.program.table
+    assert table[:, Field.BLOCKS].max() > 1
+    for batch in (1, 3):
+        assert_agrees(engine, model, images((3, *size), batch))
+    regroup(engine, 0)
+    assert_agrees(engine, model, images((3, *size), 17))
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.7, 1.0])

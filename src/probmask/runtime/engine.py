@@ -24,8 +24,8 @@ from probmask.runtime.nodes import Network
 from probmask.runtime.program import build
 from probmask.runtime.schedule import Step, schedule
 
-# PyTorch has to be faster by more than this for a measured mixture to be given up.
-_NOISE = 1.02
+# A measured mixture has to be so many times faster than PyTorch alone to be kept.
+_WORTH = 1.05
 # Seconds of comparing the mixture with PyTorch alone.
 _COMPARING = 0.2
 
@@ -165,7 +165,7 @@ class Engine:
             return choose.measure(self.network, self._examples)
 
     def _choose(self) -> None:
-        """Measure, build the best mixture, and keep it unless PyTorch alone is faster."""
+        """Measure, build the best mixture, and keep it if it is faster than PyTorch alone."""
         if not choose.candidates(self.network):
             return
         self._timings = self._measure()
@@ -176,10 +176,10 @@ class Engine:
             if step.sparse
         }
         self._build(Choices(frozenset(sparse), lone))
-        if self._slower_than_pytorch():
+        if self._hardly_faster_than_pytorch():
             self._build(Choices(frozenset(), {}))
 
-    def _slower_than_pytorch(self) -> bool:
+    def _hardly_faster_than_pytorch(self) -> bool:
         values = dict(zip(self.network.inputs, self._examples, strict=True))
         with torch.no_grad():
             try:
@@ -192,7 +192,7 @@ class Engine:
             while len(ours) < 3 or time.perf_counter() - started < _COMPARING:
                 ours.append(choose.shortest(lambda: self._run(self._steps, values), budget=0))
                 theirs.append(choose.shortest(lambda: self._run(self._dense, values), budget=0))
-        return min(ours) > _NOISE * min(theirs)
+        return _WORTH * min(ours) > min(theirs)
 
     def _build(self, choices: Choices) -> None:
         self.choices = choices
