@@ -60,12 +60,28 @@ class EagerConvolution:
         return apply_(out, self.node.after)
 
 
-def as_affine(node: Convolution) -> Callable[[Tensor], Tensor]:
-    """A BatchNorm of its own."""
-    ones = (1,) * node.rank
-    scale = torch.from_numpy(node.weight.reshape(-1, *ones))
-    shift = torch.from_numpy(node.bias.reshape(-1, *ones))
-    return lambda x: apply_(torch.addcmul(shift, x, scale), node.after)
+class EagerScaling:
+    """A convolution node that scales and shifts each channel, in PyTorch: BatchNorm of its own."""
+
+    def __init__(self, node: Convolution) -> None:
+        self.node = node
+        ones = (1,) * node.rank
+        self.scale = torch.from_numpy(node.weight.reshape(-1, *ones))
+        self.shift = torch.from_numpy(node.bias.reshape(-1, *ones))
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Scale, shift, add, apply."""
+        out = torch.addcmul(self.shift, x, self.scale)
+        if residual is not None:
+            out += residual
+        return apply_(out, self.node.after)
+
+
+def in_pytorch(node: Convolution) -> Callable[..., Tensor]:
+    """What computes a convolution node in PyTorch, with its weights as they are now."""
+    per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
+    in_place = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
+    return EagerScaling(node) if per_channel and in_place else EagerConvolution(node)
 
 
 _CURVES: dict[Curve, Callable[[Tensor], Tensor]] = {

@@ -3,7 +3,7 @@
 import copy
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +19,12 @@ from probmask.runtime.choices import Choices, read_choices
 from probmask.runtime.explain import describe, print_table
 from probmask.runtime.exporting import export
 from probmask.runtime.lower import lower
-from probmask.runtime.native import DoubtError, NativeStep, Threads
-from probmask.runtime.nodes import Network
+from probmask.runtime.native import DoubtError, NativeStep
+from probmask.runtime.nodes import Network, Node
 from probmask.runtime.program import build
+from probmask.runtime.releasing import Work, with_releases
 from probmask.runtime.schedule import Step, schedule
+from probmask.runtime.threads import Threads
 
 # A measured mixture has to be so many times faster than PyTorch alone to be kept.
 _WORTH = 1.05
@@ -100,7 +102,7 @@ class Engine:
         self.choices = Choices(frozenset(), {})
         self._examples, self._threads = examples, threads
         self._timings: dict[str, choose.Timing] | None = None
-        self._dense: list[Any] = [_run_in_pytorch(s) for s in schedule(network, set())]
+        self._dense = self._planned(Choices(frozenset(), {}))
         self._steps = self._dense
 
     def __call__(self, *inputs: Any) -> Any:
@@ -108,10 +110,11 @@ class Engine:
         arrays = any(isinstance(item, np.ndarray) for item in inputs)
         values = self._check(inputs)
         with torch.no_grad():
-            try:
-                results = self._run(self._steps, values)
-            except DoubtError:  # where something is not finite, PyTorch says what comes out
+            results = self._run_finite(values)
+            if results is None:  # where something is not finite, PyTorch says what comes out
                 results = self._run(self._dense, values)
+            for name, becomes in self.network.changed_inputs.items():
+                values[name].copy_(results[becomes])
         packed = self.network.pack_outputs(results)
         return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
 
@@ -138,14 +141,16 @@ class Engine:
         if len(inputs) != len(network.inputs):
             raise InputError(f"the network takes {len(network.inputs)} inputs, not {len(inputs)}.")
         values = {}
+        sizes: dict[str, int] = {}  # of those that vary, by name
         wanted = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
         for item, (name, shape, dtype) in zip(inputs, wanted, strict=True):
             tensor = as_tensor(item)
             fits = len(shape) == tensor.dim() and all(
-                size in (None, given) for size, given in zip(shape, tensor.shape, strict=True)
+                given == (size if isinstance(size, int) else sizes.setdefault(size, given))
+                for size, given in zip(shape, tensor.shape, strict=True)
             )
             if not fits or tensor.dtype != dtype or tensor.device.type != "cpu":
-                expected = "×".join("N" if size is None else str(size) for size in shape)
+                expected = "×".join(_shown(size) for size in shape)
                 found = "×".join(str(size) for size in tensor.shape)
                 raise InputError(
                     f"the network takes {name} of {expected} {str(dtype)[6:]} on the CPU, not "
@@ -154,11 +159,20 @@ class Engine:
             values[name] = tensor
         return values
 
-    def _run(self, steps: list[Any], given: dict[str, Any]) -> list[Any]:
+    def _run_finite(self, values: dict[str, Any]) -> dict[str, Any] | None:
+        """Run as chosen; None where a number is not finite."""
+        try:
+            return self._run(self._steps, values)
+        except DoubtError:
+            return None
+
+    def _run(self, steps: list[Work], given: dict[str, Any]) -> dict[str, Any]:
         values = dict(given)
-        for step in steps:
-            step(values)
-        return [values[name] for name in self.network.outputs]
+        for work in steps:
+            work.run(values)
+            for name in work.last_read:
+                del values[name]
+        return values
 
     def _measure(self) -> dict[str, choose.Timing]:
         with torch.no_grad():
@@ -182,9 +196,7 @@ class Engine:
     def _hardly_faster_than_pytorch(self) -> bool:
         values = dict(zip(self.network.inputs, self._examples, strict=True))
         with torch.no_grad():
-            try:
-                self._run(self._steps, values)
-            except DoubtError:
+            if self._run_finite(values) is None:
                 return False
             ours: list[float] = []
             theirs: list[float] = []
@@ -196,13 +208,21 @@ class Engine:
 
     def _build(self, choices: Choices) -> None:
         self.choices = choices
-        steps = schedule(self.network, set(choices.sparse))
-        self._steps = [
-            self._native(step) if step.sparse else _run_in_pytorch(step) for step in steps
-        ]
+        self._steps = self._planned(choices)
 
-    def _native(self, step: Step) -> NativeStep:
-        lone = self.choices.lone.get(step.nodes[0].name, len(step.nodes))
+    def _planned(self, choices: Choices) -> list[Work]:
+        """What to run, one after the other: steps on the kernels, single nodes in PyTorch."""
+        works = []
+        for step in schedule(self.network, set(choices.sparse)):
+            if step.sparse:
+                reads = {outside.name for outside in step.inputs}
+                works.append(Work(self._native(step, choices), reads))
+            else:
+                works += [Work(_in_pytorch(node), set(node.inputs)) for node in step.nodes]
+        return with_releases(works, self.network.outputs)
+
+    def _native(self, step: Step, choices: Choices) -> NativeStep:
+        lone = choices.lone.get(step.nodes[0].name, len(step.nodes))
         single = build(step.nodes, step.inputs, step.outputs, threads=self.threads)
         grouped = None
         if lone < len(step.nodes):
@@ -217,9 +237,12 @@ class Engine:
         return NativeStep(step, single, grouped, self._threads)
 
 
-def _run_in_pytorch(step: Step) -> Any:
+def _shown(size: int | str) -> str:
+    return str(size) if isinstance(size, int) else "N"
+
+
+def _in_pytorch(node: Node) -> Callable[[dict[str, Any]], None]:
     def run(values: dict[str, Any]) -> None:
-        for node in step.nodes:
-            values[node.name] = node.call(*(values[name] for name in node.inputs))
+        values[node.name] = node.call(*(values[name] for name in node.inputs))
 
     return run

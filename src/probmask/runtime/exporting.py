@@ -1,6 +1,8 @@
 """`torch.export` of a model, for any batch size where the model allows it."""
 
+import inspect
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +12,14 @@ from probmask.errors import InputError
 
 def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """Export the model for any batch size, or for that of the examples if it allows no other."""
-    wide = tuple(_of_two(example) for example in examples)
-    dynamic = tuple({0: torch.export.Dim.AUTO} if x.dim() else {} for x in wide)
+    examples = tuple(example.contiguous() for example in examples)
+    # Beside a batch, what is there once is the same for all of it.
+    batch = max((len(example) for example in examples if example.dim()), default=0)
+    varies = [bool(example.dim()) and len(example) >= min(2, batch) for example in examples]
+    wide = tuple(_of_two(x) if v else x for x, v in zip(examples, varies, strict=True))
+    dynamic = _as_forward_takes_them(
+        model, [{0: torch.export.Dim.AUTO} if v else {} for v in varies]
+    )
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
@@ -31,12 +39,30 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.Expor
     return functional
 
 
+def _as_forward_takes_them(model: nn.Module, items: list[Any]) -> tuple[Any, ...]:
+    """What belongs to the inputs, with those that ``*args`` collects in a tuple of their own."""
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return tuple(items)
+    own = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    return (*items[:own], tuple(items[own:]))
+
+
 def _any_batch(program: torch.export.ExportedProgram) -> bool:
     """Whether the size of some first dimension was left open."""
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     return any(
-        isinstance(v, Tensor) and v.dim() and not isinstance(v.shape[0], int) for v in values
+        isinstance(v, Tensor) and v.dim() and isinstance(size_of(v.shape[0]), str) for v in values
     )
+
+
+def size_of(size: Any) -> int | str:
+    """A size as a number, or what it is called where it may vary.
+
+    A size that was to vary, but has one value only, is still a symbol of PyTorch's.
+    """
+    name = str(size)
+    return int(name) if name.isdecimal() else name
 
 
 def _of_two(example: Tensor) -> Tensor:

@@ -6,14 +6,17 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from probmask.errors import InputError
 from probmask.runtime.arguments import label_of
-from probmask.runtime.builders import BUILDERS
-from probmask.runtime.nodes import (
-    Form,
-    Network,
-    Node,
-)
+from probmask.runtime.building import BUILDERS
+from probmask.runtime.exporting import size_of
+from probmask.runtime.nodes import Form, Network, Node
+from probmask.runtime.signature import Signature
+
+# PyTorch's views ask for strides that tensors of the kernels may not have.
+_WHATEVER_THE_STRIDES: dict[Any, Any] = {
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+}
 
 
 def lower(program: torch.export.ExportedProgram) -> Network:
@@ -26,51 +29,76 @@ class Lowering:
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         self.program = program
-        self.constants = _constants(program)
+        self.signature = Signature(program)
+        self.constants = self.signature.constants
         self.nodes: dict[str, Node] = {}
         self.aliases: dict[str, str] = {}
         self.fx = {node.name: node for node in program.graph.nodes}
 
     def network(self) -> Network:
         """All nodes that the outputs need."""
-        inputs, outputs = [], []
         for node in self.program.graph.nodes:
-            if node.op == "placeholder" and node.name not in self.constants:
-                inputs.append(node)
-            elif node.op == "call_function":
+            if node.op == "call_function":
                 self._add(node)
-            elif node.op == "output":
-                outputs = list(node.args[0])
-        spec = self.program.call_spec.out_spec
-        names = tuple(self._resolve(out.name) for out in outputs if isinstance(out, fx.Node))
-        fixed = [out for out in outputs if not isinstance(out, fx.Node)]
-        if fixed or any(name in self.constants for name in names) or spec is None:
-            raise InputError("runtime.compile: the model returns a constant; it has to compute.")
+        outputs = [self._resolved(output) for output in self.signature.outputs]
+        changed = {
+            name: self._resolve(output.name)
+            for name, output in self.signature.changed_inputs.items()
+        }
+        names = tuple(dict.fromkeys([*_computed(outputs), *changed.values()]))
+        inputs = [self.fx[name] for name in self.signature.inputs]
         return Network(
             nodes=_needed(list(self.nodes.values()), names),
-            inputs=tuple(node.name for node in inputs),
+            inputs=self.signature.inputs,
             outputs=names,
-            pack_outputs=lambda values: pytree.tree_unflatten(values, spec),
+            pack_outputs=_Pack(outputs, self.signature.out_spec),
+            changed_inputs=changed,
             input_shapes=tuple(_sizes(node.meta["val"]) for node in inputs),
             input_dtypes=tuple(node.meta["val"].dtype for node in inputs),
         )
 
+    def _resolved(self, output: Any) -> Any:
+        """The name of what computes an output, or what the output always is."""
+        if not isinstance(output, fx.Node):
+            return _Held(output)
+        name = self._resolve(output.name)
+        return _Held(self.constants[name]) if name in self.constants else name
+
     def _add(self, node: fx.Node) -> None:
-        build = BUILDERS.get(node.target)
+        if self._is_constant(node):
+            self.constants[node.name] = self.eager(node, "").call()
+            return
+        build = BUILDERS.get(node.target) if not self._reads_constants(node) else None
         made = build(self, node) if build is not None else None
         if made is True:  # it became part of another node
             return
         if made is None:
-            made = self._eager(node, "no kernel" if build is None else "no kernel for this form")
+            made = self.eager(node, "no kernel" if build is None else "no kernel for this form")
         assert isinstance(made, Node)
         self.nodes[made.name] = made
 
-    def _eager(self, node: fx.Node, reason: str) -> Node:
+    def _is_constant(self, node: fx.Node) -> bool:
+        """Whether it computes one tensor of constants alone, the same at each call."""
+        sources = [self._resolve(argument.name) for argument in node.all_input_nodes]
+        chance = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        known = bool(sources) and all(name in self.constants for name in sources)
+        return known and not chance and isinstance(node.meta.get("val"), Tensor)
+
+    def _reads_constants(self, node: fx.Node) -> bool:
+        """Whether its first argument, what a kernel would read, never varies."""
+        first = node.args[0] if node.args else None
+        return isinstance(first, fx.Node) and self._resolve(first.name) in self.constants
+
+    # What the builders of single operations use.
+
+    def eager(self, node: fx.Node, reason: str) -> Node:
         """A node that PyTorch runs, with its constants in place."""
         names: list[str] = []
 
         def take(argument: fx.Node) -> Any:
             name = self._resolve(argument.name)
+            if argument.op == "get_attr":  # the graph of a branch
+                return _Held(self.program.graph_module.get_submodule(str(argument.target)))
             if name in self.constants:
                 return _Held(self.constants[name])
             names.append(name)
@@ -78,7 +106,7 @@ class Lowering:
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), take)
         flat, spec = pytree.tree_flatten((args, kwargs))
-        target: Any = node.target
+        target: Any = _WHATEVER_THE_STRIDES.get(node.target, node.target)
 
         def call(*inputs: Any) -> Any:
             filled = [_fill(item, inputs) for item in flat]
@@ -87,15 +115,15 @@ class Lowering:
 
         return Node(node.name, tuple(names), call, label_of(node), reason=reason)
 
-    # What the builders of single operations use.
-
     def source(self, argument: Any) -> str:
         """The name of the node whose output this is."""
         return self._resolve(argument.name)
 
     def constant(self, argument: Any) -> Tensor | None:
         """The tensor that the argument always has; None if there is none or it varies."""
-        return self.constants.get(argument.name) if isinstance(argument, fx.Node) else None
+        if not isinstance(argument, fx.Node):
+            return None
+        return self.constants.get(self._resolve(argument.name))
 
     def form_of(self, name: str) -> Form | None:
         """The form of a node's output, if a kernel can read it."""
@@ -128,7 +156,7 @@ class Lowering:
 
 
 class _Held:
-    def __init__(self, value: Tensor) -> None:
+    def __init__(self, value: Any) -> None:
         self.value = value
 
 
@@ -143,16 +171,27 @@ def _fill(item: Any, inputs: tuple[Any, ...]) -> Any:
     return inputs[item.index] if isinstance(item, _Input) else item
 
 
-def _constants(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
-    found = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT:
-            continue
-        assert spec.target is not None
-        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-        if isinstance(value, Tensor):
-            found[spec.arg.name] = value.detach()
-    return found
+class _Pack:
+    """Hands outputs back in the shape that the model gives them, constants in their places."""
+
+    def __init__(self, outputs: list[Any], spec: Any) -> None:
+        self.outputs, self.spec = outputs, spec
+
+    def __call__(self, values: dict[str, Any]) -> Any:
+        given: set[str] = set()
+        leaves = []
+        for output in self.outputs:
+            value = output.value if isinstance(output, _Held) else values[output]
+            # Nobody may change the network's own tensors, or one output through another.
+            if isinstance(value, Tensor) and (isinstance(output, _Held) or output in given):
+                value = value.clone()
+            given.update(_computed([output]))
+            leaves.append(value)
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _computed(outputs: list[Any]) -> list[str]:
+    return [output for output in outputs if isinstance(output, str)]
 
 
 def _needed(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
@@ -164,5 +203,5 @@ def _needed(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
     return kept[::-1]
 
 
-def _sizes(value: Tensor) -> tuple[int | None, ...]:
-    return tuple(size if isinstance(size, int) else None for size in value.shape)
+def _sizes(value: Tensor) -> tuple[int | str, ...]:
+    return tuple(map(size_of, value.shape))

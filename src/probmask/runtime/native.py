@@ -1,45 +1,25 @@
 """Run a step on the compiled kernels: arenas, threads, and the tensors around it."""
 
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from probmask.errors import InputError
 from probmask.runtime.kernels import run
 from probmask.runtime.program import Program
 from probmask.runtime.schedule import Step
+from probmask.runtime.threads import Threads
 
 _LINE = 64  # bytes
+# More than any number of threads will ever have come to meetings.
+_OVER = 1 << 60
 
 
 class DoubtError(Exception):
     """Something is not finite: skipping zeros is then not what PyTorch does."""
-
-
-class Threads:
-    """Threads that compiled code runs on; one call at a time shares its layers among them."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.together = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """The threads beside the caller's."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max(1, self.count - 1), "probmask")
-        return self._pool
-
-    def map(self, work: Sequence[Any]) -> list[bool]:
-        """Run all, the first on this thread; what each returns."""
-        others = [self.pool.submit(function) for function in work[1:]]
-        return [bool(work[0]()), *(bool(other.result()) for other in others)]
 
 
 class Arenas:
@@ -47,22 +27,23 @@ class Arenas:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._free: list[Any] = []
-        self._lock = threading.Lock()
+        self._free: list[Any] = []  # taking and adding are one step each: no lock to be held
 
     def borrow(self) -> Any:
         """One that nobody uses, with zeros wherever padding is."""
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-        raw = np.zeros(self._size + _LINE // 4, np.float32)
-        skip = -raw.ctypes.data % _LINE // 4
-        return raw[skip : skip + self._size]
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._new()
 
     def give_back(self, arena: Any) -> None:
         """To the next call."""
-        with self._lock:
-            self._free.append(arena)
+        self._free.append(arena)
+
+    def _new(self) -> Any:
+        raw = np.zeros(self._size + _LINE // 4, np.float32)
+        skip = -raw.ctypes.data % _LINE // 4
+        return raw[skip : skip + self._size]
 
 
 class Runner:
@@ -84,16 +65,20 @@ class Runner:
         """Compute images with all threads on each layer."""
         arena = self.arenas.borrow()
         meetings = np.zeros(8, np.int64)
-        try:
-            work = [
-                lambda thread=thread: self._call(
-                    arena, outside, begin, end, thread, threads.count, meetings
-                )
-                for thread in range(threads.count)
-            ]
-            return all(threads.map(work))
-        finally:
-            self.arenas.give_back(arena)
+        work = [
+            lambda thread=thread: self._call(
+                arena, outside, begin, end, thread, threads.count, meetings
+            )
+            for thread in range(threads.count)
+        ]
+
+        def let_go() -> None:
+            """Nobody waits for who will never come: all meetings are over."""
+            meetings[0] = _OVER
+
+        fine = all(threads.map(work, let_go))
+        self.arenas.give_back(arena)
+        return fine
 
     def time_operations(self, outside: Any, *, budget: float) -> list[float]:
         """Seconds of each operation, for one image or one group; each is given ``budget`` seconds.
@@ -166,12 +151,23 @@ class NativeStep:
         inputs = [values[outside.name].contiguous() for outside in self.step.inputs]
         lead = inputs[0].shape[: len(self.step.inputs[0].form.unit)]
         images = lead.numel()
+        self._check(inputs, images)
         outputs = [torch.empty(*lead, *outside.tail) for outside in self.step.outputs]
         addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
         if not self._compute(np.array(addresses, np.int64), images):
             raise DoubtError
         for outside, tensor in zip(self.step.outputs, outputs, strict=True):
             values[outside.name] = tensor
+
+    def _check(self, inputs: list[Any], images: int) -> None:
+        """Refuse sizes that do not go together before compiled code reads what is not there."""
+        for tensor, outside in zip(inputs, self.step.inputs, strict=True):
+            if tensor.numel() != images * outside.form.size:
+                found = ", ".join("×".join(map(str, other.shape)) for other in inputs)
+                raise InputError(
+                    f"the network was compiled for inputs whose sizes go together; these lead to "
+                    f"tensors of {found}."
+                )
 
     def _compute(self, outside: Any, images: int) -> bool:
         group = self.grouped.program.group if self.grouped is not None else 1

@@ -132,12 +132,14 @@ class Reshape(Node):
 
 @dataclass
 class Network:
-    """All nodes; the names of the inputs and outputs; how the outputs are handed back."""
+    """All nodes; the names of the inputs and of what a call computes; how that is handed back."""
 
     nodes: list[Node]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    pack_outputs: Callable[[list[Any]], Any]
-    # Of the inputs: dtype and shape, None where a size may vary.
-    input_shapes: tuple[tuple[int | None, ...], ...]
+    pack_outputs: Callable[[dict[str, Any]], Any]
+    # Inputs that a call changes in place, and which output they become.
+    changed_inputs: dict[str, str]
+    # Of the inputs: dtype and shape, with a name where a size may vary; equal names, equal sizes.
+    input_shapes: tuple[tuple[int | str, ...], ...]
     input_dtypes: tuple[Any, ...]
