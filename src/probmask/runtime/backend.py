@@ -13,14 +13,17 @@ from probmask.runtime.engine import Engine
 from probmask.runtime.engine import compile as compile_engine
 
 # How TorchDynamo names the inputs of a graph that are the module's own.
-_OWN = re.compile(r"_modules_.*_(parameters|buffers)_|_self_.*_(parameters|buffers)_")
+_OWN = re.compile(r"(_modules_.*|_self)_(parameters|buffers)_")
+# Engines of one graph: each compiles for a shape. Further shapes run in PyTorch.
+_MOST = 8
 
 
 def probmask(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's when it is first called; for inference only.
 
     The weights are taken as they are at that call. Where gradients are asked for, or where the
-    graph cannot be exported, it runs in PyTorch as it is.
+    graph cannot be exported, it runs in PyTorch as it is. Inputs of another shape are compiled
+    for anew, those of another batch size only if the graph allows no other.
     """
     return _Compiled(graph, examples)
 
@@ -30,37 +33,53 @@ class _Compiled:
         self.graph = graph
         nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
         self.own = [
-            isinstance(example, nn.Parameter) or _OWN.search(node.name) is not None
+            isinstance(example, Tensor)
+            and (isinstance(example, nn.Parameter) or _OWN.search(node.name) is not None)
             for node, example in zip(nodes, examples, strict=True)
         ]
+        # Of inputs that are sizes: the tensor and the dimension that have them.
         self.sizes = {
-            i: _where_size_is(nodes, self.own, node)
+            i: place
             for i, (node, example) in enumerate(zip(nodes, examples, strict=True))
             if not isinstance(example, Tensor)
+            and (place := _where_size_is(nodes, self.own, node)) is not None
         }
-        self.engine: Engine | None = None
+        # By the inputs that are neither tensors nor their sizes, which are compiled in.
+        self.engines: dict[tuple[Any, ...], list[Engine]] = {}
         self.refused = False
 
     def __call__(self, *arguments: Any) -> Any:
-        trained = torch.is_grad_enabled() and any(
-            isinstance(a, Tensor) and a.requires_grad for a in arguments
-        )
-        if trained or self.refused:
+        tensors = [a for a in arguments if isinstance(a, Tensor)]
+        trained = torch.is_grad_enabled() and any(a.requires_grad for a in tensors)
+        varying = [a for i, a in enumerate(arguments) if isinstance(a, Tensor) and not self.own[i]]
+        if trained or self.refused or not varying or any(a.device.type != "cpu" for a in tensors):
             return self.graph(*arguments)
-        varying = [a for i, a in enumerate(arguments) if not self.own[i] and i not in self.sizes]
-        if self.engine is None:
-            try:
-                bound = _Bound(self.graph, arguments, self.own, self.sizes)
-                self.engine = compile_engine(bound, tuple(varying))
-            except InputError as error:
-                warnings.warn(f"torch.compile(backend='probmask'): {error}", stacklevel=2)
-                self.refused = True
-                return self.graph(*arguments)
-        return self.engine(*varying)
+        engine = self._engine(arguments, varying)
+        return self.graph(*arguments) if engine is None else engine(*varying)
+
+    def _engine(self, arguments: Sequence[Any], varying: Sequence[Tensor]) -> Engine | None:
+        """The engine for such arguments; None if there is and will be none."""
+        fixed = tuple(
+            a for i, a in enumerate(arguments) if not isinstance(a, Tensor) and i not in self.sizes
+        )
+        engines = self.engines.setdefault(fixed, [])
+        found = next((engine for engine in engines if engine.takes(*varying)), None)
+        if found is not None or sum(map(len, self.engines.values())) >= _MOST:
+            return found
+        try:
+            bound = _Bound(self.graph, arguments, self.own, self.sizes)
+            engines.append(compile_engine(bound, tuple(varying)))
+        except InputError as error:
+            warnings.warn(f"torch.compile(backend='probmask'): {error}", stacklevel=3)
+            self.refused = True
+            return None
+        return engines[-1]
 
 
-def _where_size_is(nodes: Sequence[fx.Node], own: Sequence[bool], size: fx.Node) -> tuple[int, int]:
-    """Of a size that is an input: the tensor and the dimension that have it."""
+def _where_size_is(
+    nodes: Sequence[fx.Node], own: Sequence[bool], size: fx.Node
+) -> tuple[int, int] | None:
+    """Of a size that is an input: the tensor and the dimension that have it, if any has."""
     wanted = str(size.meta["example_value"])
     for i, node in enumerate(nodes):
         value = node.meta.get("example_value")
@@ -69,11 +88,11 @@ def _where_size_is(nodes: Sequence[fx.Node], own: Sequence[bool], size: fx.Node)
         for dimension, length in enumerate(value.shape):
             if str(length) == wanted:
                 return i, dimension
-    raise InputError(f"torch.compile(backend='probmask'): nothing has the size {wanted}.")
+    return None
 
 
 class _Bound(nn.Module):
-    """The graph with its own tensors in place, as a function of the others."""
+    """The graph with its own tensors and what is no tensor in place, as a function of the rest."""
 
     def __init__(
         self,
@@ -84,7 +103,9 @@ class _Bound(nn.Module):
     ) -> None:
         super().__init__()
         self.graph = graph
-        self.count, self.sizes = len(arguments), sizes
+        self.sizes = sizes
+        self.fixed: list[Any] = [None if isinstance(a, Tensor) else a for a in arguments]
+        self.varying = [i for i, a in enumerate(arguments) if isinstance(a, Tensor) and not own[i]]
         self.places = {}
         for i, value in enumerate(arguments):
             if own[i]:
@@ -93,15 +114,11 @@ class _Bound(nn.Module):
 
     def forward(self, *varying: Tensor) -> Any:
         """Call the graph with all of its inputs."""
-        given = iter(varying)
-        arguments: list[Any] = [
-            getattr(self, self.places[i])
-            if i in self.places
-            else None
-            if i in self.sizes
-            else next(given)
-            for i in range(self.count)
-        ]
+        arguments = list(self.fixed)
+        for i, tensor in zip(self.varying, varying, strict=True):
+            arguments[i] = tensor
+        for i, name in self.places.items():
+            arguments[i] = getattr(self, name)
         for i, (tensor, dimension) in self.sizes.items():
             arguments[i] = arguments[tensor].shape[dimension]
         return self.graph(*arguments)

@@ -45,7 +45,9 @@ def _exp(x):
 
 @njit(inline="always", error_model="numpy")
 def _sigmoid(x):
-    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+    # Below, what is left of it would be seen if multiplied with a large number.
+    left = np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+    return left if x > np.float32(-87.0) else np.float32(0.0)
 
 
 @njit(inline="always", error_model="numpy")

@@ -118,6 +118,14 @@ class Engine:
         packed = self.network.pack_outputs(results)
         return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
 
+    def takes(self, *inputs: Any) -> bool:
+        """Whether the network takes inputs of this number, these shapes and types."""
+        try:
+            self._check(inputs)
+        except InputError:
+            return False
+        return True
+
     def tuned_for(self, example: Any) -> "Engine":
         """The same network, with its layers' places measured for another batch size."""
         started = time.perf_counter()

@@ -81,7 +81,7 @@ def _execute(
     elif kind in (_MAX_POOL, _AVERAGE_POOL):
         place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
         scratch = arena[place : place + op[SCRATCH_SIZE]]
-        pool(op, arena, longs, consts, scratch, first, last, kind == _MAX_POOL)
+        pool(op, arena, longs, consts, scratch, doubt, first, last, kind == _MAX_POOL)
     elif kind == _PACK:
         size = op[ROWS] * op[HEIGHT] * op[IMAGE_WIDTH]
         there = carray(pointer(outside[op[OUTSIDE]] + 4 * image * size), size)

@@ -28,7 +28,7 @@ from probmask.runtime.pairs import largest_of_three_by_three, largest_of_two_by_
 
 
 @njit(error_model="numpy", fastmath=LOOSE)
-def pool(op, arena, longs, consts, scratch, first, last, largest):
+def pool(op, arena, longs, consts, scratch, doubt, first, last, largest):
     """The channels from ``first`` to ``last``.
 
     The table has first and last row of each output row, first and last column of each output
@@ -43,7 +43,9 @@ def pool(op, arena, longs, consts, scratch, first, last, largest):
         source = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
         target = op[TARGET] + c * op[TARGET_PLANE] + op[TARGET_LEAD]
         if whole:
-            arena[target] = _sum(arena[source : source + op[WHOLE]]) * consts[op[BIAS]]
+            total = _sum(arena[source : source + op[WHOLE]])
+            doubt[0] += total * np.float32(0.0)  # the sum's overflow
+            arena[target] = total * consts[op[BIAS]]
             continue
         for y in range(height):
             top, bottom = longs[table + 2 * y], longs[table + 2 * y + 1]
@@ -62,6 +64,7 @@ def pool(op, arena, longs, consts, scratch, first, last, largest):
                 divisors = consts[op[BIAS] + y * width : op[BIAS] + (y + 1) * width]
                 for x in range(width):
                     for lane in range(lanes):
+                        doubt[0] += result[x * lanes + lane] * np.float32(0.0)
                         result[x * lanes + lane] *= divisors[x]
 
 

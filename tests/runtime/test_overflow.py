@@ -1,0 +1,60 @@
+"""Large finite numbers: what overflows in PyTorch does so here, and nothing else does."""
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.comparing import assert_close, assert_same
+
+LARGE = 3e38
+POOLS = [
+    nn.AvgPool2d(2),
+    nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+    nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+    nn.AvgPool2d((3, 2), (2, 3), (1, 0), divisor_override=5),
+    nn.AvgPool2d(2, 3, 1, ceil_mode=True),
+    nn.AdaptiveAvgPool2d((3, 2)),
+    nn.AdaptiveAvgPool2d(1),
+    nn.AdaptiveAvgPool2d(9),
+]
+
+
+def identity():
+    """A layer before the pooling, so that it reads what a kernel wrote."""
+    layer = nn.Conv2d(2, 2, 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(2).reshape(2, 2, 1, 1))
+        layer.bias.zero_()
+    return layer
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_averages_overflow_as_in_pytorch(pool):
+    generator = torch.Generator().manual_seed(0)
+    usual = torch.randn(20, 2, 7, 6, generator=generator)
+    signs = torch.randn(20, 2, 7, 6, generator=generator).sign()
+    only = torch.zeros(20, 2, 7, 6)
+    only[:, :, 3, 3] = LARGE
+    rows = LARGE * torch.ones(20, 2, 7, 6)
+    rows[:, :, 1::2] = -LARGE
+    columns = LARGE * torch.ones(20, 2, 7, 6)
+    columns[:, :, :, 1::2] = -LARGE
+    others = [(x,) for x in (only, LARGE * torch.ones(20, 2, 7, 6), columns, usual * 1e30)]
+    net = nn.Sequential(identity(), pool).eval()
+    engine = assert_same(net, usual, others=others)
+    # Where a sum of both signs overflows on its way in PyTorch, it need not in another order.
+    with torch.no_grad():
+        for x in (rows, LARGE * signs):
+            expected, found = net(x), engine(x)
+            finite = expected.isfinite()
+            assert found[finite].isfinite().all()
+            assert_close(found[finite], expected[finite])
+
+
+@pytest.mark.parametrize("curve", [nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.Hardswish()], ids=str)
+def test_curves_of_large_numbers(curve):
+    x = torch.tensor([-LARGE, -1e30, -1e10, -200.0, -90.0, -87.5, 1.0]).reshape(1, 1, 1, -1)
+    net = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), curve).eval()
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+    assert_same(net, x)

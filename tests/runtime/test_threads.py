@@ -1,0 +1,110 @@
+"""What happens around a call: forks, interrupts, several threads."""
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+import probmask
+from probmask import models
+from probmask.runtime.threads import Threads
+from runtime.networks import masked
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Of three threads, which share images or layers by the size of the batch."""
+    torch.manual_seed(0)
+    model = masked(models.resnet14(width=8), 0.9)
+    return probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=3, layers="sparse")
+
+
+# Newer Pythons warn of forks beside threads: that these are renewed is what is tested.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_forked_child_has_threads_of_its_own(engine, batch):
+    x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = engine(x)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    engine._threads.together.acquire()  # somebody is in a call when the fork happens
+    try:
+        child = context.Process(target=lambda: answers.put(engine(x).tolist()))
+        child.start()
+    finally:
+        engine._threads.together.release()
+    child.join(60)
+    hanging = child.is_alive()
+    child.kill()
+    assert not hanging
+    assert answers.get() == expected.tolist()
+    assert torch.equal(engine(x), expected)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_an_interrupt_leaves_the_engine_as_it_was(engine, batch):
+    x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = engine(x)
+    started = time.perf_counter()
+    engine(x)
+    usual = time.perf_counter() - started
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for k in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, usual * k / 40))
+                engine(x)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted
+    assert torch.equal(engine(x), expected)
+    answers = []
+    other = threading.Thread(target=lambda: answers.append(engine(x)))
+    other.start()
+    other.join(60)
+    assert torch.equal(answers[0], expected)
+
+
+def test_what_has_begun_ends_before_an_interrupt_goes_on():
+    threads, events = Threads(2), []
+
+    def other():
+        events.append("begun")
+        time.sleep(0.05)
+        events.append("ended")
+
+    def own():
+        while "begun" not in events:
+            time.sleep(1e-3)
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        threads.map([own, other], lambda: events.append("let go"))
+    assert events == ["begun", "let go", "ended"]
+
+
+def test_what_has_not_begun_is_called_off():
+    threads, events, wait = Threads(2), [], threading.Event()
+    threads.pool.submit(wait.wait)  # the only other thread is busy
+
+    def own():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.map([own, lambda: events.append("begun")])
+    wait.set()
+    assert threads.map([lambda: True, lambda: True]) == [True, True]
+    assert events == []
