@@ -10,6 +10,8 @@ from probmask import models
 from probmask.cli import main
 from runtime.networks import masked
 
+PLAN = ("plan", "--model", "smallconv", "--sparsity")
+
 
 @pytest.fixture(autouse=True)
 def threads():
@@ -81,11 +83,27 @@ def test_the_sparse_engine_is_as_accurate(artifact, capsys):
         (("plan", "--model", "my.module:net", "--sparsity", "0.9"), "--input-shape"),
         (("plan", "--model", "smallconv", "--sparsity", "0.9", "--batch", "0"), "--batch 0"),
         (("plan", "--model", "smallconv", "--sparsity", "0.9", "--threads", "0"), "--threads 0"),
+        ((*PLAN, "1.5"), "plan(sparsity=1.5)"),
+        ((*PLAN, "nan"), "plan(sparsity=nan)"),
+        ((*PLAN, "0.9", "--batch", "1000000000000"), "--batch 1000000000000: "),
+        ((*PLAN, "0.9", "--threads", "1000000"), "4 per processor"),
+        ((*PLAN, "0.9", "--input-shape", "1,100000,100000"), "more than 268,435,456 numbers"),
+        ((*PLAN, "0.9", "--input-shape", "0,8,8"), "--input-shape 0,8,8: "),
+        ((*PLAN, "0.9", "--input-shape", "1,8,8,8"), "--input-shape 1,8,8,8: the network does not"),
+        ((*PLAN, "0.9", "--input-shape", "1,3,3"), "it needs at least 4 by 4"),
         (("bench", "nowhere.safetensors"), "no such file"),
+        (("bench", __file__), "not an intact safetensors file"),
+        (("bench", "ARTIFACT", "--batch", "0"), "--batch 0"),
+        (("bench", "ARTIFACT", "--threads", "0"), "--threads 0"),
+        (("bench", "ARTIFACT", "--batch", "1000000000000"), "--batch 1000000000000: "),
+        (("bench", "ARTIFACT", "--input-shape", "3,8,8"), "--input-shape 3,8,8: the network does"),
+        (("bench", "ARTIFACT", "--input-shape", "1,3,3"), "it needs at least 4 by 4"),
+        (("evaluate", __file__, "--engine", "sparse"), "not an intact safetensors file"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(arguments, message, capsys):
-    assert main(arguments) == 2
+def test_wrong_input_is_told_in_one_line(arguments, message, artifact, capsys):
+    given = [str(artifact) if word == "ARTIFACT" else word for word in arguments]
+    assert main(given) == 2
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error

@@ -8,7 +8,13 @@ from probmask.commands.artifact_argument import add_artifact, artifact_of
 from probmask.commands.export import parse_shape
 from probmask.commands.latency_record import record_latency
 from probmask.commands.output import print_json
-from probmask.commands.speed_table import add_conditions, conditions, print_speeds
+from probmask.commands.speed_table import (
+    add_conditions,
+    check_sizes,
+    check_takes,
+    conditions,
+    print_speeds,
+)
 
 
 def add(commands: Any) -> None:
@@ -41,8 +47,10 @@ def run(options: argparse.Namespace) -> None:
     shape = input_shape_of(
         artifact, read(artifact), options.model, parse_shape(options.input_shape)
     )
-    network = load(artifact, model=options.model)
     batches, threads = conditions(options)
+    check_sizes(shape, batches)
+    network = load(artifact, model=options.model)
+    check_takes(network, shape)
     measured = [measure_speed(network, shape, batch=b, threads=threads) for b in batches]
     speeds = [speed for speed, _ in measured]
     given: Path = options.artifact

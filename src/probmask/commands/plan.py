@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from probmask.commands.export import parse_shape
 from probmask.commands.output import print_json
-from probmask.commands.speed_table import add_conditions, conditions, print_speeds
+from probmask.commands.speed_table import (
+    add_conditions,
+    check_sizes,
+    check_takes,
+    conditions,
+    print_speeds,
+)
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +47,9 @@ def run(options: argparse.Namespace) -> None:
     check_sparsity("plan", options.sparsity)
     shape = parse_shape(options.input_shape) or _usual_shape(options.model)
     batches, threads = conditions(options)
+    check_sizes(shape, batches)
     network = _build(options.model, shape)
+    check_takes(network, shape)
     kept, total = mask_at_random_(network, options.sparsity, shape)
     size, dense = _file_sizes(network)
     speeds = [measure_speed(network, shape, batch=b, threads=threads)[0] for b in batches]

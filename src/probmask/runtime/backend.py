@@ -119,6 +119,6 @@ class _Bound(nn.Module):
             arguments[i] = tensor
         for i, name in self.places.items():
             arguments[i] = getattr(self, name)
-        for i, (tensor, dimension) in self.sizes.items():
-            arguments[i] = arguments[tensor].shape[dimension]
+        for i, (place, dimension) in self.sizes.items():
+            arguments[i] = arguments[place].shape[dimension]
         return self.graph(*arguments)
