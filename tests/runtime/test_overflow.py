@@ -1,4 +1,4 @@
-"""Large finite numbers: what overflows in PyTorch does so here, and nothing else does."""
+"""Large numbers, and weights that are none: what overflows in PyTorch does so here, nothing else."""
 
 import pytest
 import torch
@@ -57,4 +57,16 @@ def test_curves_of_large_numbers(curve):
     net = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), curve).eval()
     with torch.no_grad():
         net[0].weight.fill_(1.0)
-    assert_same(net, x)
+    assert_same(net, x, others=[(1e-30 * x,)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(value):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()).eval()
+    with torch.no_grad():
+        net[0].weight.mul_(torch.rand(net[0].weight.shape) < 0.3)
+        net[0].weight[1, 0, 1, 1] = value
+    x = torch.randn(2, 2, 5, 6)
+    x[0, 0, 2, 2] = 0
+    assert_same(net, x, others=[(torch.zeros(1, 2, 5, 6),)])

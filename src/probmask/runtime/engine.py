@@ -42,7 +42,7 @@ def compile(  # noqa: A001
 ) -> "Engine":
     """Compile a network for this machine; its weights are taken as they are now.
 
-    ``model`` is a module, or the path of an artifact. ``example`` is an input (or a tuple of
+    ``model`` is a module, compiled as it is in evaluation, or the path of an artifact. ``example`` is an input (or a tuple of
     inputs) of the shape to be fast at; other batch sizes work as well. Layers on the sparse kernels
     use ``threads`` threads (default: as many as PyTorch), those in PyTorch use PyTorch's. Which
     layer runs where is measured, or read from the file ``choices``, which

@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+import probmask
+from probmask.runtime.choices import Choices
+from probmask.runtime.schedule import schedule
+from runtime.comparing import assert_close
+from runtime.random_networks import RandomNetwork
+
+
+# PyTorch warns of the copy that it makes for even kernels; the kernels make none.
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("seed", range(14))
+def test_a_network_drawn_at_random_agrees_with_pytorch(seed):
+    """As it is exported; image by image, in groups, in PyTorch, and in part on the kernels."""
+    net = RandomNetwork(seed).eval()
+    draw = torch.Generator().manual_seed(seed)
+    batches = {n: torch.randn(n, *net.input_shape, generator=draw) for n in (0, 1, 4, 18)}
+    engine = probmask.runtime.compile(net, batches[4], threads=1 + seed % 2, layers="sparse")
+    with torch.no_grad():
+        expected = {n: net(x.clone()) for n, x in batches.items()}
+    everywhere = sorted(engine.choices.sparse)
+    some = frozenset(everywhere[seed % 2 :: 2])
+    for sparse in (frozenset(everywhere), some, frozenset()):
+        steps = [step for step in schedule(engine.network, set(sparse)) if step.sparse]
+        for lone in ({}, {step.nodes[0].name: len(step.nodes) // 2 for step in steps}):
+            engine._build(Choices(sparse, lone))
+            for n, x in batches.items():
+                assert_close(engine(x.clone()), expected[n])
