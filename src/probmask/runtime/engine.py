@@ -42,12 +42,12 @@ def compile(  # noqa: A001
 ) -> "Engine":
     """Compile a network for this machine; its weights are taken as they are now.
 
-    ``model`` is a module, compiled as it is in evaluation, or the path of an artifact. ``example`` is an input (or a tuple of
-    inputs) of the shape to be fast at; other batch sizes work as well. Layers on the sparse kernels
-    use ``threads`` threads (default: as many as PyTorch), those in PyTorch use PyTorch's. Which
-    layer runs where is measured, or read from the file ``choices``, which
-    ``engine.choices.save`` wrote; ``layers`` decides it for all of them instead: on the sparse
-    kernels, or in PyTorch.
+    ``model`` is a module, compiled as it is in evaluation, or the path of an artifact. ``example``
+    is an input (or a tuple of inputs) of the shape to be fast at; other batch sizes work as well.
+    Layers on the sparse kernels use ``threads`` threads (default: as many as PyTorch), those in
+    PyTorch use PyTorch's. Which layer runs where is measured, or read from the file ``choices``,
+    which ``engine.choices.save`` wrote; ``layers`` decides it for all of them instead: on the
+    sparse kernels, or in PyTorch.
     """
     started = time.perf_counter()
     threads = torch.get_num_threads() if threads is None else threads
