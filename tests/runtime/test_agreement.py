@@ -88,7 +88,7 @@ def test_inputs_in_blocks(size, sparsity, threads):
     torch.manual_seed(0)
     model = masked(Wide(), sparsity)
     engine = on_kernels(model, images((3, *size), 2), threads=threads)
-    table = engine._steps[0].single.program.table
+    table = engine._steps[0].run.single.program.table
     assert table[:, Field.BLOCKS].max() > 1
     for batch in (1, 3):
         assert_agrees(engine, model, images((3, *size), batch))

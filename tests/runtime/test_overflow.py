@@ -1,4 +1,4 @@
-"""Large numbers, and what is none: what overflows in PyTorch does so here, and nothing else."""
+"""Large numbers, and weights that are none: what overflows in PyTorch does here, nothing else."""
 
 import pytest
 import torch
