@@ -98,13 +98,36 @@ def test_what_has_begun_ends_before_an_interrupt_goes_on():
 
 def test_what_has_not_begun_is_called_off():
     threads, events, wait = Threads(2), [], threading.Event()
-    threads.pool.submit(wait.wait)  # the only other thread is busy
+    # The only other thread is busy with another's work.
+    caller = threading.Thread(target=lambda: threads.map([wait.wait, wait.wait]))
+    caller.start()
 
     def own():
         raise KeyboardInterrupt
 
+    threading.Timer(0.05, wait.set).start()
     with pytest.raises(KeyboardInterrupt):
         threads.map([own, lambda: events.append("begun")])
-    wait.set()
+    caller.join()
     assert threads.map([lambda: True, lambda: True]) == [True, True]
     assert events == []
+
+
+def test_an_error_of_another_thread_reaches_the_caller():
+    def other():
+        raise ValueError("of the other thread")
+
+    with pytest.raises(ValueError, match="of the other thread"):
+        Threads(2).map([lambda: True, other])
+
+
+def test_threads_end_with_those_that_used_them():
+    before = set(threading.enumerate())
+    threads = Threads(3)
+    threads.map([lambda: True, lambda: True])
+    begun = set(threading.enumerate()) - before
+    assert len(begun) == 2
+    del threads
+    for thread in begun:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in begun)

@@ -2,13 +2,10 @@
 
 import os
 import threading
-import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
-
-# Seconds between two looks at whether others have finished, after an interrupt.
-_LOOK = 1e-4
 
 
 class Threads:
@@ -16,7 +13,7 @@ class Threads:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool: ThreadPoolExecutor | None = None
+        self._workers: _Workers | None = None
         self._renew()
 
     @property
@@ -29,14 +26,6 @@ class Threads:
         self._check_process()
         return self._together
 
-    @property
-    def pool(self) -> ThreadPoolExecutor:
-        """The threads beside the caller's."""
-        self._check_process()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max(1, self.count - 1), "probmask")
-        return self._pool
-
     def map(
         self, work: Sequence[Callable[[], Any]], let_go: Callable[[], None] = lambda: None
     ) -> list[bool]:
@@ -48,11 +37,19 @@ class Threads:
         """
         jobs = [_Job(function) for function in work[1:]]
         try:
-            others = [self.pool.submit(job) for job in jobs]
-            return [bool(work[0]()), *(bool(other.result()) for other in others)]
+            workers = self._other_threads()
+            for job in jobs:
+                workers.queue.put(job)
+            return [bool(work[0]()), *(job.result() for job in jobs)]
         except BaseException:
             _stop(jobs, let_go)
             raise
+
+    def _other_threads(self) -> "_Workers":
+        self._check_process()
+        if self._workers is None:
+            self._workers = _Workers(max(1, self.count - 1))
+        return self._workers
 
     def _check_process(self) -> None:
         """Threads do not survive a fork, nor does anybody unlock what they had locked."""
@@ -61,23 +58,67 @@ class Threads:
 
     def _renew(self) -> None:
         self._together = threading.RLock()
-        self._pool = None
+        self._workers = None
         self._process = os.getpid()
+
+
+class _Workers:
+    """Threads that take jobs from a queue until nobody can give them any more.
+
+    Not an executor: that waits in Python code, which an interrupt leaves half done. Queue and locks
+    here are waited for in C.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.queue: SimpleQueue[_Job | None] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=_work, args=(self.queue,), name="probmask", daemon=True).start()
+        weakref.finalize(self, _dismiss, self.queue, count)
+
+
+def _work(queue: "SimpleQueue[_Job | None]") -> None:
+    while (job := queue.get()) is not None:
+        job()
+        del job  # and with it what it computes on, while there is nothing to do
+
+
+def _dismiss(queue: "SimpleQueue[_Job | None]", count: int) -> None:
+    for _ in range(count):
+        queue.put(None)
 
 
 class _Job:
     """Work that can be called off until it begins."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.begun = self.ended = self.called_off = False
+        self._function = function
+        self._running = threading.Lock()  # held until it has ended
+        self._running.acquire()
+        self._called_off = False
+        self._returned: bool | BaseException = False
 
-    def __call__(self) -> bool:
-        self.begun = True  # before looking: who calls off looks the other way round
+    def __call__(self) -> None:
         try:
-            return not self.called_off and bool(self.function())
-        finally:
-            self.ended = True
+            self._returned = not self._called_off and bool(self._function())
+        except BaseException as error:
+            self._returned = error
+        self._running.release()
+
+    def result(self) -> bool:
+        """What it returned or raised, once it has."""
+        with self._running:
+            if isinstance(self._returned, BaseException):
+                raise self._returned
+            return self._returned
+
+    def call_off(self) -> None:
+        """Have it end at once, unless it has begun."""
+        self._called_off = True
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        with self._running:
+            pass
 
 
 def _stop(jobs: Sequence[_Job], let_go: Callable[[], None]) -> None:
@@ -85,10 +126,10 @@ def _stop(jobs: Sequence[_Job], let_go: Callable[[], None]) -> None:
     while True:
         try:
             for job in jobs:
-                job.called_off = True
+                job.call_off()
             let_go()
-            while any(job.begun and not job.ended for job in jobs):
-                time.sleep(_LOOK)
+            for job in jobs:
+                job.wait()
             return
         except KeyboardInterrupt:
             continue
