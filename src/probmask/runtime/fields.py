@@ -73,6 +73,7 @@ class Field(IntEnum):
     LINES = 34  # rows of the image in a tile; 0: tiles are parts of the run
     BLOCKS = 35  # of input channels, whose weights come one after the other
     WHOLE = 36  # floats of a run, where the window is all of the image; 0: it is not
+    DEPTH = 37  # rows of the deepest window
 
 
 COLUMNS = len(Field)

@@ -6,6 +6,7 @@ from numba import njit
 from probmask.runtime.columns import (
     BEFORE,
     BIAS,
+    DEPTH,
     HEIGHT,
     IMAGE_WIDTH,
     LANES,
@@ -36,8 +37,17 @@ def pool(op, arena, longs, consts, scratch, doubt, first, last, largest):
     """
     lanes, height, width, table = op[LANES], op[HEIGHT], op[IMAGE_WIDTH], op[TABLE]
     columns, step = op[SOURCE_WIDTH] * lanes, op[SOURCE_STRIDE] * lanes
+    if (
+        largest
+        and lanes == 1
+        and op[STEP_X] == 2
+        and 2 <= op[WINDOW] <= 3
+        and op[DEPTH] <= op[WINDOW]
+    ):
+        _pool_in_pairs(op, arena, longs, first, last)
+        return
     windows = longs[table + 2 * height : table + 2 * height + 2 * width]
-    pairs = largest and lanes == 1 and op[STEP_X] == 2 and 2 <= op[WINDOW] <= 3
+    middle = scratch[:columns]
     whole = not largest and lanes == 1 and op[WHOLE] > 0
     for c in range(first, last):
         source = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
@@ -51,13 +61,6 @@ def pool(op, arena, longs, consts, scratch, doubt, first, last, largest):
             top, bottom = longs[table + 2 * y], longs[table + 2 * y + 1]
             out = target + y * op[TARGET_STRIDE] * lanes
             result = arena[out : out + width * lanes]
-            if pairs and bottom - top <= op[WINDOW]:
-                _largest_at_step_two(
-                    arena, source + top * step, step, bottom - top, windows, result,
-                    op[WINDOW], op[BEFORE], columns,
-                )  # fmt: skip
-                continue
-            middle = scratch[:columns]
             _over_rows(arena[source + top * step :], middle, step, bottom - top, largest)
             _over_columns(middle, windows, result, lanes, largest)
             if not largest:
@@ -77,25 +80,44 @@ def _sum(numbers):
 
 
 @njit(error_model="numpy")
-def _largest_at_step_two(arena, source, step, rows, windows, result, window, before, columns):
-    """Windows of two or three columns at distance two; those cut by the padding one by one."""
-    at, out = arena.ctypes.data, result.ctypes.data
+def _pool_in_pairs(op, arena, longs, first, last):
+    """Largest of two or three columns at distance two; windows cut by the padding one by one.
+
+    By addresses: a view of an array per row would take longer than the row.
+    """
+    window, before, width, step = op[WINDOW], op[BEFORE], op[IMAGE_WIDTH], op[SOURCE_STRIDE]
+    table, windows = op[TABLE], op[TABLE] + 2 * op[HEIGHT]
+    at = arena.ctypes.data
     begin = (before + 1) // 2
-    end = max(begin, min(len(result), (columns - window + before) // 2 + 1))
-    upper = at + 4 * (source + 2 * begin - before)
-    middle = upper + 4 * step * min(1, rows - 1)
-    lower = upper + 4 * step * min(2, rows - 1)
-    if window == 2:
-        largest_of_two_by_two(upper, middle, out + 4 * begin, end - begin)
-    else:
-        largest_of_three_by_three(upper, middle, lower, out + 4 * begin, end - begin)
-    for x in range(len(result)):
-        if x < begin or x >= end:
-            best = np.float32(-np.inf)
-            for k in range(rows):
-                for column in range(windows[2 * x], windows[2 * x + 1]):
-                    best = max(best, arena[source + k * step + column])
-            result[x] = best
+    end = max(begin, min(width, (op[SOURCE_WIDTH] - window + before) // 2 + 1))
+    for c in range(first, last):
+        plane = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
+        target = op[TARGET] + c * op[TARGET_PLANE] + op[TARGET_LEAD]
+        for y in range(op[HEIGHT]):
+            rows = longs[table + 2 * y + 1] - longs[table + 2 * y]
+            source = plane + longs[table + 2 * y] * step
+            out = target + y * op[TARGET_STRIDE]
+            upper = at + 4 * (source + 2 * begin - before)
+            middle = upper + 4 * step * min(1, rows - 1)
+            lower = upper + 4 * step * min(2, rows - 1)
+            if window == 2:
+                largest_of_two_by_two(upper, middle, at + 4 * (out + begin), end - begin)
+            else:
+                largest_of_three_by_three(upper, middle, lower, at + 4 * (out + begin), end - begin)
+            for x in range(width - (end - begin)):
+                cut = x if x < begin else x + end - begin
+                left, right = longs[windows + 2 * cut], longs[windows + 2 * cut + 1]
+                arena[out + cut] = _largest_of_one(arena, source, step, rows, left, right)
+
+
+@njit(error_model="numpy")
+def _largest_of_one(arena, source, step, rows, left, right):
+    """The largest number of one window."""
+    best = np.float32(-np.inf)
+    for k in range(rows):
+        for column in range(left, right):
+            best = max(best, arena[source + k * step + column])
+    return best
 
 
 @njit(error_model="numpy", fastmath=LOOSE)

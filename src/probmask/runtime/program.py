@@ -293,6 +293,7 @@ class _Builder:
             Field.WINDOW: size,
             Field.STEP_X: step,
             Field.BEFORE: before,
+            Field.DEPTH: max(end - start for start, end in node.rows),
             Field.WHOLE: source.layout.run if (*node.rows, *node.columns) == whole else 0,
         }
         self._emit(node.name, fields)
