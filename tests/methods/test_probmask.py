@@ -209,7 +209,7 @@ def test_two_draws_are_the_mean_of_two_masks():
     shares, noises = [], []
     for share in sparsifier.draws():
         shares.append(share)
-        noises.append([mask.noise.clone() for mask in masks])
+        noises.append([mask.key.clone() for mask in masks])
         (share * loss_of(model, batch)).backward()
     together = [mask.prob.grad.clone() for mask in masks]
     assert shares == [0.5, 0.5]
@@ -217,8 +217,8 @@ def test_two_draws_are_the_mean_of_two_masks():
     assert not torch.equal(noises[0][0], noises[1][0])
     model.zero_grad()
     for noise in noises:
-        for mask, values in zip(masks, noise, strict=True):
-            mask.noise.copy_(values)
+        for mask, key in zip(masks, noise, strict=True):
+            mask.key.copy_(key)
         (loss_of(model, batch) / 2).backward()
     for mask, expected in zip(masks, together, strict=True):
         assert torch.equal(mask.prob.grad, expected)

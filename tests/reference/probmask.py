@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from probmask.core.noise import logistic_
+from probmask.core.counter_noise import draw_key, logistic
 from probmask.core.projection import project_
 from probmask.core.relaxation import relaxed_mask
 from probmask.core.selection import select_top
@@ -33,7 +33,8 @@ def train(w, others, network, batches, *, sparsity, seed, lr, total, draws=1, fr
             effective = []
             for index, (weight, prob) in enumerate(zip(w, s, strict=True)):
                 if hard is None:
-                    noise = logistic_(torch.empty_like(prob), seed, 0, step, draw, index)
+                    key = torch.tensor(draw_key(seed, 0, step, draw, index))
+                    noise = logistic(prob.shape, key)
                     effective.append(weight * relaxed_mask(prob, noise, tau))
                 else:
                     effective.append(torch.where(hard[index], weight, 0.0))

@@ -1,16 +1,18 @@
 """ProbMask at work: the probabilities of one model, their noise, budget and projection."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from probmask.core import schedules
+from probmask.core.counter_noise import draw_key, logistic
+from probmask.core.masked_draw import masked_draw
 from probmask.core.noise import logistic_
 from probmask.core.projection import project_
-from probmask.core.relaxation import bernoulli_mask, relaxed_mask
+from probmask.core.relaxation import bernoulli_mask
 from probmask.core.selection import select_top
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
@@ -29,35 +31,45 @@ _BINS = 20  # of the histogram of probabilities
 
 
 class ProbMaskedWeight(MaskedWeight):
-    """One site: its probabilities, and the noise and temperature of the current draw.
+    """One site: its probabilities, and the key and temperature of the current draw.
 
-    Noise and temperature are tensors, so that a compiled graph depends on neither's value, but not
-    buffers, so that every rank keeps its own. All are fp32 whatever the weight is: in bf16 a
-    probability of 0.98 could not move by less than 0.004.
+    Key and temperature are tensors, so that a compiled graph depends on neither's value, but not
+    buffers, so that every rank keeps its own. Probabilities are fp32 whatever the weight is: in
+    bf16 one of 0.98 could not move by less than 0.004.
     """
 
-    def __init__(self, site: Site, mask: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.prob = nn.Parameter(torch.ones_like(site.weight, dtype=torch.float32))
-        self.noise = torch.zeros_like(site.weight, dtype=torch.float32, requires_grad=False)
+        self.key = torch.zeros(2, dtype=torch.int64, device=site.weight.device)
         self.temperature = torch.ones((), device=site.weight.device)
-        self._mask = mask
+
+    @property
+    def noise(self) -> Tensor:
+        """The noise of the current draw, computed when asked for."""
+        return logistic(self.prob.shape, self.key)
+
+    def draw(self, seed: int, *counters: int) -> None:
+        """Take the noise that these numbers stand for."""
+        first, second = draw_key(seed, *counters)
+        self.key[0], self.key[1] = first, second
 
     def training_weight(self, weight: Tensor) -> Tensor:
         """The relaxed network: w m."""
-        return weight * self._mask(self.prob, self.noise, self.temperature).to(weight.dtype)
+        return masked_draw(weight, self.prob, self.key, self.temperature)
 
 
 class ProbMasker(Masker):
     """ProbMask at work on one model."""
 
     masks: tuple[ProbMaskedWeight, ...]
+    site_mask: type[ProbMaskedWeight] = ProbMaskedWeight
     against_collapse = (
         "; min_keep_per_layer=1 forbids it (on the command line: --set method.min_keep_per_layer=1)"
     )
 
     def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
-        super().__init__(sites, [ProbMaskedWeight(site, self.mask) for site in sites])
+        super().__init__(sites, [self.site_mask(site) for site in sites])
         self.method = method
         self.draws = method.draws
         self.seed = context.seed
@@ -110,7 +122,7 @@ class ProbMasker(Masker):
         )
         for index, mask in enumerate(self.masks):
             mask.temperature.fill_(self._temperature)
-            self.draw_noise_(mask.noise, self.seed, rank(), now.step, draw, index)
+            mask.draw(self.seed, rank(), now.step, draw, index)
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Clip the joint gradient of weights and probabilities."""
@@ -173,11 +185,6 @@ class ProbMasker(Masker):
         super().freeze()
         self.warn_of_collapse([float(mask.hard.sum()) for mask in self.masks])
 
-    @staticmethod
-    def mask(prob: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
-        """The relaxed mask of a draw."""
-        return relaxed_mask(prob, noise, temperature)
-
     def usual_rate(self, total_steps: int) -> float:
         """Adam's rate where none is asked for: the paper's, raised for shorter trainings than its.
 
@@ -190,10 +197,6 @@ class ProbMasker(Masker):
     def progress(self, now: Progress) -> float:
         """The part of the training that is done, for schedules."""
         return now.epoch_fraction if self.method.every == "epoch" else now.fraction
-
-    def draw_noise_(self, noise: Tensor, *counters: int) -> None:
-        """Fill in the noise that these numbers stand for."""
-        logistic_(noise, *counters)
 
     def scheduled_budget(self, now: Progress) -> float:
         """The fraction of the budget's currency that is kept at this moment."""

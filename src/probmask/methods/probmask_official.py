@@ -9,10 +9,34 @@ from probmask.core import schedules
 from probmask.core.noise import uniform_
 from probmask.core.official import official_mask, official_noise, official_project_
 from probmask.masking.protocol import Progress
-from probmask.methods.probabilities import PAPER_RATE, ProbMasker
+from probmask.masking.sites import Site
+from probmask.methods.probabilities import PAPER_RATE, ProbMaskedWeight, ProbMasker
 
 # Between which parts of the training the budget falls.
 _RAMP = (0.16, 0.6)
+
+
+class OfficialMaskedWeight(ProbMaskedWeight):
+    """One site, its noise from two uniforms, its mask with the release's epsilon."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.drawn = torch.zeros_like(site.weight, dtype=torch.float32, requires_grad=False)
+
+    @property
+    def noise(self) -> Tensor:
+        """The noise of the current draw."""
+        return self.drawn
+
+    def draw(self, seed: int, *counters: int) -> None:
+        """The difference of two Gumbel variables, of a uniform variable each."""
+        first = uniform_(torch.empty_like(self.drawn), seed, *counters, 0)
+        second = uniform_(torch.empty_like(self.drawn), seed, *counters, 1)
+        self.drawn.copy_(official_noise(first, second))
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """The relaxed network, differentiated by autograd."""
+        return weight * official_mask(self.prob, self.drawn, self.temperature).to(weight.dtype)
 
 
 class OfficialProbMasker(ProbMasker):
@@ -20,11 +44,7 @@ class OfficialProbMasker(ProbMasker):
 
     clip_norm = 3.0
     freeze_at = None
-
-    @staticmethod
-    def mask(prob: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
-        """The relaxed mask with the release's epsilon."""
-        return official_mask(prob, noise, temperature)
+    site_mask = OfficialMaskedWeight
 
     def usual_rate(self, total_steps: int) -> float:
         """The paper's, however long the training."""
@@ -33,12 +53,6 @@ class OfficialProbMasker(ProbMasker):
     def progress(self, now: Progress) -> float:
         """In whole epochs."""
         return now.epoch_fraction
-
-    def draw_noise_(self, noise: Tensor, *counters: int) -> None:
-        """The difference of two Gumbel variables, of a uniform variable each."""
-        first = uniform_(torch.empty_like(noise), *counters, 0)
-        second = uniform_(torch.empty_like(noise), *counters, 1)
-        noise.copy_(official_noise(first, second))
 
     def scheduled_budget(self, now: Progress) -> float:
         """The cubic between whole epochs, down to 1 - S, which need be no whole number."""

@@ -1,0 +1,202 @@
+"""Claim: a ProbMask step costs at most 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
+
+A step is forward, backward, the optimizers of weights and probabilities, and the projection, with
+one draw, in the middle of a training: most probabilities at 0, some at 1, some between. Three ways
+are timed in turn, in one process: dense, ours, and the way of the released code
+(`released_step.py`). Peak memory is measured afterwards, each way in a process of its own: how far
+the resident memory rises above what it was before the network was made.
+
+    OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2 --clock cpu
+
+``--clock cpu`` counts the processor's seconds of all threads, which other programs disturb least;
+threads that spin while they wait count too, hence OMP_WAIT_POLICY. ``--method`` measures any method
+of the registry, at ``--progress`` of its training; ProbMask's mask is final from 0.6 on.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import probmask
+from probmask.methods import METHODS
+from probmask.models import build_model
+from released_step import ReleasedStep
+
+WAYS = ("dense", "ours", "released")
+TOTAL = 10_000  # updates of the training that the steps are taken from
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One way on one case: the median of its steps, and its peak memory above dense."""
+
+    case: str
+    weights: int
+    way: str
+    milliseconds: float
+    ratio: float
+    extra_bytes_per_weight: float | None
+
+
+def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, int]:
+    """A function that trains one step, and the number of weights that are masked."""
+    name, batch = case.split(":")
+    torch.manual_seed(0)
+    model = build_model(name, {})
+    sites = [p for p in model.parameters() if p.dim() > 1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    finish = optimizer.step
+    if way == "released":
+        released = ReleasedStep(model, optimizer, options.sparsity, 1 - 0.97 * options.progress)
+        finish = released.after_backward
+    elif way == "ours":
+        method = METHODS[options.method](sparsity=options.sparsity)
+        sparsifier = probmask.attach(
+            model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
+        )
+        sparsifier.load_state_dict(
+            sparsifier.state_dict() | {"step": round(options.progress * TOTAL)}
+        )
+    spread_probabilities_(model)
+    images = torch.randn(int(batch), 3, 32, 32)
+    labels = torch.randint(10, (int(batch),))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        finish()
+
+    return step, sum(site.numel() for site in sites)
+
+
+@torch.no_grad()
+def spread_probabilities_(model: nn.Module) -> None:
+    """Probabilities as in the middle of a training: 95 % at 0, 1 % at 1, the others between."""
+    for name, prob in model.named_parameters():
+        if name.endswith(".prob"):
+            kind = torch.rand(prob.shape)
+            between = torch.rand(prob.shape) ** 3
+            prob.copy_(torch.where(kind < 0.01, 1.0, torch.where(kind < 0.05, between, 0.0)))
+
+
+def time_ways(case: str, options: argparse.Namespace) -> tuple[dict[str, list[float]], int]:
+    """Milliseconds of each step of each way, the ways taken in turn."""
+    clock = time.process_time if options.clock == "cpu" else time.perf_counter
+    steps = {way: make_step(way, case, options) for way in options.ways}
+    for step, _ in steps.values():
+        for _ in range(2):
+            step()
+    times: dict[str, list[float]] = {way: [] for way in steps}
+    for _ in range(options.repeats):
+        for way, (step, _) in steps.items():
+            start = clock()
+            step()
+            times[way].append(1e3 * (clock() - start))
+    return times, steps["dense"][1]
+
+
+def measure_memory(way: str, case: str, options: argparse.Namespace) -> int:
+    """By how many bytes three steps raise the resident memory, in a process of its own."""
+    given = [
+        f"--threads={options.threads}",
+        f"--method={options.method}",
+        f"--sparsity={options.sparsity}",
+        f"--progress={options.progress}",
+    ]
+    command = [sys.executable, __file__, "--memory-of", way, "--cases", case, *given]
+    # What is freed goes back at once, so that the peak is that of what is in use.
+    quiet = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def print_memory(way: str, case: str, options: argparse.Namespace) -> None:
+    """Print by how many bytes three steps raise the resident memory."""
+    small, _ = make_step(way, "resnet20:2", options)  # libraries and compiled code are not counted
+    small()
+    small()
+    del small
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    step, _ = make_step(way, case, options)
+    for _ in range(3):
+        step()
+    print(resident("VmHWM") - before)
+
+
+def resident(field: str) -> int:
+    """Bytes of resident memory, now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def measure(case: str, options: argparse.Namespace) -> list[Measured]:
+    """All ways on one case."""
+    times, weights = time_ways(case, options)
+    medians = {way: statistics.median(found) for way, found in times.items()}
+    # Neighbours in time share whatever disturbs the machine.
+    ratios = {
+        way: statistics.median(
+            mine / dense for mine, dense in zip(found, times["dense"], strict=True)
+        )
+        for way, found in times.items()
+    }
+    extra: dict[str, float | None] = dict.fromkeys(times)
+    if options.memory:
+        peaks = {way: measure_memory(way, case, options) for way in times}
+        extra = {way: (peak - peaks["dense"]) / weights for way, peak in peaks.items()}
+    return [Measured(case, weights, way, medians[way], ratios[way], extra[way]) for way in times]
+
+
+def main() -> None:
+    """Print one row per case and way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="+", default=["resnet32:128", "vgg19:64", "vgg19:16"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--method", default="probmask", choices=sorted(METHODS))
+    parser.add_argument("--sparsity", type=float, default=0.98)
+    parser.add_argument("--progress", type=float, default=0.45)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--no-memory", dest="memory", action="store_false")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    parser.add_argument("--memory-of", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.ways = ["dense", *(way for way in options.ways if way != "dense")]
+    torch.set_num_threads(options.threads)
+    if options.memory_of:
+        print_memory(options.memory_of, options.cases[0], options)
+        return
+    print(
+        f"torch {torch.__version__}, {options.threads} threads, {platform.machine()}, "
+        f"{options.clock} clock, medians of {options.repeats}, ours: {options.method}\n"
+    )
+    print("| network:batch | way | ms per step | times dense | bytes per weight above dense |")
+    print("|---|---|---|---|---|")
+    found = []
+    for case in options.cases:
+        for row in measure(case, options):
+            found.append(asdict(row))
+            extra = row.extra_bytes_per_weight
+            memory = "" if extra is None else f"{extra:.1f}"
+            print(f"| {case} | {row.way} | {row.milliseconds:.0f} | {row.ratio:.3f} | {memory} |")
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The masked draw: compiled and plain against the twin, at the ends, in every dtype and layout."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from probmask.core import compiled
+from probmask.core.counter_noise import draw_key
+from probmask.core.masked_draw import masked_draw
+from reference import masked_draw as twin
+
+KEY = draw_key(5, 0, 7, 0, 3)
+TEMPERATURES = [1.0, 0.9, 0.5, 0.1, 0.03, 0.001]
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def way(request, monkeypatch):
+    """With Numba, and as if it were not installed."""
+    if request.param == "plain":
+        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    compiled._kernels.cache_clear()
+    yield request.param
+    compiled._kernels.cache_clear()
+
+
+def problem(count=4000, dtype=torch.float32):
+    """Weights, gradients, and probabilities at 0, at 1, next to them and between."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(count, generator=generator).to(dtype)
+    grad = torch.randn(count, generator=generator).to(dtype)
+    prob = torch.rand(count, generator=generator)
+    prob[0::8] = 0
+    prob[1::8] = 1
+    prob[2::8] = 10 ** -(8 * prob[2::8])
+    prob[3::8] = 1 - 2.0**-24 * (1 + 100 * prob[3::8]).floor()
+    return weight, prob, grad
+
+
+def drawn(weight, prob, grad, tau):
+    weight, prob = weight.detach().requires_grad_(), prob.detach().requires_grad_()
+    out = masked_draw(weight, prob, torch.tensor(KEY), torch.tensor(tau))
+    out.backward(grad)
+    return out.detach(), weight.grad, prob.grad
+
+
+def expected(weight, prob, grad, tau):
+    lists = [x.flatten().tolist() for x in (weight, prob, grad)]
+    tau = torch.tensor(tau).item()  # as fp32 has it
+    return [torch.tensor(x, dtype=torch.float64) for x in twin.masked_draw(*lists, KEY, tau)]
+
+
+@pytest.mark.parametrize("tau", TEMPERATURES)
+def test_value_and_gradients_are_those_of_the_twin(way, tau):
+    given = problem()
+    found = drawn(*given, tau)
+    # An error of 1e-7 in a logarithm is one of 1e-7 / tau in what it is the logarithm of.
+    # PyTorch takes several logarithms, the compiled code one.
+    tolerance = (4e-6 + 3e-7 / tau) * (10 if way == "plain" else 1)
+    for mine, true in zip(found, expected(*given, tau), strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=tolerance, atol=1e-18)
+
+
+@pytest.mark.parametrize("end", [0.0, 1.0])
+@pytest.mark.parametrize("tau", [1.0, 0.9999, 0.001])
+def test_at_the_ends_the_mask_is_exact_and_only_temperature_one_has_a_slope(way, end, tau):
+    weight, _, grad = problem()
+    out, to_weight, to_prob = drawn(weight, torch.full_like(weight, end), grad, tau)
+    assert torch.equal(out, weight * end)
+    assert torch.equal(to_weight, grad * end)
+    assert (to_prob != 0).all() if tau == 1 else (to_prob == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_another_precision_are_rounded_once(way, dtype):
+    weight, prob, grad = problem(dtype=dtype)
+    out, to_weight, to_prob = drawn(weight, prob, grad, 0.5)
+    assert (out.dtype, to_weight.dtype, to_prob.dtype) == (dtype, dtype, torch.float32)
+    unit = max(torch.finfo(dtype).eps, 5e-6)
+    true = expected(weight, prob, grad, 0.5)
+    least = 1e-6 if dtype == torch.float16 else 1e-18
+    for mine, exact in zip((out, to_weight, to_prob), true, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=2 * unit, atol=least)
+
+
+def test_the_layout_in_memory_changes_nothing_but_itself(way):
+    weight, prob, grad = (x[:3456].reshape(16, 24, 3, 3) for x in problem())
+    plain = drawn(weight, prob, grad, 0.5)
+    laid_out = [x.contiguous(memory_format=torch.channels_last) for x in (weight, prob, grad)]
+    for mine, true in zip(drawn(*laid_out, 0.5), plain, strict=True):
+        assert torch.equal(mine, true)
+        assert mine.is_contiguous(memory_format=torch.channels_last)
+    strided = [torch.stack([x, x], -1)[..., 0] for x in (weight, prob, grad)]
+    for mine, true in zip(drawn(*strided, 0.5), plain, strict=True):
+        assert torch.equal(mine, true)
+    expanded = drawn(weight, prob, grad[:1, :1].expand_as(weight), 0.5)
+    copied = drawn(weight, prob, grad[:1, :1].expand_as(weight).clone(), 0.5)
+    for mine, true in zip(expanded, copied, strict=True):
+        assert torch.equal(mine, true)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (7, 11)])
+def test_any_shape(way, shape):
+    weight, prob = torch.randn(shape), torch.full(shape, 0.5)
+    out, to_weight, to_prob = drawn(weight, prob, torch.ones(shape), 0.5)
+    assert out.shape == to_weight.shape == to_prob.shape == shape
+
+
+def test_threads_share_the_work_without_changing_it():
+    given = problem(200_003)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(drawn(*given, 0.3))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_a_weight_that_is_not_trained_gets_no_gradient(way):
+    weight, prob, _ = problem()
+    prob.requires_grad_()
+    masked_draw(weight, prob, torch.tensor(KEY), torch.tensor(0.5)).sum().backward()
+    assert weight.grad is None
+    assert prob.grad is not None
+
+
+def test_a_probability_that_is_not_a_number_shows(way):
+    out, *_ = drawn(torch.ones(3), torch.tensor([0.5, torch.nan, 0.5]), torch.ones(3), 0.5)
+    assert out.isnan().tolist() == [False, True, False]
+
+
+def test_nothing_is_kept_for_the_way_back_but_what_is_there():
+    weight, prob, _ = problem()
+    weight.requires_grad_(), prob.requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        masked_draw(weight, prob, torch.tensor(KEY), torch.tensor(0.5))
+    assert {x.data_ptr() for x in kept if x.numel() > 2} == {weight.data_ptr(), prob.data_ptr()}
+
+
+def test_fake_tensors_get_plain_operations():
+    with torch._subclasses.FakeTensorMode():
+        weight, prob = torch.empty(8, requires_grad=True), torch.empty(8, requires_grad=True)
+        key = torch.zeros(2, dtype=torch.int64)
+        masked_draw(weight, prob, key, torch.tensor(0.5)).sum().backward()
+        assert prob.grad.shape == (8,)
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    """A pool inherited by fork would wait for threads that are not there."""
+    code = """
+import os, torch
+from probmask.core.compiled import in_parts
+torch.set_num_threads(2)
+assert len(in_parts(100_000, lambda begin, end: end - begin)) == 2
+child = os.fork()
+if child == 0:
+    os._exit(0 if sum(in_parts(100_000, lambda begin, end: end - begin)) == 100_000 else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
