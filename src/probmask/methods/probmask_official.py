@@ -45,6 +45,7 @@ class OfficialProbMasker(ProbMasker):
     clip_norm = 3.0
     freeze_at = None
     site_mask = OfficialMaskedWeight
+    fused = False
 
     def usual_rate(self, total_steps: int) -> float:
         """The paper's, however long the training."""
