@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from probmask.core import schedules
-from probmask.core.selection import select_top
-from probmask.core.threshold import cut_between
+from probmask.core.magnitude_cut import cut_by_magnitude
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Masker, Progress
 from probmask.masking.sites import Site
@@ -143,12 +142,7 @@ class ThresholdMasker(Masker):
 
     def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
         """The largest weights of all sites, and the threshold of each site that they exceed."""
-        values = [
-            weight.detach().abs() if scale == 1 else weight.detach().abs().float() * scale
-            for weight, scale in zip(self.weights, self.scales, strict=True)
-        ]
-        masks = select_top(values, keep, names=self.names)
-        threshold = cut_between(values, masks)
+        masks, threshold = cut_by_magnitude(self.weights, self.scales, keep, self.names)
         return masks, [threshold / scale for scale in self.scales]
 
     def choose(self) -> list[Tensor]:

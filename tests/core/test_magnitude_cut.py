@@ -1,0 +1,83 @@
+"""The cut by magnitude: compiled and plain against a sort, ties and odd values included."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probmask.core import compiled
+from probmask.core.magnitude_cut import cut_by_magnitude
+from probmask.core.threshold import cut_between
+from probmask.errors import NonFiniteError
+from reference.selection import select_top
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture(params=["compiled", "plain"], autouse=True)
+def way(request, monkeypatch):
+    """With Numba, and as if it were not installed."""
+    if request.param == "plain":
+        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    compiled._kernels.cache_clear()
+    yield request.param
+    compiled._kernels.cache_clear()
+
+
+def check(weights, scales, keep):
+    masks, threshold = cut_by_magnitude(weights, scales, keep, NAMES)
+    values = [w.abs() * s for w, s in zip(weights, scales, strict=True)]
+    expected = select_top(values, keep)
+    assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
+    assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 37, 300, 599, 600])
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (0.3, 7.0, 1.0)])
+def test_it_keeps_what_a_sort_keeps(keep, scales):
+    torch.manual_seed(keep)
+    check([torch.randn(10, 20), torch.randn(100), torch.randn(3, 10, 10)], scales, keep)
+
+
+EQUAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-40])
+ANY = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@pytest.mark.parametrize("entries", [EQUAL, ANY], ids=["equal", "any"])
+def test_ties_and_extremes(entries):
+    @given(st.lists(st.lists(entries, min_size=1, max_size=9), min_size=3, max_size=3), st.data())
+    def run(lists, data):
+        weights = [torch.tensor(entries) for entries in lists]
+        check(weights, (1.0,) * 3, data.draw(st.integers(0, sum(map(len, weights)))))
+
+    run()
+
+
+def test_threads_share_the_work():
+    torch.manual_seed(0)
+    weights = [torch.randn(100_000).mul(50).round() for _ in range(3)]  # many are equal
+    keep = 100_001
+    masks, threshold = cut_by_magnitude(weights, (1.0,) * 3, keep, NAMES)
+    values = torch.cat([w.abs() for w in weights])
+    order = values.argsort(descending=True, stable=True)
+    assert torch.equal(torch.cat(masks).nonzero().flatten(), order[:keep].sort().values)
+    assert threshold == float(values[order[keep]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_and_layouts(dtype):
+    weights = [torch.randn(8, 6, 3, 3).to(dtype) for _ in range(3)]
+    laid_out = [w.contiguous(memory_format=torch.channels_last) for w in weights]
+    expected = select_top([w.abs() for w in weights], 100)
+    for given_ in (weights, laid_out, [w.float() for w in laid_out]):
+        masks, _ = cut_by_magnitude(given_, (1.0,) * 3, 100, NAMES)
+        if dtype != torch.float64 or given_[0].dtype == dtype:
+            assert all(torch.equal(m, e) for m, e in zip(masks, expected, strict=True))
+
+
+def test_infinity_is_large_and_nan_is_refused():
+    weights = [torch.tensor([1.0, -torch.inf, 0.5]), torch.ones(2), torch.zeros(1)]
+    assert cut_by_magnitude(weights, (1.0,) * 3, 1, NAMES)[0][0].tolist() == [False, True, False]
+    weights[1][0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"\(b\) holds a NaN"):
+        cut_by_magnitude(weights, (1.0,) * 3, 1, NAMES)
