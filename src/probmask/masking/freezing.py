@@ -85,7 +85,7 @@ class FrozenMask(MaskedWeight):
 
     def __init__(self, site: Site, kept: Tensor) -> None:
         super().__init__(site)
-        self.hard.copy_(kept)
+        self.take_hard(kept)
         self.frozen = True
         self.order = tuple(tuple(module._parameters) for module, _ in site.holders)
 
@@ -99,7 +99,7 @@ class FrozenMask(MaskedWeight):
 
     def set_extra_state(self, state: Any) -> None:
         """Take over the mask of a checkpoint."""
-        self.hard.copy_(state)
+        self.take_hard(state)
 
 
 def _freeze(sites: Iterable[Site]) -> None:

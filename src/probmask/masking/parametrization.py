@@ -32,7 +32,7 @@ class MaskedWeight(nn.Module, ABC):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.hard = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.hard = _everything(site.weight)
         self.frozen = False
         self._source: HardMaskSource | None = None
         self._leads = False
@@ -58,8 +58,13 @@ class MaskedWeight(nn.Module, ABC):
 
     def harden(self, hard: Tensor, weight: Tensor) -> None:
         """Take ``hard`` as the mask that the site's tensors, as they are now, stand for."""
-        self.hard.copy_(hard)
+        self.take_hard(hard)
         self._made_from = self._versions(weight)
+
+    def take_hard(self, hard: Tensor) -> None:
+        """Have this hard mask, in memory of its own."""
+        room = torch.empty(self.hard.shape, dtype=torch.bool, device=self.hard.device)
+        self.hard = room.copy_(hard)
 
     def outdate(self) -> None:
         """Have the hard mask made anew at its next use, whatever has changed."""
@@ -88,6 +93,9 @@ class MaskedWeight(nn.Module, ABC):
             if self._leads:
                 self.outdate()  # changes made through .data leave no trace in any counter
             self._refresh()
+        elif not self.frozen:
+            self.outdate()  # made anew by eval(): a byte per weight that training can do without
+            self.hard = _everything(self.hard)
         return self
 
     def _refresh(self) -> None:
@@ -110,6 +118,11 @@ class MaskedWeight(nn.Module, ABC):
             if isinstance(value, Tensor):
                 setattr(self, name, _moved(value, fn))
         return self
+
+
+def _everything(like: Tensor) -> Tensor:
+    """A mask that keeps all, which takes no memory."""
+    return torch.ones((), dtype=torch.bool, device=like.device).expand(like.shape)
 
 
 def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:

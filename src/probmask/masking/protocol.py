@@ -210,7 +210,7 @@ class Masker(ABC):
         for index, mask in enumerate(self.masks):
             mask.frozen = state["frozen"] is not None
             if mask.frozen:
-                mask.hard.copy_(state["frozen"][index])
+                mask.take_hard(state["frozen"][index])
 
     def refresh_hard_masks(self) -> None:
         """Bring the hard masks up to date, if any tensor they are made from has changed."""
