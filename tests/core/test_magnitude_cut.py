@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probmask.core import compiled
@@ -45,6 +45,7 @@ ANY = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 @pytest.mark.parametrize("entries", [EQUAL, ANY], ids=["equal", "any"])
 def test_ties_and_extremes(entries):
+    @settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
     @given(st.lists(st.lists(entries, min_size=1, max_size=9), min_size=3, max_size=3), st.data())
     def run(lists, data):
         weights = [torch.tensor(entries) for entries in lists]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from probmask.checks import check_ramp, check_within
+from probmask.core.shrink import cubic_shrink
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
@@ -62,12 +62,5 @@ class FeatherWeight(ThresholdedWeight):
     """One site: sign(w) (|w|³ - θ³)^⅓ where active."""
 
     def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
-        """w (1 - r³)^⅓ with r = θ / |w|, and 1 - r³ as (1 - r)(1 + r + r²), which loses nothing.
-
-        |w|³ would underflow for small weights.
-        """
-        size = weight.abs().clamp_min(torch.finfo(weight.dtype).tiny)
-        ratio = threshold / size
-        excess = ((size - threshold) / size).clamp_min(0.0)
-        shrunk = weight * (excess * (1 + ratio + ratio.square())).pow(1 / 3)
-        return torch.where(active, shrunk, 0.0)
+        """Shrink by the cubes."""
+        return cubic_shrink(weight, active, threshold)
