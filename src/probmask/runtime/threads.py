@@ -88,37 +88,44 @@ def _dismiss(queue: "SimpleQueue[_Job | None]", count: int) -> None:
 
 
 class _Job:
-    """Work that can be called off until it begins."""
+    """Work that can be called off until it begins; one thread waits for it."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
         self._running = threading.Lock()  # held until it has ended
         self._running.acquire()
-        self._called_off = False
+        self._begun = self._ended = self._called_off = False
         self._returned: bool | BaseException = False
 
     def __call__(self) -> None:
+        self._begun = True  # before looking: who calls off looks the other way round
         try:
             self._returned = not self._called_off and bool(self._function())
         except BaseException as error:
             self._returned = error
+        self._ended = True
         self._running.release()
 
     def result(self) -> bool:
         """What it returned or raised, once it has."""
-        with self._running:
-            if isinstance(self._returned, BaseException):
-                raise self._returned
-            return self._returned
+        self._wait()
+        if isinstance(self._returned, BaseException):
+            raise self._returned
+        return self._returned
 
     def call_off(self) -> None:
         """Have it end at once, unless it has begun."""
         self._called_off = True
 
-    def wait(self) -> None:
-        """Until it has ended."""
-        with self._running:
-            pass
+    def wait_if_begun(self) -> None:
+        """Until it has ended; what was called off before may still wait in the queue, or never."""
+        if self._begun:
+            self._wait()
+
+    def _wait(self) -> None:
+        # The lock is not given back: an interrupt might come in between.
+        if not self._ended:
+            self._running.acquire()
 
 
 def _stop(jobs: Sequence[_Job], let_go: Callable[[], None]) -> None:
@@ -129,7 +136,7 @@ def _stop(jobs: Sequence[_Job], let_go: Callable[[], None]) -> None:
                 job.call_off()
             let_go()
             for job in jobs:
-                job.wait()
+                job.wait_if_begun()
             return
         except KeyboardInterrupt:
             continue
