@@ -5,23 +5,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmask.core import compiled
 from probmask.core.magnitude_cut import cut_by_magnitude
 from probmask.core.threshold import cut_between
 from probmask.errors import NonFiniteError
 from reference.selection import select_top
 
+pytestmark = pytest.mark.usefixtures("way")
+
 NAMES = ["a", "b", "c"]
-
-
-@pytest.fixture(params=["compiled", "plain"], autouse=True)
-def way(request, monkeypatch):
-    """With Numba, and as if it were not installed."""
-    if request.param == "plain":
-        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    compiled._kernels.cache_clear()
-    yield request.param
-    compiled._kernels.cache_clear()
 
 
 def check(weights, scales, keep):

@@ -6,23 +6,12 @@ import sys
 import pytest
 import torch
 
-from probmask.core import compiled
 from probmask.core.counter_noise import draw_key
 from probmask.core.masked_draw import masked_draw
 from reference import masked_draw as twin
 
 KEY = draw_key(5, 0, 7, 0, 3)
 TEMPERATURES = [1.0, 0.9, 0.5, 0.1, 0.03, 0.001]
-
-
-@pytest.fixture(params=["compiled", "plain"])
-def way(request, monkeypatch):
-    """With Numba, and as if it were not installed."""
-    if request.param == "plain":
-        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    compiled._kernels.cache_clear()
-    yield request.param
-    compiled._kernels.cache_clear()
 
 
 def problem(count=4000, dtype=torch.float32):

@@ -3,18 +3,9 @@
 import pytest
 import torch
 
-from probmask.core import compiled
 from probmask.core.shrink import cubic_shrink
 
-
-@pytest.fixture(params=["compiled", "plain"], autouse=True)
-def way(request, monkeypatch):
-    """With Numba, and as if it were not installed."""
-    if request.param == "plain":
-        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    compiled._kernels.cache_clear()
-    yield request.param
-    compiled._kernels.cache_clear()
+pytestmark = pytest.mark.usefixtures("way")
 
 
 @pytest.mark.parametrize("theta", [0.0, 1e-30, 0.7, 2.0])
