@@ -153,3 +153,24 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_matter(way, default):
+    weight, prob = torch.randn(40, requires_grad=True), torch.full((40,), 0.3, requires_grad=True)
+
+    def gradients():
+        masked_draw(weight, prob, torch.tensor(KEY), torch.tensor(0.5)).sum().backward()
+        found = weight.grad, prob.grad
+        weight.grad = prob.grad = None
+        return found
+
+    expected = gradients()
+    torch.set_default_dtype(default)
+    try:
+        found = gradients()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)

@@ -362,3 +362,24 @@ def test_probabilities_rest_once_the_mask_is_frozen():
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
     train(model, optimizer, make_batches("mlp", 3, seed=8))
     assert_same_state(before, probs_of(model))
+
+
+# Order in memory
+
+
+def test_weights_of_channels_last_stay_so_in_evaluation_and_once_frozen():
+    layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    model = nn.Sequential(layer)
+    optimizer = sgd(model)
+    method = probmask.ProbMask(sparsity=0.5, freeze_at=0.5)
+    probmask.attach(model, method, optimizer=optimizer, total_steps=4, seed=0)
+    images = torch.randn(2, 4, 6, 6)
+    for training in (True, False):
+        model.train(training)
+        assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+    model.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)

@@ -170,3 +170,16 @@ def test_a_network_for_one_batch_size_refuses_others():
     assert engine(torch.ones(3, 4)).shape == (3, 2, 2)
     with pytest.raises(InputError, match="takes x of 3×4 float32 on the CPU, not 2×4"):
         engine(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_does_not_matter(model, default):
+    x = torch.randn(3, 3, 32, 32)
+    engine = probmask.runtime.compile(model, x, threads=1, layers="sparse")
+    expected = engine(x)
+    torch.set_default_dtype(default)
+    try:
+        found = engine(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)

@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from probmask.sweeps.board import Board, LiveBoard, duration
 from probmask.sweeps.grid import expand, load_grid
 from probmask.sweeps.local import environment, with_threads
 from probmask.sweeps.on_ray import wanted_resources
-from probmask.sweeps.plan import SweepDirectory, make_plan
+from probmask.sweeps.plan import SweepDirectory, make_plan, update_copy
 from probmask.training.run_directory import RunDirectory
 from probmask.training.session import train
 from sweeps.small_sweep import write_sweep
@@ -149,7 +150,7 @@ def test_a_run_that_ended_after_its_sweep_was_killed_gets_its_record_to_commit(r
     ("arguments", "said"),
     [
         (["--jobs", "0"], "--jobs 0: runs at a time, at least 1"),
-        (["--out", "{file}"], "cannot be made or written"),
+        (["--out", "{file}"], "is a file"),
         (["--records", "nowhere"], "nowhere: there is no such file"),
         (["--set", "epochs"], "--set epochs: expected KEY=VALUE"),
         (["--data-dir", "nowhere", "--set", "data=cifar10"], "nowhere"),
@@ -274,3 +275,19 @@ def test_the_live_table_has_a_row_for_every_running_run():
 def test_durations_as_people_say_them():
     said = [duration(seconds) for seconds in (5, 99, 600, 7200, 86400 * 3)]
     assert said == ["5 s", "99 s", "10 min", "2.0 h", "3 days"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_sweep_goes_into_no_file_and_into_no_run(tmp_path, capsys, flags):
+    sweep = write_sweep(tmp_path / "sweep.toml", "")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text("")
+    for out, reason in ((sweep, "is a file"), (run, "is the directory of a run")):
+        assert main(["sweep", str(sweep), "--out", str(out), *flags]) == 2
+        assert reason in capsys.readouterr().err
+    assert [path.name for path in run.iterdir()] == ["config.toml"]
+
+
+def test_a_run_that_lies_at_the_root_has_no_copy_of_its_record():
+    update_copy(RunDirectory(Path("/run")), {})

@@ -1,6 +1,7 @@
 """Compiled kernels where they can be used, and the threads that run them."""
 
 import os
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -37,14 +38,26 @@ def in_parts(count: int, work: Callable[[int, int], Any]) -> list[Any]:
     # Whole cache lines: no two threads write to the same.
     bounds = [count * k // threads // 16 * 16 for k in range(threads)] + [count]
     first, *others = pairwise(bounds)
-    pool = _pool(os.getpid(), threads - 1)
+    pool = _pool(os.getpid(), torch.get_num_threads() - 1)
     pending = [pool.submit(work, *part) for part in others]
     return [work(*first), *(each.result() for each in pending)]
 
 
 @lru_cache
 def _kernels(name: str) -> Any:
-    return import_module(f"probmask.core.{name}") if find_spec("numba") else None
+    if not find_spec("numba"):
+        return None
+    try:
+        return import_module(f"probmask.core.{name}")
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # another NumPy, or no room to cache
+        warnings.warn(
+            f"Numba cannot be used ({error}); PyTorch computes the masks instead, more slowly.",
+            stacklevel=2,
+        )
+        return None
 
 
 @lru_cache(maxsize=1)

@@ -65,7 +65,7 @@ class _Cut:
         masks = []
         removed = -1
         for weight, (x, scale) in zip(self._weights, self._entries, strict=True):
-            mask = torch.empty(weight.shape, dtype=torch.bool)
+            mask = torch.empty(weight.shape, dtype=torch.bool, device="cpu")
             equal, below = self._mark(x, scale, cut, mask.view(-1).numpy())
             if equal:
                 flat = mask.view(-1).numpy()

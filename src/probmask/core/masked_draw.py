@@ -62,7 +62,7 @@ def _wide(x: Tensor) -> Tensor:
 def _room_for(x: Tensor) -> Tensor:
     """For a result of this shape, in row-major order, in fp32 at least."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.empty(x.shape, dtype=wide)
+    return torch.empty(x.shape, dtype=wide, device="cpu")
 
 
 def _flat(x: Tensor) -> Any:
@@ -91,7 +91,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     g, w, s = _flat(grad), _flat(weight), _flat(prob)
     to_weight = _room_for(weight)
-    to_prob = torch.empty(prob.shape)
+    to_prob = _room_for(prob)
     gw, gs = _flat(to_weight), _flat(to_prob)
     key0, key1, a = _scalars(key, temperature)
     at_ends = np.float32(a == 1)  # below temperature 1 nothing comes back from 0 or 1

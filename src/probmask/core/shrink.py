@@ -15,7 +15,7 @@ def cubic_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
     """
     kernels = kernels_for("shrink_kernels", weight, active, threshold)
     if kernels is not None and weight.dtype == torch.float32:
-        out = torch.empty(weight.shape)
+        out = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
         w, a, o = (x.detach().reshape(-1).numpy() for x in (weight, active, out))
         cut = np.float32(threshold.item())
 

@@ -153,12 +153,18 @@ class _HardMasked(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, hard: Tensor, *others: Tensor) -> Tensor:
         ctx.save_for_backward(hard)
         ctx.others = len(others)
-        return torch.where(hard, weight, 0.0)
+        return _where(hard, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (hard,) = ctx.saved_tensors
-        return (torch.where(hard, grad, 0.0), None, *([None] * ctx.others))
+        return (_where(hard, grad), None, *([None] * ctx.others))
+
+
+def _where(hard: Tensor, x: Tensor) -> Tensor:
+    """x where the mask is set, else 0, in x's order in memory, whatever the mask's."""
+    kept = torch.where(hard, x, 0.0)
+    return kept if kept.stride() == x.stride() else torch.empty_like(x).copy_(kept)
 
 
 def register(site: Site, mask: MaskedWeight) -> None:

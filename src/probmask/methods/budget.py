@@ -55,7 +55,9 @@ class Budget:
                 )
             ]
         if self.costs is not None:
-            return select_within(values, self.costs, amount, ties=ties, minimum=self.least)
+            return select_within(
+                values, self.costs, amount, ties=ties, minimum=self.least, names=self.names
+            )
         return select_top(values, round(amount), ties=ties, minimum=self.least, names=self.names)
 
     def _shares(self, keep: int) -> list[int]:

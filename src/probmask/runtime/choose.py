@@ -100,7 +100,10 @@ def _time_program(
     program = build(step.nodes, step.inputs, step.outputs, threads=1, lanes=lanes, lone=lone)
     if lanes > 1 and program.group == 1:
         return {}
-    outputs = [torch.empty(images, outside.form.size) for outside in step.outputs]
+    outputs = [
+        torch.empty(images, outside.form.size, dtype=torch.float32, device="cpu")
+        for outside in step.outputs
+    ]
     addresses = np.array([t.data_ptr() for t in (*inputs, *outputs)], np.int64)
     seconds = Runner(program).time_operations(addresses, budget=_BUDGET)
     names = {node.name for node in (step.nodes[lone:] if lanes > 1 else step.nodes)}

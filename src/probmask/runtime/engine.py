@@ -87,8 +87,8 @@ def _as_tensors(example: Any) -> tuple[Tensor, ...]:
 def as_tensor(item: Any) -> Tensor:
     """A tensor of what is given; an array that PyTorch cannot share is copied."""
     if isinstance(item, np.ndarray):
-        item = np.require(item, requirements=("C", "W"))
-    return torch.as_tensor(item).detach()
+        return torch.from_numpy(np.require(item, requirements=("C", "W")))
+    return item.detach() if isinstance(item, Tensor) else torch.as_tensor(item)
 
 
 class Engine:

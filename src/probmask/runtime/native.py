@@ -152,7 +152,10 @@ class NativeStep:
         lead = inputs[0].shape[: len(self.step.inputs[0].form.unit)]
         images = lead.numel()
         self._check(inputs, images)
-        outputs = [torch.empty(*lead, *outside.tail) for outside in self.step.outputs]
+        outputs = [
+            torch.empty(*lead, *outside.tail, dtype=torch.float32, device="cpu")
+            for outside in self.step.outputs
+        ]
         addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
         if not self._compute(np.array(addresses, np.int64), images):
             raise DoubtError

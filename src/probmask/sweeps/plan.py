@@ -24,6 +24,12 @@ class SweepDirectory:
     """Where the runs of a sweep, their records and their failures lie."""
 
     def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_dir():
+            raise InputError(f"--out {path}: is a file; choose the directory of a sweep.")
+        if RunDirectory(path).config.exists():
+            raise InputError(
+                f"--out {path}: is the directory of a run, not of a sweep; choose another."
+            )
         self.path = path
         self.runs = path / "runs"
         self.records = path / "records"
@@ -95,8 +101,9 @@ class SweepDirectory:
 
 def update_copy(run: RunDirectory, record: Mapping[str, Any]) -> None:
     """Bring the copy of a record that is to be committed up to date, if the run is a sweep's."""
-    copy = run.path.resolve().parents[1] / "records" / f"{run.path.resolve().name}.json"
-    if run.path.resolve().parent.name == "runs" and copy.exists():
+    place = run.path.resolve()
+    copy = place.parent.parent / "records" / f"{place.name}.json"
+    if place.parent.name == "runs" and copy.exists():
         write_compact(record, copy)
 
 

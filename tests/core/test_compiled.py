@@ -1,0 +1,33 @@
+"""Which code computes: kernels where they can be used, and nothing breaks where they cannot."""
+
+import os
+
+import pytest
+import torch
+
+from probmask.core import compiled
+
+
+def test_a_numba_that_cannot_be_imported_is_told_and_done_without(monkeypatch):
+    def refuse(name):
+        raise ImportError("Numba needs another NumPy")
+
+    monkeypatch.setattr(compiled, "import_module", refuse)
+    compiled._kernels.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="Numba needs another NumPy"):
+            assert compiled.kernels_for("draw_kernels", torch.zeros(3)) is None
+        assert compiled.kernels_for("draw_kernels", torch.zeros(3)) is None  # told once
+    finally:
+        compiled._kernels.cache_clear()
+
+
+def test_parts_of_all_sizes_share_one_pool(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    pool = compiled._pool(os.getpid(), 3)
+    for count in (70_000, 100_000, 140_000):
+        parts = compiled.in_parts(count, lambda begin, end: (begin, end))
+        ends = [0, *(end for _, end in parts)]
+        assert [begin for begin, _ in parts] == ends[:-1]
+        assert ends[-1] == count
+        assert compiled._pool(os.getpid(), 3) is pool
