@@ -1,4 +1,4 @@
-"""Claim: a ProbMask step costs at most 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
+"""Aim: a ProbMask step costs at most 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
 
 A step is forward, backward, the optimizers of weights and probabilities, and the projection, with
 one draw, in the middle of a training: most probabilities at 0, some at 1, some between. Three ways
