@@ -87,6 +87,11 @@ def by_hand(batches, total=STEPS):
     return w, b, s
 
 
+def assert_close_to_twin(ours, expected):
+    """To rounding: compiled kernels and fused Adam sum in another order than the twin."""
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_in_gives_the_update_made_by_hand(way):
     batches = make_batches("mlp", STEPS)
@@ -96,9 +101,9 @@ def test_every_way_in_gives_the_update_made_by_hand(way):
     train(model, optimizer, batches)
     layers = [model[0], model[2], model[4]]
     for layer, weight, bias, prob in zip(layers, w, b, s, strict=True):
-        assert torch.equal(layer.parametrizations.weight[0].prob, prob)
-        assert torch.equal(layer.parametrizations.weight.original, weight)
-        assert torch.equal(layer.bias, bias)
+        assert_close_to_twin(layer.parametrizations.weight[0].prob, prob)
+        assert_close_to_twin(layer.parametrizations.weight.original, weight)
+        assert_close_to_twin(layer.bias, bias)
     assert sparsifier.now.step == STEPS
 
 
@@ -406,7 +411,7 @@ def test_a_sparsifier_nobody_holds_still_does_its_work():
     assert not held & {id(prob) for prob in probs_of(model).values()}
     _, _, s = by_hand(batches)
     for prob, expected in zip(probs_of(model).values(), s, strict=True):
-        assert torch.equal(prob, expected)
+        assert_close_to_twin(prob, expected)
 
 
 @pytest.mark.parametrize("optimizer", [[], object(), [object()], "sgd"])
