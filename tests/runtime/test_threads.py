@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import signal
 import threading
 import time
 
@@ -43,40 +42,6 @@ def test_a_forked_child_has_threads_of_its_own(engine, batch):
     assert not hanging
     assert answers.get() == expected.tolist()
     assert torch.equal(engine(x), expected)
-
-
-@pytest.mark.parametrize("batch", [1, 8])
-def test_an_interrupt_leaves_the_engine_as_it_was(engine, batch):
-    x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    expected = engine(x)
-    started = time.perf_counter()
-    engine(x)
-    usual = time.perf_counter() - started
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    interrupted = 0
-    try:
-        for k in range(60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, usual * k / 40))
-                engine(x)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        torch.set_grad_enabled(True)  # an interrupt within no_grad() of PyTorch may leave it off
-    assert interrupted
-    assert torch.equal(engine(x), expected)
-    answers = []
-    other = threading.Thread(target=lambda: answers.append(engine(x)))
-    other.start()
-    other.join(60)
-    assert torch.equal(answers[0], expected)
 
 
 def test_what_has_begun_ends_before_an_interrupt_goes_on():
