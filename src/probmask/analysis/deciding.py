@@ -16,7 +16,9 @@ from probmask.training.record_format import INDIFFERENT
 DEFAULTS = Path(__file__).with_name("defaults.json")
 # What makes a run slower or faster and rounds its sums otherwise, but asks the same question: a run
 # of another machine is not repeated for it. The dense twin is a run of its own, with a record.
-_MACHINE = frozenset(("accelerator", "devices", "strategy", "threads", "dense_twin"))
+_MACHINE = frozenset(
+    ("accelerator", "channels_last", "devices", "strategy", "threads", "dense_twin")
+)
 
 
 def deciding_settings(config: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class TrainConfig:
     final figure; with "none" all images train. ``include`` and ``exclude`` are patterns of names
     of weights that are masked beside the usual ones, or not at all. ``batch_size`` is over all
     devices together. ``dense_twin`` trains a dense network first, under the same settings, to
-    compare with. A checkpoint is written every ``checkpoint_seconds``, and ``workers`` processes
+    compare with. ``channels_last`` lays images out pixel by pixel, which is faster for most
+    networks of convolutions but not for all. A checkpoint is written every ``checkpoint_seconds``, and ``workers`` processes
     read image files; neither has an influence on the result.
     """
 
@@ -82,6 +83,7 @@ class TrainConfig:
     devices: int = 1
     strategy: str = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    channels_last: bool = False
     threads: int | None = None
     workers: int | None = None
     checkpoint_seconds: float = 30.0

@@ -260,6 +260,8 @@ class Training:
     def _update(self, batch: Batch) -> None:
         torch.manual_seed(fold(self.config.seed, _STEP, self.fabric.global_rank, self.step))
         images, labels = self.fabric.to_device((batch.images, batch.labels))
+        if self.config.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
         self._set_learning_rate()
         self.optimizer.zero_grad()
         draws = self.sparsifier.draw_count
