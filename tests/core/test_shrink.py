@@ -1,30 +1,58 @@
-"""Feather's rule: compiled and plain against its definition in fp64."""
+"""Shrinking and tempered gradients: compiled and plain against their definitions in fp64."""
 
 import pytest
 import torch
 
-from probmask.core.shrink import cubic_shrink
+from probmask.core.shrink import kept_part, power_shrink, temper_removed_
 
 pytestmark = pytest.mark.usefixtures("way")
 
 
+def in_double(weight, theta, power):
+    """The definition, for weights that are not too close to the threshold to compute it so."""
+    ratio = (theta.double() / weight.double().abs()).clamp_max(1)
+    return weight.double() * (1 - ratio**power).clamp_min(0) ** (1 / power)
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5, 3.0, 20.0, 100.0])
 @pytest.mark.parametrize("theta", [0.0, 1e-30, 0.7, 2.0])
-def test_it_is_the_root_of_the_difference_of_cubes(theta):
+def test_it_is_the_root_of_the_difference_of_powers(theta, power):
     torch.manual_seed(0)
     weight = torch.randn(3000) * max(theta, 1e-20)
     theta = torch.tensor(theta)
     active = weight.abs() > theta
-    w = weight.double()
-    cubes = (w.abs() ** 3 - theta.double() ** 3).clamp_min(0)
-    expected = torch.where(active, w.sign() * cubes.pow(1 / 3), 0.0)
-    found = cubic_shrink(weight, active, theta)
-    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=0)
+    found = power_shrink(weight, active, theta, torch.tensor(power))
+    expected = torch.where(active, in_double(weight, theta, power), 0.0)
+    torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=0)
     assert not torch.signbit(found[~active]).any()
+
+
+def test_three_is_feathers_rule():
+    torch.manual_seed(0)
+    weight, theta = torch.randn(3000), torch.tensor(0.7)
+    active = weight.abs() > theta
+    cubes = (weight.double().abs() ** 3 - theta.double() ** 3).clamp_min(0)
+    found = power_shrink(weight, active, theta, torch.tensor(3.0))
+    expected = torch.where(active, weight.sign() * cubes.pow(1 / 3), 0.0)
+    torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=0)
+
+
+def test_close_to_the_threshold_nothing_is_lost():
+    theta = torch.tensor(0.37)
+    weight = theta * (1 + torch.logspace(-6.5, -2, 400))
+    every = torch.ones(400, dtype=torch.bool)
+    for power in (1.0, 3.0, 30.0):
+        found = power_shrink(weight, every, theta, torch.tensor(power))
+        excess = (weight.double() - theta.double()) / weight.double()
+        part = -torch.expm1(power * torch.log1p(-excess))
+        torch.testing.assert_close(
+            found.double(), weight.double() * part ** (1 / power), rtol=4e-6, atol=0
+        )
 
 
 def test_ties_at_the_threshold_are_zero_even_if_active():
     weight, every = torch.tensor([0.5, -0.5, 1.0]), torch.ones(3, dtype=torch.bool)
-    found = cubic_shrink(weight, every, torch.tensor(0.5))
+    found = power_shrink(weight, every, torch.tensor(0.5), torch.tensor(3.0))
     assert found[:2].tolist() == [0, 0]
     assert found[2].item() == pytest.approx(0.875 ** (1 / 3))
 
@@ -32,9 +60,44 @@ def test_ties_at_the_threshold_are_zero_even_if_active():
 def test_layouts_and_threads():
     torch.manual_seed(0)
     weight = torch.randn(64, 200, 3, 3)
-    active, theta = weight.abs() > 1, torch.tensor(1.0)
-    plain = cubic_shrink(weight, active, theta)
+    active, theta, power = weight.abs() > 1, torch.tensor(1.0), torch.tensor(7.0)
+    plain = power_shrink(weight, active, theta, power)
     laid_out = weight.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(cubic_shrink(laid_out, active, theta), plain)
-    wide = cubic_shrink(weight.double(), active, theta)
-    torch.testing.assert_close(plain.double(), wide, rtol=3e-6, atol=0)
+    assert torch.equal(power_shrink(laid_out, active, theta, power), plain)
+    wide = power_shrink(weight.double(), active, theta, power)
+    torch.testing.assert_close(plain.double(), wide, rtol=4e-6, atol=0)
+
+
+def test_the_kept_part_goes_to_zero_and_one():
+    weight, theta = torch.tensor([0.1, -0.5, 0.6, -4.0]), torch.tensor(0.5)
+    hard = kept_part(weight, theta, torch.tensor(500.0))
+    assert hard.tolist() == pytest.approx([0, 0, 1, 1], abs=1e-6)
+    soft = kept_part(weight, theta, torch.tensor(1.0))
+    assert soft.tolist() == pytest.approx([0, 0, 1 / 6, 7 / 8])
+    assert kept_part(weight, torch.tensor(0.0), torch.tensor(3.0)).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("size", [(7,), (300, 40, 3, 3)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_removed_gradient_is_clamped_and_shared(size, layout, dtype):
+    torch.manual_seed(0)
+    grad = torch.randn(size, dtype=dtype)
+    grad.view(-1)[:3] = torch.tensor([1e6, -1e6, 0.0])
+    active = torch.rand(size) < 0.3
+    active.view(-1)[:3] = False
+    if len(size) == 4:
+        grad = grad.contiguous(memory_format=layout)
+    rms = grad[active].double().square().mean().sqrt().item()
+    expected = torch.where(active, grad, 0.5 * grad.clamp(-3 * rms, 3 * rms))
+    temper_removed_(grad, active, share=0.5, most=3.0)
+    torch.testing.assert_close(grad, expected, rtol=1e-6, atol=0)
+
+
+def test_without_active_weights_there_is_no_gradient_and_nan_is_not_hidden():
+    grad = torch.tensor([1.0, -2.0])
+    temper_removed_(grad, torch.tensor([False, False]), share=0.5, most=3.0)
+    assert grad.tolist() == [0, 0]
+    grad = torch.tensor([1.0, torch.nan, 3.0])
+    temper_removed_(grad, torch.tensor([True, False, False]), share=0.5, most=2.0)
+    assert grad[0] == 1 and grad[1].isnan() and grad[2] == 1

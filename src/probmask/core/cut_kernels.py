@@ -4,9 +4,9 @@ The bits of a float that is not negative, read as an integer, are in the order o
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
+
+from probmask.core.vector_math import bits_of
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 LOW = 15  # bits of the second digit; the first has the 16 above it
@@ -14,28 +14,18 @@ _LOW = np.int32(LOW)
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
 
-@intrinsic
-def _bits(typing_context, x):
-    """The bits of an fp32 number."""
-
-    def generate(context, builder, _, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
 @njit(**_OPTIONS)
 def count_first(x, scale, counts):
     """Count the first digits of |x| scale."""
     for i in range(len(x)):
-        counts[_bits(abs(x[i]) * scale) >> _LOW] += 1
+        counts[bits_of(abs(x[i]) * scale) >> _LOW] += 1
 
 
 @njit(**_OPTIONS)
 def count_second(x, scale, first, counts):
     """Count the second digits of those with this first digit."""
     for i in range(len(x)):
-        bits = _bits(abs(x[i]) * scale)
+        bits = bits_of(abs(x[i]) * scale)
         if bits >> _LOW == first:
             counts[bits & _LOW_MASK] += 1
 
@@ -46,7 +36,7 @@ def mark(x, scale, cut, out):
     equal = 0
     below = np.int32(-1)
     for i in range(len(x)):
-        bits = _bits(abs(x[i]) * scale)
+        bits = bits_of(abs(x[i]) * scale)
         out[i] = bits > cut
         equal += bits == cut
         below = max(below, bits if bits < cut else np.int32(-1))

@@ -1,5 +1,8 @@
 """Shrinking towards zero by a threshold, so that the large weights hardly notice."""
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,25 +10,55 @@ from torch import Tensor
 from probmask.core.compiled import in_parts, kernels_for
 
 
-def cubic_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
-    """sign(w) (|w|³ - θ³)^⅓ where active, else 0  (Feather, BMVC 2023), of fp32 or fp64 weights.
+def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
+    """s = (1 - (θ / |w|)^p)^(1/p) where |w| > θ, else 0, of fp32 or fp64 weights.
 
-    As w (1 - r³)^⅓ with r = θ / |w|, and 1 - r³ as (1 - r)(1 + r + r²), which loses nothing: |w|³
-    would underflow for small weights.
+    p = 1 is the soft threshold, p = 3 Feather's (BMVC 2023), and with p to infinity it becomes the
+    hard one. Computed from 1 - θ/|w|, so that nothing is lost close to the threshold.
     """
-    kernels = kernels_for("shrink_kernels", weight, active, threshold)
+    size = weight.abs().clamp_min(torch.finfo(weight.dtype).tiny)
+    excess = ((size - threshold) / size).clamp_min(0.0)
+    return (-torch.expm1(power * torch.log1p(-excess))).pow(1 / power)
+
+
+def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
+    """w s where active, else 0; s = `kept_part`. For p = 3: sign(w) (|w|³ - θ³)^⅓."""
+    kernels = kernels_for("shrink_kernels", weight, active, threshold, power)
     if kernels is not None and weight.dtype == torch.float32:
         out = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
-        w, a, o = (x.detach().reshape(-1).numpy() for x in (weight, active, out))
-        cut = np.float32(threshold.item())
+        w, a, o = _flat(weight), _flat(active), _flat(out)
+        cut, p = np.float32(threshold.item()), np.float32(power.item())
 
         def part(begin: int, end: int) -> None:
-            kernels.cubic(w[begin:end], a[begin:end], cut, o[begin:end])
+            kernels.power(w[begin:end], a[begin:end], cut, p, o[begin:end])
 
         in_parts(len(o), part)
         return out if weight.is_contiguous() else torch.empty_like(weight).copy_(out)
-    size = weight.abs().clamp_min(torch.finfo(weight.dtype).tiny)
-    ratio = threshold / size
-    excess = ((size - threshold) / size).clamp_min(0.0)
-    shrunk = weight * (excess * (1 + ratio + ratio.square())).pow(1 / 3)
-    return torch.where(active, shrunk, 0.0)
+    return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
+
+
+def temper_removed_(grad: Tensor, active: Tensor, *, share: float, most: float) -> None:
+    """Outside the active entries: g <- share g, g first clamped to ± most times the RMS inside.
+
+    In place. With nothing active there is nothing to compare with: the gradient becomes zero.
+    """
+    kernels = kernels_for("shrink_kernels", grad, active)
+    if kernels is not None and grad.dtype == torch.float32 and grad.is_contiguous():
+        g, a = _flat(grad), _flat(active)
+        sums = in_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
+        total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
+        limit = np.float32(most * math.sqrt(total / count) if count else 0.0)
+
+        def part(begin: int, end: int) -> None:
+            kernels.temper(g[begin:end], a[begin:end], np.float32(share), limit)
+
+        in_parts(len(g), part)
+        return
+    inside = torch.where(active, grad, 0.0).double().square().sum()
+    rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)
+    grad.copy_(torch.where(active, grad, share * grad.clamp(-most * rms, most * rms)))
+
+
+def _flat(x: Tensor) -> Any:
+    """The entries in row-major order, as NumPy has them; a copy where that is not how they lie."""
+    return x.detach().reshape(-1).numpy()

@@ -137,8 +137,12 @@ class ThresholdMasker(Masker):
         """How many weights are kept at this moment."""
         begin, end = self.ramp
         final = self.keep / self.size
-        share = schedules.kept_fraction(now.fraction, final, begin=begin, end=end)
+        share = schedules.kept_fraction(self.progress(now), final, begin=begin, end=end)
         return round(share * self.size)
+
+    def progress(self, now: Progress) -> float:
+        """The part of the training that is done, for schedules."""
+        return now.fraction
 
     def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
         """The largest weights of all sites, and the threshold of each site that they exceed."""

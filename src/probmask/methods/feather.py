@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from probmask.checks import check_ramp, check_within
-from probmask.core.shrink import cubic_shrink
+from probmask.core.shrink import power_shrink
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
@@ -61,6 +62,10 @@ class Feather(Method):
 class FeatherWeight(ThresholdedWeight):
     """One site: sign(w) (|w|³ - θ³)^⅓ where active."""
 
+    def __init__(self, site: Site, *, outside: float) -> None:
+        super().__init__(site, outside=outside)
+        self.power = torch.full((), 3.0, device=site.weight.device)
+
     def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
         """Shrink by the cubes."""
-        return cubic_shrink(weight, active, threshold)
+        return power_shrink(weight, active, threshold, self.power)

@@ -73,7 +73,8 @@ class ProbMasker(Masker):
     def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
         super().__init__(sites, [self.site_mask(site) for site in sites])
         self.method = method
-        self.draws = method.draws
+        self.settings = method.resolved
+        self.draws = self.settings.draws
         self.seed = context.seed
         self.prob_lr = method.prob_lr or self.usual_rate(context.total_steps)
         self._temperature = self._kept_fraction = 1.0
@@ -95,9 +96,9 @@ class ProbMasker(Masker):
         return self.method.clip_norm
 
     @property
-    def freeze_at(self) -> float | None:
+    def freeze_at(self) -> float:
         """At which part of the training the mask becomes final."""
-        return self.method.freeze_at
+        return self.settings.freeze_at
 
     @property
     def probs(self) -> list[Tensor]:
@@ -120,8 +121,8 @@ class ProbMasker(Masker):
             return
         self._temperature = schedules.temperature(
             self.progress(now),
-            start=self.method.temperature_start,
-            end=self.method.temperature_end,
+            start=self.settings.temperature_start,
+            end=self.settings.temperature_end,
         )
         for index, mask in enumerate(self.masks):
             mask.temperature.fill_(self._temperature)
@@ -140,12 +141,12 @@ class ProbMasker(Masker):
         self._project(self._kept_fraction)
         if now.step % self._check_every == 0:
             self.warn_of_collapse([float(prob.detach().sum()) for prob in self.probs])
-        if self.freeze_at is not None and now.fraction >= self.freeze_at:
+        if now.fraction >= self.freeze_at:
             self.freeze()
 
     def choose(self) -> list[Tensor]:
         """Select exactly the budget by probability, ties by magnitude; or draw a sample."""
-        return self._sample() if self.method.select == "sample" else self._select()
+        return self._sample() if self.settings.select == "sample" else self._select()
 
     def metrics(self) -> dict[str, float]:
         """Budget, temperature, and how far the probabilities are from a decision."""
@@ -189,22 +190,24 @@ class ProbMasker(Masker):
         self.warn_of_collapse([float(mask.hard.sum()) for mask in self.masks])
 
     def usual_rate(self, total_steps: int) -> float:
-        """Adam's rate where none is asked for: the paper's, raised for shorter trainings than its.
+        """Adam's rate where none is asked for: the paper's; learned, raised in short trainings.
 
         A probability has to travel from 1 to 0 or back however few updates there are. A rate in
         inverse proportion to them would follow the noise of single gradients; the cube root lies
         between.
         """
+        if self.method.recipe_name == "paper":
+            return PAPER_RATE
         return PAPER_RATE * math.cbrt(max(1.0, _PAPER_UPDATES / total_steps))
 
     def progress(self, now: Progress) -> float:
         """The part of the training that is done, for schedules."""
-        return now.epoch_fraction if self.method.every == "epoch" else now.fraction
+        return now.epoch_fraction if self.settings.every == "epoch" else now.fraction
 
     def scheduled_budget(self, now: Progress) -> float:
         """The fraction of the budget's currency that is kept at this moment."""
         final = self.budget.final / self.budget.total
-        begin, end = self.method.ramp_begin, self.method.ramp_end
+        begin, end = self.settings.ramp_begin, self.settings.ramp_end
         return schedules.kept_fraction(self.progress(now), final, begin=begin, end=end)
 
     def _project(self, fraction: float) -> None:

@@ -14,10 +14,17 @@ from typing import ClassVar, Literal
 from probmask.checks import check_choice, check_count, check_ramp, check_within
 from probmask.errors import InputError
 from probmask.masking.initialization import check_fans, kaiming_normal_
-from probmask.masking.protocol import Context, Method
+from probmask.masking.protocol import Context, Masker, Method
 from probmask.masking.sites import Site
 from probmask.methods.probabilities import ProbMasker
 from probmask.methods.probmask_official import OfficialProbMasker
+from probmask.methods.recipes import RECIPES, Recipe, RecipeName
+from probmask.methods.tied import TiedMasker
+
+# Settings that only one way of learning has, but for values that ask for nothing.
+_LEARNED_ONLY = ("draws", "prob_lr", "select")
+_TIED_ONLY = ("outside", "forget_by")
+_HARMLESS: dict[str, tuple[object, ...]] = {"draws": (1,), "select": ("top",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +34,29 @@ class ProbMask(Method):
     ``scope="global"`` is the paper's method (GSB); ``"layer"`` gives each layer its own budget of
     the same fraction (LSB). ``cost="flops"`` budgets multiplications instead of weights: sparsity
     is then the fraction of multiplications removed, and ``attach`` needs ``example_inputs``.
-    ``draws`` masks are sampled per update. ``train_weights=False`` looks for a supermask: weights
-    stay as they are, by default drawn anew from Kaiming's normal distribution (``reinitialize``).
+    ``train_weights=False`` looks for a supermask: weights stay as they are, by default drawn anew
+    from Kaiming's normal distribution (``reinitialize``).
 
-    Schedules have the paper's form, per update (``every="step"``) or per epoch: the budget
-    falls from ``ramp_begin`` to ``ramp_end`` of the training, the temperature over all of it.
-    From ``freeze_at`` on (None: never, as in the paper) the exact top-K mask is fixed and only
-    its weights train on; K is the final budget, also where the ramp has not got there yet.
-    ``prob_lr`` is Adam's rate for the probabilities; None takes the paper's 6e-3 and raises it
-    for trainings shorter than the paper's. The mask at the end is the exact top-K by
-    probability, ties by weight magnitude (``select="top"``), or one Bernoulli draw, as in the
-    paper, of about K (``"sample"``).
+    ``recipe`` says where the probabilities come from. ``"tied"``: from the weights, a function of
+    their magnitude and of one threshold, set at every update so that the budget is kept; good from
+    a thousand updates on. ``"learned"``: trained by Adam through a relaxed random mask, as the
+    paper does, with schedules for short trainings. ``"paper"``: the same with the paper's
+    settings, for trainings as long as its. None is tied, but learned where that makes no sense:
+    for supermasks, with ``compat``, and if ``prob_lr``, ``draws`` or ``select`` ask for it.
+
+    Settings that are None have the recipe's value. The budget falls from ``ramp_begin`` to
+    ``ramp_end`` of the training, per update (``every="step"``) or per epoch, the temperature from
+    start to end. From ``freeze_at`` on (1: never) the exact top-K mask is fixed and only its
+    weights train on; K is the final budget, also where the ramp has not got there yet. The mask at
+    the end is the exact top-K by probability, ties by weight magnitude (``select="top"``), or one
+    Bernoulli draw, as in the paper, of about K (``"sample"``).
+
+    Learned probabilities: ``draws`` masks are sampled per update, ``prob_lr`` is Adam's rate; the
+    learned recipe raises the paper's 6e-3 for trainings shorter than the paper's. Tied ones:
+    weights that are removed get the ``outside`` part of the gradient (0.5 for a sparsity above
+    0.95, else 1). By ``forget_by`` of the training the values that the weights began with have
+    faded out, so that a magnitude shows what was learned (0: they stay); None forgets those of a
+    network that is fresh, which is one whose BatchNorm has seen no data.
 
     ``compat="official"`` steps exactly as the released code does, accidents included: its epsilon
     and two uniforms in the relaxed mask, 21 bisections in fp32, the joint gradient of weights and
@@ -54,81 +73,132 @@ class ProbMask(Method):
         "Constraint, CVPR 2021"
     )
 
+    recipe: RecipeName | None = None
     scope: Literal["global", "layer"] = "global"
     cost: Literal["params", "flops"] = "params"
-    draws: int = 1
     train_weights: bool = True
     reinitialize: bool | None = None
+    draws: int | None = None
     prob_lr: float | None = None
-    temperature_start: float = 1.0
-    temperature_end: float = 0.03
-    ramp_begin: float = 0.05
-    ramp_end: float = 0.5
-    every: Literal["step", "epoch"] = "step"
-    freeze_at: float | None = 0.6
-    select: Literal["top", "sample"] = "top"
+    outside: float | None = None
+    forget_by: float | None = None
+    temperature_start: float | None = None
+    temperature_end: float | None = None
+    ramp_begin: float | None = None
+    ramp_end: float | None = None
+    every: Literal["step", "epoch"] | None = None
+    freeze_at: float | None = None
+    select: Literal["top", "sample"] | None = None
     min_keep_per_layer: int = 0
     clip_norm: float | None = None
     compat: Literal["official"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_each()
+        settings = self.resolved
+        check_ramp(
+            "ProbMask",
+            ramp_begin=settings.ramp_begin,
+            ramp_end=settings.ramp_end,
+            meaning="the budget falls",
+        )
+        if settings.temperature_end > settings.temperature_start:
+            raise InputError(
+                f"ProbMask(temperature_start={settings.temperature_start:g}, temperature_end="
+                f"{settings.temperature_end:g}): the temperature falls; end must not be above "
+                "start."
+            )
+        if settings.select == "sample" and self.min_keep_per_layer > 0:
+            raise InputError(
+                f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
+                "sample promises no layer anything; drop one of the two."
+            )
+        self._check_together()
+
+    def _check_each(self) -> None:
+        check_choice("ProbMask", "recipe", self.recipe, (None, *RECIPES))
         check_choice("ProbMask", "scope", self.scope, ("global", "layer"))
         check_choice("ProbMask", "cost", self.cost, ("params", "flops"))
-        check_choice("ProbMask", "every", self.every, ("step", "epoch"))
-        check_choice("ProbMask", "select", self.select, ("top", "sample"))
+        check_choice("ProbMask", "every", self.every, (None, "step", "epoch"))
+        check_choice("ProbMask", "select", self.select, (None, "top", "sample"))
         check_choice("ProbMask", "compat", self.compat, (None, "official"))
-        check_count("ProbMask", "draws", self.draws, least=1, meaning="masks sampled per update")
-        check_count(
-            "ProbMask", "min_keep_per_layer", self.min_keep_per_layer, least=0, meaning="weights"
-        )
         check_choice("ProbMask", "train_weights", self.train_weights, (True, False))
         check_choice("ProbMask", "reinitialize", self.reinitialize, (None, True, False))
+        least = self.min_keep_per_layer
+        check_count("ProbMask", "min_keep_per_layer", least, least=0, meaning="weights")
+        if self.draws is not None:
+            meaning = "masks sampled per update"
+            check_count("ProbMask", "draws", self.draws, least=1, meaning=meaning)
         for name in ("prob_lr", "clip_norm"):
             self._check(name, 1e-9, math.inf, "a positive number")
         for name in ("temperature_start", "temperature_end"):
             self._check(name, 1e-3, 1, "a temperature")
-        self._check("freeze_at", 0, 1, "a part of the training")
-        check_ramp(
-            "ProbMask",
-            ramp_begin=self.ramp_begin,
-            ramp_end=self.ramp_end,
-            meaning="the budget falls",
-        )
+        for name in ("ramp_begin", "ramp_end", "freeze_at", "forget_by"):
+            self._check(name, 0, 1, "a part of the training")
+        self._check("outside", 0, 1, "a part of the gradient")
+
+    def _check(self, name: str, low: float, high: float, meaning: str) -> None:
+        value = getattr(self, name)
+        if value is not None:
+            check_within("ProbMask", name, value, low, high, meaning=meaning)
+
+    def _check_together(self) -> None:
         if self.compat == "official" and self.cost != "params":
             raise InputError(
                 f"ProbMask(compat='official', cost={self.cost!r}): the released code budgets "
                 "parameters only; drop one of the two."
             )
-        if self.select == "sample" and self.min_keep_per_layer > 0:
+        tied = self.recipe_name == "tied"
+        if tied and self.compat is not None:
             raise InputError(
-                f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
-                "sample promises no layer anything; drop one of the two."
+                "ProbMask(recipe='tied', compat='official'): the released code learns its "
+                "probabilities; drop one of the two."
             )
-        if self.temperature_end > self.temperature_start:
+        if tied and not self.train_weights:
             raise InputError(
-                f"ProbMask(temperature_start={self.temperature_start}, temperature_end="
-                f"{self.temperature_end}): the temperature falls; end must not be above start."
+                "ProbMask(recipe='tied', train_weights=False): probabilities that are tied to the "
+                "weights are learned by training these; drop one of the two."
             )
+        others = _LEARNED_ONLY if tied else _TIED_ONLY
+        for name in others:
+            if getattr(self, name) not in (None, *_HARMLESS.get(name, ())):
+                raise InputError(
+                    f"ProbMask(recipe={self.recipe_name!r}, {name}={getattr(self, name)!r}): a "
+                    f"setting of {'learned' if tied else 'tied'} probabilities; drop one of the "
+                    "two."
+                )
 
-    def _check(self, name: str, low: float, high: float, meaning: str) -> None:
-        value = getattr(self, name)
-        if value is None and name in ("prob_lr", "clip_norm", "freeze_at"):
-            return
-        check_within("ProbMask", name, value, low, high, meaning=meaning)
+    @property
+    def recipe_name(self) -> RecipeName:
+        """The recipe asked for, or the one that goes with the other settings."""
+        if self.recipe is not None:
+            return self.recipe
+        wanted = any(
+            getattr(self, name) not in (None, *_HARMLESS.get(name, ())) for name in _LEARNED_ONLY
+        )
+        learned = wanted or self.compat is not None or not self.train_weights
+        return "learned" if learned else "tied"
 
-    def begin(self, sites: Sequence[Site], context: Context) -> "ProbMasker":
-        """Give every weight the probability 1; freeze weights if they are not to be trained."""
-        if not context.epochs_known and (self.every == "epoch" or self.compat == "official"):
+    @property
+    def resolved(self) -> Recipe:
+        """What the recipe decides, but for what was said."""
+        return RECIPES[self.recipe_name].with_given(self.settings())
+
+    def begin(self, sites: Sequence[Site], context: Context) -> Masker:
+        """Keep every weight for certain; freeze weights if they are not to be trained."""
+        if not context.epochs_known and (
+            self.resolved.every == "epoch" or self.compat == "official"
+        ):
             raise InputError(
-                f"attach(ProbMask(every={self.every!r}, compat={self.compat!r})): its schedules "
-                "count in epochs; pass steps_per_epoch= to attach."
+                f"attach(ProbMask(recipe={self.recipe!r}, every={self.every!r}, "
+                f"compat={self.compat!r})): its schedules count in epochs; pass steps_per_epoch= "
+                "to attach."
             )
         fresh = self.reinitialize or (self.reinitialize is None and not self.train_weights)
         if fresh:
             check_fans("ProbMask(reinitialize)", sites)
-        kind = OfficialProbMasker if self.compat == "official" else ProbMasker
-        masker = kind(self, sites, context)  # refuses what it must before weights change
+        masker = self._masker(sites, context)  # refuses what it must before weights change
         if fresh:
             kaiming_normal_(sites, context.seed)
         if not self.train_weights:
@@ -136,3 +206,9 @@ class ProbMask(Method):
                 site.weight.requires_grad_(False)
                 site.weight.grad = None
         return masker
+
+    def _masker(self, sites: Sequence[Site], context: Context) -> Masker:
+        if self.recipe_name == "tied":
+            return TiedMasker(self, sites, context)
+        kind = OfficialProbMasker if self.compat == "official" else ProbMasker
+        return kind(self, sites, context)

@@ -43,7 +43,7 @@ class OfficialProbMasker(ProbMasker):
     """The release at work: where it differs from `ProbMasker`, and nothing else."""
 
     clip_norm = 3.0
-    freeze_at = None
+    freeze_at = 1.0
     site_mask = OfficialMaskedWeight
     fused = False
 

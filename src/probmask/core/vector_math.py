@@ -1,0 +1,111 @@
+"""Logarithm and power of fp32 numbers, as polynomials that LLVM turns into vector code.
+
+Numba has no vector logarithm. Everything here is branch-free and inlined into the loops that use
+it. Compiled code has no types to check: mypy is told so in pyproject.toml.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+# ln(1 + r) = r - r²/2 + r³ P(r) for √½ ≤ 1 + r < √2 (Cephes, S. Moshier).
+_L8, _L7, _L6 = (np.float32(x) for x in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1))
+_L5, _L4, _L3 = (np.float32(x) for x in (-1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1))
+_L2, _L1, _L0 = (np.float32(x) for x in (2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1))
+_LOG2_E = np.float32(1.4426950408889634)
+# 2^f for |f| ≤ ½ (Cephes).
+_E6, _E5, _E4 = (np.float32(x) for x in (1.5353362e-4, 1.3398874e-3, 9.6184374e-3))
+_E3, _E2, _E1 = (np.float32(x) for x in (5.5503325e-2, 2.4022648e-1, 6.9314720e-1))
+_ROUND = np.float32(12582912.0)  # 1.5 · 2^23: adding it rounds to a whole number
+_SQRT_HALF = np.int32(0x3F3504F3)
+_MANTISSA, _BIAS = np.int32(23), np.int32(127)
+_LOWEST = np.float32(-126.0)  # the least power of two that is a normal number
+
+@intrinsic
+def bits_of(typing_context, x):
+    """The bits of an fp32 number."""
+
+    def generate(context, builder, _, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def float_of(typing_context, bits):
+    """The fp32 number of these bits."""
+
+    def generate(context, builder, _, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@njit(inline="always")
+def log2(x):
+    """Base 2, of a positive normal number."""
+    exponent, r = _split(x)
+    return np.float32(exponent) + _ln_1p(r) * _LOG2_E
+
+
+@njit(inline="always")
+def log2_one_less(d):
+    """log2(1 - d) for 0 ≤ d < 1, as exact for small d as for large."""
+    exponent, r = _split(_ONE - d)
+    return np.float32(exponent) + _ln_1p(-d if exponent == 0 else r) * _LOG2_E
+
+
+@njit(inline="always")
+def exp2(x):
+    """2^x for -126 ≤ x < 128."""
+    whole, f = _round(x)
+    return (_ONE + f * _exp2_slope(f)) * _power(whole)
+
+
+@njit(inline="always")
+def one_less_exp2(x):
+    """1 - 2^x for x ≤ 0, as exact close to 0 as far from it."""
+    whole, f = _round(max(x, _LOWEST))
+    rise = f * _exp2_slope(f)
+    return -rise if whole == 0 else _ONE - (_ONE + rise) * _power(whole)
+
+
+@njit(inline="always")
+def _split(x):
+    """x = 2^exponent (1 + r) with √½ ≤ 1 + r < √2."""
+    bits = bits_of(x)
+    exponent = np.int32(np.int32(bits - _SQRT_HALF) >> _MANTISSA)
+    return exponent, float_of(np.int32(bits - np.int32(exponent << _MANTISSA))) - _ONE
+
+
+@njit(inline="always")
+def _ln_1p(r):
+    r2 = r * r
+    r4 = r2 * r2
+    # In pairs, not one after the other: shorter chains of dependent operations.
+    low = (_L1 * r + _L0) + (_L3 * r + _L2) * r2
+    high = (_L5 * r + _L4) + (_L7 * r + _L6) * r2
+    p = low + r4 * (high + r4 * _L8)
+    return r + r2 * (r * p - _HALF)
+
+
+@njit(inline="always")
+def _round(x):
+    """x = whole + f with |f| ≤ ½."""
+    whole = (x + _ROUND) - _ROUND
+    return whole, x - whole
+
+
+@njit(inline="always")
+def _exp2_slope(f):
+    """(2^f - 1) / f."""
+    f2 = f * f
+    return (_E2 * f + _E1) + f2 * ((_E4 * f + _E3) + f2 * (_E6 * f + _E5))
+
+
+@njit(inline="always")
+def _power(whole):
+    """2 to the power of a whole number."""
+    return float_of(np.int32(np.int32(np.int32(whole) + _BIAS) << _MANTISSA))

@@ -1,0 +1,231 @@
+"""ProbMask with probabilities tied to the weights: nothing beside these is trained.
+
+The probability that a weight is kept is a function of its magnitude, of a threshold for all layers,
+set anew at every update so that the budget of the moment is kept, and of a temperature:
+s = (1 - (θ / |w|)^(1/τ))^τ above the threshold, else 0. The loss moves the weights, also those that
+are removed, and thereby the probabilities, which go to 0 and 1 as the temperature falls. A thousand
+updates are enough for that: a magnitude carries all that the training has learned of a weight, a
+probability of its own only what came through a noisy mask.
+
+Three things make it work in a short training. The network computes with w s, which is continuous at
+the threshold, and the gradient goes straight to w. The gradient of removed weights is bounded by
+that of the kept ones: in a channel without weights, BatchNorm divides by a deviation of zero, and
+what came back would push its removed weights through the threshold all at once. And the random
+values that the weights began with fade out, for early in a training they are most of a magnitude,
+and say nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.core.shrink import kept_part, power_shrink, temper_removed_
+from probmask.core.threshold import cut_between
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.protocol import Context, Histogram, Progress
+from probmask.masking.sites import Site
+from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker
+from probmask.methods.budget import Budget
+
+if TYPE_CHECKING:
+    from probmask.methods.probmask import ProbMask
+
+_FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
+_EXTREME = 0.95  # sparsity above which removed weights get half of their gradient
+_MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
+_BINS = 20  # of the histogram of probabilities
+
+
+class TiedWeight(ThresholdedWeight):
+    """One site: w s, s = (1 - (θ / |w|)^p)^(1/p); p is one over the temperature.
+
+    ``start`` is what the weight began with, as long as some of that is left.
+    """
+
+    def __init__(self, site: Site, power: float) -> None:
+        super().__init__(site)
+        self.power = torch.full((), power, device=site.weight.device)
+        self.start: Tensor | None = None
+
+    def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+        """The weight as far as it is kept."""
+        return power_shrink(weight, active, threshold, self.power)
+
+    def prob(self, weight: Tensor) -> Tensor:
+        """The probability that each weight is kept."""
+        wide = weight.detach().float()
+        if self.whole:
+            return torch.ones_like(wide)
+        return torch.where(self.active, kept_part(wide, self.threshold, self.power), 0.0)
+
+
+class TiedMasker(ThresholdMasker):
+    """ProbMask at work on one model whose weights are their own probabilities."""
+
+    masks: tuple[TiedWeight, ...]
+    against_collapse = (
+        "; min_keep_per_layer=1 forbids it (on the command line: --set method.min_keep_per_layer=1)"
+    )
+
+    def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
+        self.method = method
+        self.settings = method.resolved
+        self.limits = Budget(
+            method,
+            sites,
+            context,
+            per_layer=method.scope == "layer",
+            flops=method.cost == "flops",
+            least_per_layer=method.min_keep_per_layer,
+        )
+        self.outside = method.outside
+        if self.outside is None:
+            self.outside = 0.5 if method.sparsity > _EXTREME else 1.0
+        self.forget_by = method.forget_by
+        if self.forget_by is None:
+            self.forget_by = _FORGET_BY if _is_fresh(context.model) else 0.0
+        self.forgotten = 0.0  # of what the weights began with
+        self._undecided = 0.0
+        self._temperature = self.settings.temperature_start
+        self._check_every = max(1, context.total_steps // 100)
+        masks = [TiedWeight(site, 1 / self._temperature) for site in sites]
+        super().__init__(
+            sites,
+            masks,
+            self.limits.keep,
+            ramp=(self.settings.ramp_begin, self.settings.ramp_end),
+            freeze_at=self.settings.freeze_at,
+            scales=None if self.limits.costs is None else [c**-0.5 for c in self.limits.costs],
+        )
+
+    def progress(self, now: Progress) -> float:
+        """The part of the training that is done, for schedules."""
+        return now.epoch_fraction if self.settings.every == "epoch" else now.fraction
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Set temperature and threshold; freeze when it is time."""
+        if not self.frozen:
+            self._temperature = self._scheduled_temperature(self.progress(now))
+            for mask in self.masks:
+                mask.power.fill_(1 / self._temperature)
+        super().before_forward(now, draw)
+
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Bound the gradients of removed weights by those of the kept ones."""
+        if self.method.clip_norm is not None:
+            nn.utils.clip_grad_norm_(optimizers.parameters, self.method.clip_norm)
+        if self.frozen:
+            return
+        assert self.outside is not None
+        for mask, weight in zip(self.masks, self.weights, strict=True):
+            if self.forget_by and self.forgotten == 0:  # now all ranks have the same weights
+                mask.start = weight.detach().clone()
+            if weight.grad is not None and not mask.whole:
+                temper_removed_(weight.grad, mask.active, share=self.outside, most=_MOST)
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Forget some more of what the weights began with; name layers that have lost all."""
+        if self.frozen:
+            return
+        if self.forget_by and self.forgotten < 1:
+            self._forget(min(1.0, (now.step + 1) / now.total_steps / self.forget_by))
+        if now.step % self._check_every == 0:
+            self.warn_of_collapse([float(mask.active.count_nonzero()) for mask in self.masks])
+
+    def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
+        """The largest weights of all sites, and the threshold of each site that they exceed."""
+        limits = self.limits
+        if not limits.per_layer and limits.costs is None and not any(limits.least):
+            return super().select(keep)
+        amount = limits.final if keep == self.keep else keep / self.size * limits.total
+        values = [
+            weight.detach().abs().float() * scale
+            for weight, scale in zip(self.weights, self.scales, strict=True)
+        ]
+        masks = limits.select(values, amount)
+        return masks, [
+            cut_between([value], [mask]) / scale
+            for value, mask, scale in zip(values, masks, self.scales, strict=True)
+        ]
+
+    def freeze(self) -> None:
+        """Fix the masks; a layer that has none of its weights left is named."""
+        self._undecided = self._count_undecided()
+        super().freeze()
+        for mask in self.masks:
+            mask.start = None
+        self.warn_of_collapse([float(mask.hard.count_nonzero()) for mask in self.masks])
+
+    def metrics(self) -> dict[str, float]:
+        """Budget, temperature, and how far the probabilities are from a decision."""
+        masks = [mask.hard if self.frozen else mask.active for mask in self.masks]
+        kept = sum(int(mask.count_nonzero()) for mask in masks)
+        undecided = self._undecided if self.frozen else self._count_undecided()
+        return {
+            "temperature": self._temperature,
+            "expected_sparsity": 1 - kept / self.size,
+            "undecided_per_kept": undecided / max(1, self.keep),
+            "forgotten": self.forgotten,
+        }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """The probabilities of all layers, as long as they are learned."""
+        if self.frozen:
+            return {}
+        counts = sum(torch.histc(prob, _BINS, min=0, max=1).double() for prob in self._probs())
+        assert isinstance(counts, Tensor)
+        return {"prob": Histogram(0, 1, tuple(int(count) for count in counts))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has not yet been forgotten, and the masks once they are frozen."""
+        return {
+            **super().state_dict(),
+            "start": [mask.start for mask in self.masks],
+            "forgotten": self.forgotten,
+            "undecided": self._undecided,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        for mask, weight, start in zip(self.masks, self.weights, state["start"], strict=True):
+            mask.start = None if start is None else torch.empty_like(weight).copy_(start)
+        self.forgotten = state["forgotten"]
+        self._undecided = state["undecided"]
+
+    def warn_of_collapse(self, kept: Sequence[float]) -> None:
+        """Name layers without weights, unless each must keep some: then they will."""
+        if self.method.min_keep_per_layer == 0:
+            super().warn_of_collapse(kept)
+
+    def _forget(self, forgotten: float) -> None:
+        """Take away what the weights began with, up to this part of it."""
+        for mask, weight in zip(self.masks, self.weights, strict=True):
+            if mask.start is not None:
+                weight.sub_(mask.start, alpha=forgotten - self.forgotten)
+            if forgotten == 1:
+                mask.start = None
+        self.forgotten = forgotten
+
+    def _scheduled_temperature(self, progress: float) -> float:
+        """It stays while the budget falls, and then falls itself, evenly in its logarithm."""
+        begin, end = self.settings.ramp_end, self.settings.freeze_at
+        done = min(1.0, max(0.0, progress - begin) / max(end - begin, 1e-9))
+        start = self.settings.temperature_start
+        return start * (self.settings.temperature_end / start) ** done
+
+    def _probs(self) -> list[Tensor]:
+        return [mask.prob(weight) for mask, weight in zip(self.masks, self.weights, strict=True)]
+
+    def _count_undecided(self) -> float:
+        """How many probabilities are neither close to 0 nor to 1."""
+        return float(sum(int(((p > 0.05) & (p < 0.95)).count_nonzero()) for p in self._probs()))
+
+
+def _is_fresh(model: nn.Module) -> bool:
+    """Whether there is BatchNorm, and none of it has seen data: the weights are random then."""
+    found = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    tracked = [m.running_var for m in found if m.running_var is not None]
+    return bool(tracked) and all(bool((variance == 1).all()) for variance in tracked)
