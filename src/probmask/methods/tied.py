@@ -53,11 +53,16 @@ class TiedWeight(ThresholdedWeight):
         """The weight as far as it is kept."""
         return power_shrink(weight, active, threshold, self.power)
 
+    def cut(self, active: Tensor, threshold: float, *, whole: bool) -> None:
+        """Train with these weights until the next cut; by the same rule if they are all.
+
+        Above a threshold of zero it gives the weight itself, and a graph is compiled once.
+        """
+        super().cut(active, threshold, whole=False)
+
     def prob(self, weight: Tensor) -> Tensor:
         """The probability that each weight is kept."""
         wide = weight.detach().float()
-        if self.whole:
-            return torch.ones_like(wide)
         return torch.where(self.active, kept_part(wide, self.threshold, self.power), 0.0)
 
 
@@ -122,7 +127,7 @@ class TiedMasker(ThresholdMasker):
         for mask, weight in zip(self.masks, self.weights, strict=True):
             if self.forget_by and self.forgotten == 0:  # now all ranks have the same weights
                 mask.start = weight.detach().clone()
-            if weight.grad is not None and not mask.whole:
+            if weight.grad is not None:
                 temper_removed_(weight.grad, mask.active, share=self.outside, most=_MOST)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
