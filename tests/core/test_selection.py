@@ -238,7 +238,8 @@ def test_nan_is_an_error_that_names_the_tensor(names, where, dtype):
     values = [x.to(dtype) for x in NAN]
     with pytest.raises(NonFiniteError) as error:
         select_top(values, 1, names=names)
-    expected = f"select_top(keep=1): {where} holds a NaN, which has no place in an order."
+    expected = f"select_top(keep=1): {where} holds a NaN, which has no place in an order; "
+    expected += "look for a loss or gradient that diverged."
     assert str(error.value) == expected
 
 

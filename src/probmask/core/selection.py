@@ -129,7 +129,10 @@ def _flat(
         if not x.is_floating_point():
             raise InputError(f"{call}: {name} is {x.dtype}; only floats are ordered here.")
         if x.numel() and x.detach().amax().isnan():  # the maximum is NaN if any entry is
-            raise NonFiniteError(f"{call}: {name} holds a NaN, which has no place in an order; look for a loss or gradient that diverged.")
+            raise NonFiniteError(
+                f"{call}: {name} holds a NaN, which has no place in an order; look for a loss or "
+                "gradient that diverged."
+            )
         flat.append(x.detach().reshape(-1).to(torch.float64 if wide else torch.float32))
     return flat
 
