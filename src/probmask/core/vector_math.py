@@ -23,6 +23,7 @@ _SQRT_HALF = np.int32(0x3F3504F3)
 _MANTISSA, _BIAS = np.int32(23), np.int32(127)
 _LOWEST = np.float32(-126.0)  # the least power of two that is a normal number
 
+
 @intrinsic
 def bits_of(typing_context, x):
     """The bits of an fp32 number."""

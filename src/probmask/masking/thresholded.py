@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from probmask.core import schedules
 from probmask.core.magnitude_cut import cut_by_magnitude
+from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Masker, Progress
 from probmask.masking.sites import Site
@@ -98,6 +99,7 @@ class ThresholdMasker(Masker):
 
     ``scales`` multiply the magnitudes of each site before they are compared. From ``freeze_at`` on
     the effective weights of the final budget are the weights, and only they train on.
+    ``clip_norm`` bounds the joint gradient of all that is trained.
     """
 
     masks: tuple[ThresholdedWeight, ...]
@@ -111,11 +113,13 @@ class ThresholdMasker(Masker):
         ramp: tuple[float, float] = (0.0, 0.0),
         freeze_at: float | None = None,
         scales: Sequence[float] | None = None,
+        clip_norm: float | None = None,
     ) -> None:
         super().__init__(sites, masks)
         self.keep = keep
         self.size = sum(site.size for site in sites)
         self.ramp, self.freeze_at = ramp, freeze_at
+        self.clip_norm = clip_norm if keep < self.size else None  # nothing removed: dense training
         self.scales = tuple(scales) if scales is not None else (1.0,) * len(masks)
         self._kept = self.size
         if keep == self.size:
@@ -132,6 +136,11 @@ class ThresholdMasker(Masker):
         masks, thresholds = self.select(self._kept)
         for mask, active, threshold in zip(self.masks, masks, thresholds, strict=True):
             mask.cut(active, threshold, whole=self._kept == self.size)
+
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Clip the joint gradient."""
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(optimizers.parameters, self.clip_norm)
 
     def budget(self, now: Progress) -> int:
         """How many weights are kept at this moment."""

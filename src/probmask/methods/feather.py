@@ -1,5 +1,6 @@
 """Feather: a threshold between soft and hard, with straight-through gradients."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +26,9 @@ class Feather(Method):
     w_e = sign(w) (|w|³ - θ³)^⅓ where |w| > θ, else 0; dL/dw = g where |w| > θ, else ϑ g, g the
     gradient of w_e. θ, one for all layers, is the quantile of |w| at the sparsity of the moment,
     which rises cubically from ``ramp_begin`` to ``ramp_end`` of the training. ``outside`` is ϑ;
-    None takes the paper's: 0.5 for a sparsity above 0.95, else 1.
+    None takes the paper's: 0.5 for a sparsity above 0.95, else 1. ``clip_norm`` is the paper's
+    bound of the joint gradient; without it, channels that have lost all of their weights explode in
+    short trainings.
     """
 
     name: ClassVar[str] = "feather"
@@ -40,6 +43,7 @@ class Feather(Method):
     ramp_begin: float = 0.0
     ramp_end: float = 0.5
     outside: float | None = None
+    clip_norm: float | None = 3.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +52,8 @@ class Feather(Method):
         )
         if self.outside is not None:
             check_within("Feather", "outside", self.outside, 0, 1, meaning="a part of the gradient")
+        if self.clip_norm is not None:
+            check_within("Feather", "clip_norm", self.clip_norm, 1e-9, math.inf, meaning="a norm")
 
     def begin(self, sites: Sequence[Site], context: Context) -> ThresholdMasker:
         """Start dense."""
@@ -56,7 +62,9 @@ class Feather(Method):
             outside = 0.5 if self.sparsity > _EXTREME else 1.0
         masks = [FeatherWeight(site, outside=outside) for site in sites]
         ramp = (self.ramp_begin, self.ramp_end)
-        return ThresholdMasker(sites, masks, checked_keep(self, sites), ramp=ramp)
+        return ThresholdMasker(
+            sites, masks, checked_keep(self, sites), ramp=ramp, clip_norm=self.clip_norm
+        )
 
 
 class FeatherWeight(ThresholdedWeight):

@@ -25,6 +25,7 @@ class ST3(Method):
     the sum of |w| in output channel o that exceeds θ (``rescale=False``: c_o = 1). ``sigma``
     compares |w| √(sum of the layer's dimensions) instead, which costs fewer multiplications at
     some accuracy. From ``freeze_at`` on (None: never) the weights are w_e and only they train on.
+    ``clip_norm`` is the paper's bound of the joint gradient.
     """
 
     name: ClassVar[str] = "st3"
@@ -41,6 +42,7 @@ class ST3(Method):
     freeze_at: float | None = 0.94
     rescale: bool = True
     sigma: bool = False
+    clip_norm: float | None = 3.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +51,8 @@ class ST3(Method):
         )
         if self.freeze_at is not None:
             check_within("ST3", "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training")
+        if self.clip_norm is not None:
+            check_within("ST3", "clip_norm", self.clip_norm, 1e-9, math.inf, meaning="a norm")
         for name in ("rescale", "sigma"):
             check_choice("ST3", name, getattr(self, name), (True, False))
 
@@ -61,6 +65,7 @@ class ST3(Method):
             ramp=(self.ramp_begin, self.ramp_end),
             freeze_at=self.freeze_at,
             scales=[math.sqrt(sum(site.shape)) for site in sites] if self.sigma else None,
+            clip_norm=self.clip_norm,
         )
 
 

@@ -103,6 +103,7 @@ class TiedMasker(ThresholdMasker):
             ramp=(self.settings.ramp_begin, self.settings.ramp_end),
             freeze_at=self.settings.freeze_at,
             scales=None if self.limits.costs is None else [c**-0.5 for c in self.limits.costs],
+            clip_norm=method.clip_norm,
         )
 
     def progress(self, now: Progress) -> float:
@@ -119,8 +120,7 @@ class TiedMasker(ThresholdMasker):
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Bound the gradients of removed weights by those of the kept ones."""
-        if self.method.clip_norm is not None:
-            nn.utils.clip_grad_norm_(optimizers.parameters, self.method.clip_norm)
+        super().after_backward(now, optimizers)
         if self.frozen:
             return
         assert self.outside is not None
@@ -219,7 +219,7 @@ class TiedMasker(ThresholdMasker):
         begin, end = self.settings.ramp_end, self.settings.freeze_at
         done = min(1.0, max(0.0, progress - begin) / max(end - begin, 1e-9))
         start = self.settings.temperature_start
-        return start * (self.settings.temperature_end / start) ** done
+        return float(start * (self.settings.temperature_end / start) ** done)
 
     def _probs(self) -> list[Tensor]:
         return [mask.prob(weight) for mask, weight in zip(self.masks, self.weights, strict=True)]

@@ -58,8 +58,9 @@ class TrainConfig:
     of weights that are masked beside the usual ones, or not at all. ``batch_size`` is over all
     devices together. ``dense_twin`` trains a dense network first, under the same settings, to
     compare with. ``channels_last`` lays images out pixel by pixel, which is faster for most
-    networks of convolutions but not for all. A checkpoint is written every ``checkpoint_seconds``, and ``workers`` processes
-    read image files; neither has an influence on the result.
+    networks of convolutions but not for all. A checkpoint is written every
+    ``checkpoint_seconds``, and ``workers`` processes read image files; neither has an influence on
+    the result.
     """
 
     data: str = "digits"
