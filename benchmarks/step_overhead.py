@@ -1,16 +1,18 @@
 """Aim: a ProbMask step costs at most 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
 
-A step is forward, backward, the optimizers of weights and probabilities, and the projection, with
-one draw, in the middle of a training: most probabilities at 0, some at 1, some between. Three ways
-are timed in turn, in one process: dense, ours, and the way of the released code
-(`released_step.py`). Peak memory is measured afterwards, each way in a process of its own: how far
-the resident memory rises above what it was before the network was made.
+A step is forward, backward, the optimizers of weights and probabilities, and the projection or the
+cut, with one draw, in the middle of a training: most probabilities at 0, some at 1, some between.
+The ways are timed in turn, in one process: dense, both recipes of ours (tied, the default, and
+learned), and the way of the released code (`released_step.py`). Peak memory is measured afterwards,
+each way in a process of its own: how far the resident memory rises above what it was before the
+network was made.
 
     OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2 --clock cpu
 
 ``--clock cpu`` counts the processor's seconds of all threads, which other programs disturb least;
-threads that spin while they wait count too, hence OMP_WAIT_POLICY. ``--method`` measures any method
-of the registry, at ``--progress`` of its training; ProbMask's mask is final from 0.6 on.
+threads that spin while they wait count too, hence OMP_WAIT_POLICY. ``--ways`` also takes any other
+method of the registry; ``--progress`` is where in the training the steps are: a learned mask is
+final from 0.6 on.
 """
 
 import argparse
@@ -33,7 +35,8 @@ from probmask.methods import METHODS
 from probmask.models import build_model
 from released_step import ReleasedStep
 
-WAYS = ("dense", "ours", "released")
+OURS = ("tied", "learned")
+WAYS = ("dense", *OURS, "released")
 TOTAL = 10_000  # updates of the training that the steps are taken from
 
 Step = Callable[[], None]
@@ -62,8 +65,11 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
     if way == "released":
         released = ReleasedStep(model, optimizer, options.sparsity, 1 - 0.97 * options.progress)
         finish = released.after_backward
-    elif way == "ours":
-        method = METHODS[options.method](sparsity=options.sparsity)
+    elif way != "dense":
+        settings = {"sparsity": options.sparsity}
+        method = (
+            probmask.ProbMask(recipe=way, **settings) if way in OURS else METHODS[way](**settings)
+        )
         sparsifier = probmask.attach(
             model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
         )
@@ -112,7 +118,6 @@ def measure_memory(way: str, case: str, options: argparse.Namespace) -> int:
     """By how many bytes three steps raise the resident memory, in a process of its own."""
     given = [
         f"--threads={options.threads}",
-        f"--method={options.method}",
         f"--sparsity={options.sparsity}",
         f"--progress={options.progress}",
     ]
@@ -165,8 +170,8 @@ def main() -> None:
     """Print one row per case and way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=["resnet32:128", "vgg19:64", "vgg19:16"])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--method", default="probmask", choices=sorted(METHODS))
+    ways = [*WAYS, *sorted(set(METHODS) - {"dense"})]
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=ways)
     parser.add_argument("--sparsity", type=float, default=0.98)
     parser.add_argument("--progress", type=float, default=0.45)
     parser.add_argument("--repeats", type=int, default=9)
@@ -174,7 +179,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--no-memory", dest="memory", action="store_false")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    parser.add_argument("--memory-of", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", choices=ways, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.ways = ["dense", *(way for way in options.ways if way != "dense")]
     torch.set_num_threads(options.threads)
@@ -183,7 +188,7 @@ def main() -> None:
         return
     print(
         f"torch {torch.__version__}, {options.threads} threads, {platform.machine()}, "
-        f"{options.clock} clock, medians of {options.repeats}, ours: {options.method}\n"
+        f"{options.clock} clock, medians of {options.repeats}\n"
     )
     print("| network:batch | way | ms per step | times dense | bytes per weight above dense |")
     print("|---|---|---|---|---|")
