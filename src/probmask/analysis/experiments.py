@@ -1,4 +1,4 @@
-"""The experiments of the paper: a TOML file for each of its tables and figures.
+"""The experiments: a TOML file for each of the paper's tables and figures, and for our own.
 
 title, about, shows   what it is, what it says, and where in the report to look
 [laptop], [paper]     the runs of each scale: [….run] and [….grid] as in the file of a sweep, how
@@ -21,7 +21,7 @@ from probmask.parsing import read_toml
 SCALES = ("laptop", "paper")
 # In an installed package the files lie within it, in a checkout beside its source.
 _PLACES = (Path(__file__).parents[1] / "experiments", Path(__file__).parents[3] / "experiments")
-# In the order of the paper.
+# In the order of the paper; then what goes beyond it.
 _ORDER = (
     "table1",
     "table2",
@@ -34,13 +34,15 @@ _ORDER = (
     "mlprune_scores",
     "probabilities",
     "temperature",
+    "short_budget",
+    "leaderboard",
 )
 _FEWER_IMAGES = ("train_images", "test_images")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper."""
+    """A table or figure of the paper, or one beyond it."""
 
     name: str
     title: str
@@ -66,7 +68,7 @@ class Experiment:
 
 @functools.cache
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name, in the order of the paper."""
+    """All experiments by name, those of the paper first, in its order."""
     directory = next((place for place in _PLACES if (place / "table1.toml").exists()), None)
     if directory is None:
         raise InputError(

@@ -130,7 +130,7 @@ def _list(options: argparse.Namespace) -> None:
         print_json(described)
         return
     rows = [
-        (row["name"], row["title"], *(_cost(row["scales"].get(scale)) for scale in SCALES))
+        (row["name"], row["title"], *(_cost(row["scales"], scale) for scale in SCALES))
         for row in described
     ]
     headings = ("name", "what it is in the paper", "laptop", "paper")
@@ -145,10 +145,13 @@ def _extent(experiment: "Experiment", scale: str) -> dict[str, Any]:
     return {"runs": runs, "hours": round(hours, 2), "on": experiment.hardware(scale)}
 
 
-def _cost(extent: Any) -> str:
-    if extent is None:
+def _cost(scales: dict[str, Any], scale: str) -> str:
+    if not scales:
         return "computed at once"
+    if scale not in scales:
+        return "–"
     from probmask.sweeps.board import duration
 
+    extent = scales[scale]
     runs = f"{extent['runs']} run{'s' if extent['runs'] > 1 else ''}"
     return f"{runs}, about {duration(3600 * extent['hours'])} on {extent['on']}"
