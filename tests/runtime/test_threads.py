@@ -2,8 +2,12 @@
 
 import contextlib
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,6 +46,21 @@ def test_a_forked_child_has_threads_of_its_own(engine, batch):
     assert not hanging
     assert answers.get() == expected.tolist()
     assert torch.equal(engine(x), expected)
+
+
+def test_a_storm_of_interrupts_leaves_the_engine_as_it_was():
+    tests = str(Path(__file__).parents[1])
+    without_coverage = {key: v for key, v in os.environ.items() if not key.startswith("COV")}
+    path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.interrupt_storm"],
+        env={**without_coverage, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,  # it ends itself long before, and says where it hangs
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "batch 1: answered as before\nbatch 8: answered as before\n"
 
 
 def test_what_has_begun_ends_before_an_interrupt_goes_on():

@@ -1,0 +1,115 @@
+"""Interrupt an engine over and over, then see whether it answers as before; a process by itself.
+
+`test_threads.py` starts it: interrupts come anywhere, and can leave locks held of whatever else is
+in the process, as that which measures coverage.
+"""
+
+import faulthandler
+import itertools
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import probmask
+from probmask import models
+from runtime.networks import masked
+
+# Seconds until the process ends itself and says where each thread waits.
+_PATIENCE = 180
+_INTERRUPTS = 60
+_PACKAGE = str(Path(probmask.__file__).parent)
+
+
+def _interrupt_at_every_line(engine, x):
+    """Interrupt one call at the first line of the package that it comes to, the next at the second.
+
+    Until one ends before its interrupt: the number of lines.
+    """
+    line = 0
+    while _is_interrupted(engine, x, line):
+        torch.set_grad_enabled(True)  # an interrupt within no_grad() of PyTorch may leave it off
+        line += 1
+    return line
+
+
+def _is_interrupted(engine, x, line):
+    sys.settrace(_interrupting(line))
+    try:
+        engine(x)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def _interrupting(line):
+    """Have a signal at the ``line``-th line of the package from now on."""
+    left = line
+
+    def trace(frame, event, argument):
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return None
+        if event == "line":
+            left -= 1
+            if left == -1:
+                signal.raise_signal(signal.SIGALRM)
+        return trace
+
+    return trace
+
+
+def _interrupt_at_any_time(engine, x):
+    """Interrupt calls after each part of the time that one takes, wherever they are then."""
+    usual = min(_seconds(engine, x) for _ in range(5))
+    parts = itertools.cycle(k / 20 for k in range(20))
+    interrupted = 0
+    while interrupted < _INTERRUPTS:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, usual * next(parts)))
+            engine(x)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            interrupted += 1
+    torch.set_grad_enabled(True)
+
+
+def _seconds(engine, x):
+    started = time.perf_counter()
+    engine(x)
+    return time.perf_counter() - started
+
+
+def _in_another_thread(engine, x):
+    answers = []
+    other = threading.Thread(target=lambda: answers.append(engine(x)))
+    other.start()
+    other.join()
+    return answers[0]
+
+
+def main():
+    """Three threads, which share images or layers by the size of the batch."""
+    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    torch.manual_seed(0)
+    model = masked(models.resnet14(width=8), 0.9)
+    engine = probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=3, layers="sparse")
+    for batch in (1, 8):
+        x = torch.randn(batch, 3, 32, 32)
+        expected = engine(x)
+        lines = _interrupt_at_every_line(engine, x)
+        assert lines > 40, f"a call has only {lines} lines"
+        _interrupt_at_any_time(engine, x)
+        assert torch.equal(engine(x), expected), "another answer after the interrupts"
+        assert torch.equal(_in_another_thread(engine, x), expected), "another in a new thread"
+        print(f"batch {batch}: answered as before")
+
+
+if __name__ == "__main__":
+    main()
