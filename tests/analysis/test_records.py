@@ -107,6 +107,7 @@ def test_a_record_has_the_identity_that_its_configuration_foretold(run):
         {"workers": 3},
         {"tensorboard": True},
         {"data_dir": "/elsewhere"},
+        {"data_args__validation_images": 100},  # of which none is held out
         # Defaults, said aloud.
         {"method__scope": "global"},
         {"method__prob_lr": "none"},
@@ -145,6 +146,13 @@ def test_what_does_not_decide_the_result_makes_no_other_run(change):
 )
 def test_whatever_decides_the_result_makes_another_run(change):
     assert identity_of(small(**change)) != identity_of(small())
+
+
+def test_how_many_are_held_out_makes_another_run():
+    held_out = small(select_on="val")
+    assert identity_of(small(select_on="val", data_args__validation_images=100)) != identity_of(
+        held_out
+    )
 
 
 def test_own_data_is_known_by_the_last_part_of_its_path():

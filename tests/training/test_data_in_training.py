@@ -168,6 +168,13 @@ def test_validation_images_beside_the_training_leave_it_as_it_is(photographs, tm
     assert record["test"] == alone["test"]
 
 
+def test_where_none_are_held_out_no_number_of_validation_images_is_too_large(photographs, tmp_path):
+    asked = {"data_args__train_images": 38, "data_args__validation_images": 10}
+    record = trained(photographs, tmp_path / "run", "--select-on", "none", **asked, epochs=1)
+    assert (record["train_images"], record["selection"]) == (38, None)
+    assert "validation_images" not in record["data_args"]
+
+
 def test_imagenet_is_tested_on_its_validation_images(own, tmp_path):
     (own / "test").rename(own / "val")
     record = trained(own, tmp_path / "run", data="imagenet", optimizer__warmup_epochs=1)

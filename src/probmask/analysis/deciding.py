@@ -36,6 +36,8 @@ def deciding_settings(config: Mapping[str, Any], method: Mapping[str, Any]) -> d
     kept.update(data=data, model=model, seed=config.get("seed", 0))
     kept["optimizer"] = _differing(table.get("optimizer", {}), defaults["optimizer"])
     kept["data_args"] = _differing(table.get("data_args", {}), _defaults_of("data", data))
+    if kept.get("select_on", "val") != "val":  # none is held out, whatever is asked for
+        kept["data_args"].pop("validation_images", None)
     kept["model_args"] = _differing(table.get("model_args", {}), _defaults_of("models", model))
     kept["method"] = {"name": method["name"], **unusual_settings(method)}
     if data in _defaults()["own_data"] and config.get("data_dir") is not None:

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from probmask.data import load_data
 from probmask.sweeps.board import Board, LiveBoard
 from probmask.sweeps.grid import Planned
 from probmask.sweeps.local import run_locally
 from probmask.sweeps.plan import Job, Plan, SweepDirectory, make_plan
+from probmask.training.preparation import load_run_data
 
 _RunJobs = Callable[[Sequence[Job], SweepDirectory, Board], None]
 
@@ -63,7 +63,7 @@ def _check_data(jobs: Sequence[Job]) -> None:
     seen = []
     for job in jobs:
         config = job.planned.config
-        key = (config.data, config.data_dir, dict(config.data_args))
+        key = (config.data, config.data_dir, dict(config.data_args), config.select_on)
         if key not in seen:
             seen.append(key)
-            load_data(*key)
+            load_run_data(config)

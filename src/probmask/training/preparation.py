@@ -1,4 +1,4 @@
-"""What a run needs before its first update: the settings of its network, its phases, its probe."""
+"""What a run needs before its first update: its data, the settings of its network, its probe."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probmask.data import DataSource
+from probmask.data import DataSource, load_data
 from probmask.errors import AbsentClassWarning, InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.modes import evaluating
@@ -20,6 +20,15 @@ from probmask.training.config import TrainConfig, make_method
 
 _MOST_NAMED = 5
 _PROBE_EPOCH = -1  # no epoch of the training has this order
+
+
+def load_run_data(config: TrainConfig) -> DataSource:
+    """The data of a run, with images held out if runs are compared by them."""
+    if config.select_on == "val":
+        return load_data(config.data, config.data_dir, config.data_args).with_validation()
+    # None is held out, so that how many it would be need not be possible.
+    settings = {key: v for key, v in config.data_args.items() if key != "validation_images"}
+    return load_data(config.data, config.data_dir, settings)
 
 
 def check_runnable(config: TrainConfig, data: DataSource) -> None:

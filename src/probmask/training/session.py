@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from probmask.data import DataSource, default_workers, load_data
+from probmask.data import DataSource, default_workers
 from probmask.errors import InputError
 from probmask.launch import is_first_rank
 from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
 from probmask.training.loop import MakeReporter, train_run
-from probmask.training.preparation import check_runnable, warn_of_absent_classes
+from probmask.training.preparation import check_runnable, load_run_data, warn_of_absent_classes
 from probmask.training.progress import Bar, Quiet
 from probmask.training.record_format import INDIFFERENT
 from probmask.training.run_directory import RunDirectory, unused_directory
@@ -45,9 +45,7 @@ def train(
     launch = config or (
         RunDirectory(Path(str(out))).read_config() if resumes else load_config(None)
     )
-    data = load_data(launch.data, launch.data_dir, launch.data_args)
-    if launch.select_on == "val":
-        data = data.with_validation()
+    data = load_run_data(launch)
     workers = (
         launch.workers if launch.workers is not None else default_workers(devices=launch.devices)
     )
