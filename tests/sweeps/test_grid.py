@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 
+from probmask.cli import main
 from probmask.errors import InputError
 from probmask.sweeps.grid import expand, load_grid
 
@@ -119,6 +120,8 @@ def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
     ("text", "said"),
     [
         ("[gird]\nseed = [0]", "unknown table [gird]; did you mean 'grid'?"),
+        ("", "sweep.toml: asks for no run; say in [run] what all have in common"),
+        ("[run]\n[[grid]]\n[[grid]]", "sweep.toml: asks for no run"),
         ("run = 3", "run = 3: is a table"),
         ("grid = 3", "grid is a table of lists"),
         ("grid = []", "grid is a table of lists"),
@@ -152,6 +155,12 @@ def test_what_makes_no_run_is_refused(text, said):
     with pytest.raises(InputError) as caught:
         planned(text)
     assert said in str(caught.value)
+
+
+def test_an_empty_file_is_refused_on_the_command_line(tmp_path, capsys):
+    (tmp_path / "empty.toml").write_text("# nothing yet\n")
+    assert main(["sweep", str(tmp_path / "empty.toml"), "--set", "seed=1", "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith(f"probmask: {tmp_path}/empty.toml: asks for no run;")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

@@ -48,8 +48,14 @@ def expand(
     common = table.get("run", {})
     if not isinstance(common, Mapping):
         raise InputError(f"{source}: run = {common!r}: is a table, [run].")
+    grids = _grids(table, source)
+    if not common and not any(grids):
+        raise InputError(
+            f"{source}: asks for no run; say in [run] what all have in common, or in [grid] what "
+            "they differ in, as seed = [0, 1]."
+        )
     planned: dict[str, Planned] = {}
-    for grid in _grids(table, source):
+    for grid in grids:
         for values in _combinations(grid, source):
             config = _configured(common, values, overrides, source)
             identity = identity_of(config)
