@@ -130,6 +130,37 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(record, tmp_path, capsys):
     assert not out.exists()
 
 
+def test_a_dry_run_tells_of_data_that_is_not_there(tmp_path, capsys):
+    nowhere = tmp_path / "nowhere"
+    grids = f"""
+    [[grid]]
+    data = "digits"
+    [[grid]]
+    data = "cifar10"
+    data_dir = "{nowhere}"
+    data_args.flip = [true, false]
+    """
+    arguments = ["sweep", str(write_sweep(tmp_path / "s.toml", grids)), "--dry-run"]
+    assert main(arguments) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
+    (line,) = told  # once, for both runs on it; the digits are always there
+    assert line.startswith(f"data: --data cifar10: {nowhere} does not exist")
+    assert "--download" in line
+    fetched = ["--download", "--data-dir", str(nowhere), "--set", "data=cifar10"]
+    assert main([*arguments, "--json", *fetched]) == 0
+    assert json.loads(capsys.readouterr().out)["missing_data"] == [
+        "--data cifar10: is not there; --download fetches it first."
+    ]
+    assert not nowhere.exists()
+
+
+def test_a_dry_run_tells_of_settings_that_the_data_does_not_allow(tmp_path, capsys):
+    file = write_sweep(tmp_path / "s.toml", "[grid]\ndata_args.train_images = [100, 9999]")
+    assert main(["sweep", str(file), "--dry-run", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["missing_data"]
+    assert line.startswith("data_args.train_images=9999: digits has only")
+
+
 def test_a_sweep_that_is_all_finished_trains_nothing(record, tmp_path, capsys):
     file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9\nepochs = 1")
     out = tmp_path / "out"

@@ -35,7 +35,9 @@ def add_sweep_flags(command: argparse.ArgumentParser) -> None:
         "--ray", metavar="ADDRESS|local", help="train on a Ray cluster, or one on this machine"
     )
     command.add_argument(
-        "--dry-run", action="store_true", help="only say what would be trained, and what is there"
+        "--dry-run",
+        action="store_true",
+        help="only say what would be trained, what is there, and which data is not",
     )
     add_assignments(command)
 
@@ -78,8 +80,10 @@ def carry_out(planned: Sequence["Planned"], out: Path, options: argparse.Namespa
 
 def print_plan(plan: "Plan", out: Path, options: argparse.Namespace) -> None:
     """Show what has become of the runs, or what is still to come."""
+    missing = _missing_data(plan, options)
     if options.json:
-        print_json({"out": str(out), "runs": plan_rows(plan)})
+        told = {"missing_data": missing} if options.dry_run else {}
+        print_json({"out": str(out), "runs": plan_rows(plan), **told})
         return
     from probmask.analysis.tables import print_rows
 
@@ -92,8 +96,19 @@ def print_plan(plan: "Plan", out: Path, options: argparse.Namespace) -> None:
     for row in rows:
         if row["reason"] is not None:
             print(f"{row['name']}: {row['reason']}")
+    for line in missing:
+        print(f"data: {line}")
     counts = f"{len(plan.finished)} finished, {len(plan.failed)} failed, {len(plan.jobs)} to do"
     print(f"{counts}; in {out}: runs/, and records/ to be committed")
+
+
+def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:
+    """What of the data a training would have refused, where only the plan is asked for."""
+    if not options.dry_run or options.ray is not None:  # the nodes of a cluster have their own
+        return []
+    from probmask.sweeps.data_check import missing_data
+
+    return missing_data(plan.jobs, download=options.download)
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:

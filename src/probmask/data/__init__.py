@@ -94,20 +94,26 @@ def check_settings(
 
 def download_data(name: str, directory: str | Path | None = None, *, visible: bool) -> Path:
     """Fetch and verify a data set that is not there yet; return the place that it is in."""
+    place = _path(directory) or default_directory(name)
+    if not is_fetched(name, directory):
+        download(REMOTES[name], place, visible=visible)
+    return place
+
+
+def is_fetched(name: str, directory: str | Path | None = None) -> bool:
+    """Whether a data set that can be downloaded is there already; others are refused."""
     entry = _find(name)
     if name not in REMOTES:
         raise InputError(
             f"--download --data {name}: cannot be downloaded; those that can are "
             f"{', '.join(REMOTES)}."
         )
-    place = _path(directory) or default_directory(name)
     assert entry.locate is not None
     assert entry.release is not None
     with suppress(InputError):  # it is not there
-        entry.locate(entry.release, place)
-        return place
-    download(REMOTES[name], place, visible=visible)
-    return place
+        entry.locate(entry.release, _path(directory) or default_directory(name))
+        return True
+    return False
 
 
 def _find(name: str, naming: str = "--data") -> DataSet:
@@ -140,5 +146,6 @@ __all__ = [
     "check_settings",
     "default_workers",
     "download_data",
+    "is_fetched",
     "load_data",
 ]

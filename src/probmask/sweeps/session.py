@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from probmask.sweeps.board import Board, LiveBoard
+from probmask.sweeps.data_check import check_data
 from probmask.sweeps.grid import Planned
 from probmask.sweeps.local import run_locally
 from probmask.sweeps.plan import Job, Plan, SweepDirectory, make_plan
-from probmask.training.preparation import load_run_data
 
 _RunJobs = Callable[[Sequence[Job], SweepDirectory, Board], None]
 
@@ -48,7 +48,7 @@ def run_sweep(
 def _workshop(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_RunJobs]:
     """What trains the jobs, as soon as it is known that it can."""
     if ray is None:
-        _check_data(jobs)
+        check_data(jobs)
         yield partial(run_locally, parallel=parallel)
     else:
         from probmask.sweeps.on_ray import connected, run_on_ray
@@ -56,14 +56,3 @@ def _workshop(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_
         with connected(ray) as cluster:
             shared = parallel if ray == "local" else None
             yield partial(run_on_ray, ray=cluster, parallel=shared)
-
-
-def _check_data(jobs: Sequence[Job]) -> None:
-    """Load all data sets once, so that one that is not there is said once, before anything runs."""
-    seen = []
-    for job in jobs:
-        config = job.planned.config
-        key = (config.data, config.data_dir, dict(config.data_args), config.select_on)
-        if key not in seen:
-            seen.append(key)
-            load_run_data(config)
