@@ -1,6 +1,7 @@
 """The networks: their size and cost layer by layer, their start, and where they can be used."""
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from models import layer_counts
 from probmask.errors import InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
-from probmask.models import MODELS, build_model
+from probmask.models import MODELS, build_model, check_model_settings
 
 PAPER = [name for name in MODELS if name != "smallconv"]
 CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
@@ -220,6 +221,16 @@ def test_a_number_that_makes_no_network_is_refused(name, argument, value):
     with pytest.raises(InputError) as told:
         build_model(name, {argument: value})
     assert str(told.value) == f"--model {caught.value}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_settings_are_refused_before_a_network_is_built(name):
+    for argument in inspect.signature(MODELS[name].build).parameters:
+        with pytest.raises(InputError) as caught:
+            MODELS[name].build(**{argument: -1})
+        with pytest.raises(InputError) as told:
+            check_model_settings(name, {argument: -1}, naming="--model")
+        assert str(told.value) == str(caught.value).replace(name, "model_args", 1)
 
 
 @pytest.mark.parametrize("name", CIFAR_RESNETS)

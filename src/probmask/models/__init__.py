@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from probmask.errors import InputError
+from probmask.models.arguments import check_arguments
 from probmask.models.conv4 import conv4
 from probmask.models.mobilenetv1 import mobilenetv1
 from probmask.models.resnet50 import resnet50
@@ -68,7 +69,7 @@ def model_settings(
 def check_model_settings(
     name: str, settings: Mapping[str, Any], *, naming: str, source: Source | None = None
 ) -> None:
-    """Refuse a network that there is not, and settings that it does not take.
+    """Refuse a network that there is not, and settings, or values of them, that it does not take.
 
     In errors ``naming`` stands before the name, ``source`` says where the settings are from. The
     user's own functions are not looked at before they are needed.
@@ -76,6 +77,7 @@ def check_model_settings(
     if ":" not in name:
         build = lookup("model", naming, name, MODELS).build
         _check_known(settings, inspect.signature(build), source or f"{naming} {name}")
+        check_arguments("model_args", **settings)
 
 
 def build_model(

@@ -7,30 +7,38 @@ from torch import Tensor
 from probmask.checks import check_choice, check_count
 from probmask.errors import InputError
 
-
-def check_sizes(network: str, *, classes: object, channels: object, width: object) -> None:
-    """Refuse numbers that no network can be built with."""
-    check_count(network, "classes", classes, least=1, meaning="classes to tell apart")
-    check_count(network, "channels", channels, least=1, meaning="channels of the images")
-    check_count(network, "width", width, least=1, meaning="channels of the first layer")
-
-
-def check_stem_stride(network: str, stride: object) -> None:
-    """Refuse a stride that is neither 1 nor 2."""
-    check_count(network, "stem_stride", stride, least=1, meaning="stride of the first layer")
-    check_choice(network, "stem_stride", stride, (1, 2))
+# Every network takes these numbers.
+_SIZES = {
+    "classes": "classes to tell apart",
+    "channels": "channels of the images",
+    "width": "channels of the first layer",
+}
+# Of the images that conv4 is built for: its two poolings halve them twice.
+SMALLEST_SIDE = 4
 
 
-def height_and_width(network: str, size: object, *, least: int) -> tuple[int, int]:
+def check_arguments(caller: str, **arguments: object) -> None:
+    """Refuse values that no network can be built with."""
+    for name, value in arguments.items():
+        if name in _SIZES:
+            check_count(caller, name, value, least=1, meaning=_SIZES[name])
+        elif name == "stem_stride":
+            check_count(caller, name, value, least=1, meaning="stride of the first layer")
+            check_choice(caller, name, value, (1, 2))
+        elif name == "image_size":
+            height_and_width(caller, value)
+
+
+def height_and_width(caller: str, size: object) -> tuple[int, int]:
     """The image size that was given as one number or as a pair, refused if too small."""
     pair = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if len(pair) != 2:
         raise InputError(
-            f"{network}(image_size={size!r}): one number, or the height and width of the images."
+            f"{caller}(image_size={size!r}): one number, or the height and width of the images."
         )
     meaning = "pixels along each side of the images"
     for side in pair:
-        check_count(network, "image_size", side, least=least, meaning=meaning)
+        check_count(caller, "image_size", side, least=SMALLEST_SIDE, meaning=meaning)
     return pair
 
 

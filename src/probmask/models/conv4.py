@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from probmask.models.arguments import check_exactly, check_sizes, height_and_width
+from probmask.models.arguments import (
+    SMALLEST_SIDE,
+    check_arguments,
+    check_exactly,
+    height_and_width,
+)
 from probmask.models.convolution import convolution
 from probmask.models.initialization import initialize_
-
-# Two poolings halve the image twice.
-_SMALLEST = 4
 
 
 class Conv4(nn.Module):
@@ -24,7 +26,7 @@ class Conv4(nn.Module):
             *_pair(channels, width),
             *_pair(width, 2 * width),
         )
-        height, breadth = (side // _SMALLEST for side in image_size)
+        height, breadth = (side // SMALLEST_SIDE for side in image_size)
         self.classifier = nn.Sequential(
             nn.Linear(2 * width * height * breadth, 4 * width, bias=False),
             nn.ReLU(inplace=True),
@@ -52,8 +54,8 @@ def conv4(
 
     ``image_size`` is one number or ``[height, width]``: the first linear layer depends on it.
     """
-    check_sizes("conv4", classes=classes, channels=channels, width=width)
-    size = height_and_width("conv4", image_size, least=_SMALLEST)
+    check_arguments("conv4", classes=classes, channels=channels, width=width)
+    size = height_and_width("conv4", image_size)
     return Conv4(classes=classes, channels=channels, width=width, image_size=size)
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from probmask.models.arguments import check_sizes
+from probmask.models.arguments import check_arguments
 from probmask.models.convolution import activated, convolution
 from probmask.models.initialization import initialize_
 
@@ -33,7 +33,7 @@ class MobileNetV1(nn.Module):
 
 def mobilenetv1(*, classes: int = 1000, channels: int = 3, width: int = 32) -> MobileNetV1:
     """MobileNetV1 for ImageNet: thirteen depthwise-separable convolutions."""
-    check_sizes("mobilenetv1", classes=classes, channels=channels, width=width)
+    check_arguments("mobilenetv1", classes=classes, channels=channels, width=width)
     return MobileNetV1(classes=classes, channels=channels, width=width)
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from probmask.models.arguments import check_sizes
+from probmask.models.arguments import check_arguments
 from probmask.models.convolution import activated, convolution, normalized
 from probmask.models.initialization import initialize_
 from probmask.models.residual import Residual
@@ -39,7 +39,7 @@ class ResNet50(nn.Module):
 
 def resnet50(*, classes: int = 1000, channels: int = 3, width: int = 64) -> ResNet50:
     """ResNet50 for ImageNet: sixteen bottleneck blocks in four stages."""
-    check_sizes("resnet50", classes=classes, channels=channels, width=width)
+    check_arguments("resnet50", classes=classes, channels=channels, width=width)
     return ResNet50(classes=classes, channels=channels, width=width)
 
 

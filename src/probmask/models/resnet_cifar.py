@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from probmask.models.arguments import check_sizes, check_stem_stride
+from probmask.models.arguments import check_arguments
 from probmask.models.convolution import activated, convolution, normalized
 from probmask.models.initialization import initialize_
 from probmask.models.residual import Residual
@@ -70,8 +70,7 @@ def resnet14(
 def _build(
     name: str, blocks: int, *, classes: int, channels: int, width: int, stem_stride: int
 ) -> CifarResNet:
-    check_sizes(name, classes=classes, channels=channels, width=width)
-    check_stem_stride(name, stem_stride)
+    check_arguments(name, classes=classes, channels=channels, width=width, stem_stride=stem_stride)
     return CifarResNet(
         blocks=blocks, classes=classes, channels=channels, width=width, stem_stride=stem_stride
     )

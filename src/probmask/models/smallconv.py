@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from probmask.models.arguments import check_at_least, check_sizes
+from probmask.models.arguments import check_arguments, check_at_least
 from probmask.models.initialization import draw_
 
 # Two poolings halve the image twice.
@@ -34,7 +34,7 @@ class SmallConv(nn.Module):
 
 def smallconv(*, classes: int = 10, channels: int = 1, width: int = 40) -> SmallConv:
     """Four convolutions with BatchNorm and a classifier, for the digits."""
-    check_sizes("smallconv", classes=classes, channels=channels, width=width)
+    check_arguments("smallconv", classes=classes, channels=channels, width=width)
     return SmallConv(classes=classes, channels=channels, width=width)
 
 

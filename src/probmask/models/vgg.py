@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from probmask.models.arguments import check_at_least, check_sizes
+from probmask.models.arguments import check_arguments, check_at_least
 from probmask.models.convolution import activated, convolution
 from probmask.models.initialization import initialize_
 
@@ -39,5 +39,5 @@ class VGG19(nn.Module):
 
 def vgg19(*, classes: int = 10, channels: int = 3, width: int = 64) -> VGG19:
     """VGG19 for CIFAR: sixteen convolutions with BatchNorm in five stages."""
-    check_sizes("vgg19", classes=classes, channels=channels, width=width)
+    check_arguments("vgg19", classes=classes, channels=channels, width=width)
     return VGG19(classes=classes, channels=channels, width=width)

@@ -192,7 +192,9 @@ def parse_config(table: Mapping[str, Any], *, origins: Origins) -> TrainConfig:
     naming = origins.naming
     with origins.told("data_args"):
         check_settings(config.data, config.data_args, naming=naming("data"), source=origins.of)
-    check_model_settings(config.model, config.model_args, naming=naming("model"), source=origins.of)
+    with origins.told("model_args"):
+        model, settings = config.model, config.model_args
+        check_model_settings(model, settings, naming=naming("model"), source=origins.of)
     return config
 
 
