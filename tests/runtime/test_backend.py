@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from probmask import models
+from probmask.errors import InputError
 from probmask.runtime.backend import probmask as backend
 from runtime.comparing import assert_close
 from runtime.networks import masked
@@ -106,6 +107,24 @@ def test_gradients_come_from_pytorch():
     compiled = torch.compile(model, backend=backend)
     compiled(torch.randn(3, 4)).sum().backward()
     assert model[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "kind"),
+    [
+        ({"options": {"threads": 2}}, "options={'threads': 2}", "options"),
+        ({"mode": "max-autotune"}, "mode='max-autotune'", "mode"),
+    ],
+)
+def test_options_are_refused_in_one_line_of_ours(settings, given, kind):
+    compiled = torch.compile(nn.Linear(4, 4), backend=backend, **settings)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), pytest.raises(InputError) as caught:
+            compiled(torch.randn(3, 4))
+        assert str(caught.value) == (
+            f"torch.compile(backend='probmask', {given}): the backend takes no {kind}; leave it "
+            "out, or call probmask.runtime.compile, which takes threads, layers and choices."
+        )
 
 
 def test_torch_compile_finds_it_by_name():

@@ -18,14 +18,29 @@ _OWN = re.compile(r"(_modules_.*|_self)_(parameters|buffers)_")
 _MOST = 8
 
 
-def probmask(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+def probmask(graph: fx.GraphModule, examples: Sequence[Any], **settings: Any) -> Callable[..., Any]:
     """Compile a graph of TorchDynamo's when it is first called; for inference only.
 
     The weights are taken as they are at that call. Where gradients are asked for, or where the
     graph cannot be exported, it runs in PyTorch as it is. Inputs of another shape are compiled
-    for anew, those of another batch size only if the graph allows no other.
+    for anew, those of another batch size only if the graph allows no other. No ``settings``, which
+    are the mode and the options of `torch.compile`, are taken.
     """
-    return _Compiled(graph, examples)
+    return _refusing(settings) if settings else _Compiled(graph, examples)
+
+
+def _refusing(settings: dict[str, Any]) -> Callable[..., Any]:
+    """Refuse the call: an error of the backend itself would be put into one of TorchDynamo's."""
+
+    def refuse(*_: Any) -> Any:
+        given = ", ".join(f"{key}={value!r}" for key, value in settings.items())
+        raise InputError(
+            f"torch.compile(backend='probmask', {given}): the backend takes no "
+            f"{' or '.join(settings)}; leave it out, or call probmask.runtime.compile, which takes "
+            "threads, layers and choices."
+        )
+
+    return refuse
 
 
 class _Compiled:
