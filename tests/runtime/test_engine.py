@@ -8,6 +8,7 @@ from torch import nn
 import probmask
 from probmask import InputError, models
 from probmask.runtime.choose import Timing, choose_lone, choose_sparse
+from probmask.runtime.explain import print_table
 from probmask.runtime.schedule import schedule
 from runtime.networks import masked
 
@@ -81,6 +82,21 @@ def test_explain_says_where_and_why(engine, capsys):
     printed = capsys.readouterr().out
     assert "stages.0.0.body.0 (conv2d.default)" in printed
     assert "compiled in" in printed
+
+
+@pytest.mark.parametrize(
+    ("kernels", "shown", "in_all"),
+    [
+        (0.00031, ("kernels µs", "0.31", "4.20"), "0.31 µs in all as chosen, 4.20 µs if all"),
+        (2.5, ("kernels ms", "2.500", "0.004"), "2.500 ms in all as chosen, 0.004 ms if all"),
+    ],
+)
+def test_small_networks_are_explained_in_microseconds(kernels, shown, in_all, capsys):
+    row = {"layer": "fc", "output": "4", "density": 0.5, "runs": "kernels", "why": "faster"}
+    print_table([{**row, "kernels_ms": kernels, "pytorch_ms": 0.0042}], 0.1, 1)
+    printed = capsys.readouterr().out
+    assert all(cell in printed for cell in shown)
+    assert in_all in printed
 
 
 def test_choices_are_saved_and_used_again(engine, model, tmp_path):

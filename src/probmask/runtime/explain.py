@@ -1,5 +1,6 @@
 """What runs where, as rows and as a table."""
 
+from collections.abc import Callable
 from typing import Any
 
 from probmask.runtime.choices import Choices
@@ -41,9 +42,12 @@ def _why(node: Node, sparse: bool, kernels: float | None, timing: Timing | None)
 
 
 def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int) -> None:
-    """Print the rows, and the sum of what runs where."""
-    heads = ("layer", "output", "kept", "runs in", "kernels ms", "PyTorch ms", "why")
-    cells = [heads, *(_cells(row) for row in rows)]
+    """Print the rows, and the sum of what runs where; of small networks in microseconds."""
+    used = sum(row["kernels_ms" if row["runs"] == "kernels" else "pytorch_ms"] or 0 for row in rows)
+    dense = sum(row["pytorch_ms"] or 0 for row in rows)
+    unit, time = ("ms", _milliseconds) if used >= 1 else ("µs", _microseconds)
+    heads = ("layer", "output", "kept", "runs in", f"kernels {unit}", f"PyTorch {unit}", "why")
+    cells = [heads, *(_cells(row, time) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     for row in cells:
         aligned = [
@@ -51,19 +55,22 @@ def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(aligned).rstrip())
-    used = sum(row["kernels_ms" if row["runs"] == "kernels" else "pytorch_ms"] or 0 for row in rows)
-    dense = sum(row["pytorch_ms"] or 0 for row in rows)
     print(
-        f"\n{used:.3f} ms in all as chosen, {dense:.3f} ms if all of it ran in PyTorch "
+        f"\n{time(used)} {unit} in all as chosen, {time(dense)} {unit} if all of it ran in PyTorch "
         f"(each layer by itself, one thread); {threads} thread{'s' * (threads > 1)}; "
         f"compiled in {compile_seconds:.1f} s"
     )
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def milliseconds(value: float | None) -> str:
-        return "" if value is None else f"{value:.3f}"
-
+def _cells(row: dict[str, Any], time: Callable[[float], str]) -> tuple[str, ...]:
     density = "" if row["density"] is None else f"{100 * row['density']:.2f} %"
-    times = milliseconds(row["kernels_ms"]), milliseconds(row["pytorch_ms"])
+    times = ("" if row[key] is None else time(row[key]) for key in ("kernels_ms", "pytorch_ms"))
     return (row["layer"], row["output"], density, row["runs"], *times, row["why"])
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _microseconds(milliseconds: float) -> str:
+    return f"{1e3 * milliseconds:.2f}"
