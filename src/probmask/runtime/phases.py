@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from probmask.runtime.layout import Layout, Tap, phase_sizes, plane_layout, taps
 from probmask.runtime.nodes import Convolution, Pair
+from probmask.runtime.numbers import Longs
 from probmask.runtime.vectors import WIDTH
 from probmask.runtime.weights import read_taps
-
-Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

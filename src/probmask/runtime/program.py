@@ -20,17 +20,11 @@ from probmask.runtime.nodes import (
     Pool,
     Reshape,
 )
+from probmask.runtime.numbers import Longs, Numbers
 from probmask.runtime.phases import phases_of
-from probmask.runtime.pools import Pools
 from probmask.runtime.tensors import Shifted, Slot, Tensor, Tensors
 from probmask.runtime.tiling import blocks_of, tiling_of
-from probmask.runtime.weights import (
-    Longs,
-    places_direct,
-    places_of_one,
-    sparse_rows,
-    splits,
-)
+from probmask.runtime.weights import places_direct, places_of_one, sparse_rows, splits
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class _Builder:
         names = [outside.name for outside in outputs]
         self.tensors = Tensors(nodes, names, lanes, lone)
         self.rows: list[tuple[dict[Field, Any], Clamp, str]] = []
-        self.pools = Pools()
+        self.numbers = Numbers()
         self.masks: dict[Layout, int] = {}
 
     def program(self) -> Program:
@@ -120,11 +114,11 @@ class _Builder:
             lone=lone_operations,
             group=self.lanes if not lone else 1,
             arena_size=arena_size,
-            longs=self.pools.joined("longs", np.int64),
-            offsets=np.concatenate([np.zeros(0, np.int32), *self.pools.offsets]),
-            values=np.concatenate([np.zeros(0, np.float32), *self.pools.values]),
-            constants=self.pools.joined("constants", np.float32),
-            masks=self.pools.joined("masks", np.int32),
+            longs=self.numbers.joined("longs", np.int64),
+            offsets=np.concatenate([np.zeros(0, np.int32), *self.numbers.offsets]),
+            values=np.concatenate([np.zeros(0, np.float32), *self.numbers.values]),
+            constants=self.numbers.joined("constants", np.float32),
+            masks=self.numbers.joined("masks", np.int32),
             inputs=tuple(self.inputs),
             outputs=tuple(self.outputs),
             owners=tuple(owner for _, _, owner in self.rows),
@@ -232,10 +226,10 @@ class _Builder:
         per_row = np.diff(starts).reshape(blocks, -1).sum(0)
         fields |= {
             Field.KIND: Kind.MULTIPLY if multiply else Kind.CONVOLVE,
-            Field.STARTS: self.pools.add("longs", starts),
-            Field.WEIGHTS: self.pools.add_weights(offsets, values),
-            Field.BIAS: self.pools.add("constants", bias),
-            Field.SPLITS: self.pools.add("longs", splits(per_row, self.threads)),
+            Field.STARTS: self.numbers.add("longs", starts),
+            Field.WEIGHTS: self.numbers.add_weights(offsets, values),
+            Field.BIAS: self.numbers.add("constants", bias),
+            Field.SPLITS: self.numbers.add("longs", splits(per_row, self.threads)),
             Field.BLOCKS: blocks,
         }
         if other is not None:
@@ -248,7 +242,7 @@ class _Builder:
 
     def _phases(
         self, node: Convolution, source: Tensor, target: Layout, fields: dict[Field, Any]
-    ) -> tuple[npt.NDArray[np.int64], list[Tap]]:
+    ) -> tuple[Longs, list[Tap]]:
         """Copy the input into the planes of its phases, those that a weight reads."""
         phases = phases_of(node, source.layout, target)
         room = self.tensors.room(max(1, len(phases.entries)) * phases.layout.plane)
@@ -261,7 +255,7 @@ class _Builder:
                 Field.TARGET: room,
                 Field.TARGET_STRIDE: phases.layout.stride,
                 Field.LANES: target.lanes,
-                Field.TABLE: self.pools.add("longs", phases.entries.reshape(-1)),
+                Field.TABLE: self.numbers.add("longs", phases.entries.reshape(-1)),
                 Field.ENTRIES: len(phases.entries),
                 Field.STEP_Y: node.stride[0],
                 Field.STEP_X: node.stride[1],
@@ -272,7 +266,7 @@ class _Builder:
 
     def _mask(self, layout: Layout) -> int:
         if layout not in self.masks:
-            self.masks[layout] = self.pools.add("masks", layout.mask())
+            self.masks[layout] = self.numbers.add("masks", layout.mask())
         return self.masks[layout]
 
     def _pool(self, node: Pool, lanes: int) -> None:
@@ -285,8 +279,8 @@ class _Builder:
         windows = np.array([*node.rows, *node.columns], np.int64).reshape(-1)
         fields = self._from_to(source, target) | {
             Field.KIND: Kind.MAX_POOL if node.largest else Kind.AVERAGE_POOL,
-            Field.TABLE: self.pools.add("longs", windows),
-            Field.BIAS: self.pools.add("constants", node.divisors.reshape(-1)),
+            Field.TABLE: self.numbers.add("longs", windows),
+            Field.BIAS: self.numbers.add("constants", node.divisors.reshape(-1)),
             Field.SCRATCH: self.tensors.room(row * self.threads),
             Field.SCRATCH_SIZE: row,
             Field.SOURCE_WIDTH: source.layout.width,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from probmask.runtime.layout import Layout, Tap
 from probmask.runtime.nodes import Convolution
+from probmask.runtime.numbers import Longs
 from probmask.runtime.tiles import MOST, SHAPES
 from probmask.runtime.vectors import WIDTH
 
@@ -40,7 +40,7 @@ def tiling_of(layout: Layout) -> Tiling:
 
 def blocks_of(
     node: Convolution,
-    places: npt.NDArray[np.int64],
+    places: Longs,
     found: Sequence[Tap],
     tiling: Tiling,
     layout: Layout,

@@ -7,13 +7,13 @@ import numpy.typing as npt
 
 from probmask.runtime.layout import Layout, Tap, taps
 from probmask.runtime.nodes import Convolution
+from probmask.runtime.numbers import Longs
 
-Longs = npt.NDArray[np.int64]
 # What a row costs beside its weights, in weights: its bias and the storing of its results.
 _ROW_COST = 4
 
 
-def places_of_one(node: Convolution, layout: Layout) -> tuple[npt.NDArray[np.int64], list[Tap]]:
+def places_of_one(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]:
     """For one output position: where each weight's input lies, by channel and tap."""
     form = node.input_forms[0]
     if node.rank == 0:  # each number of the image is a channel of the weight
@@ -30,7 +30,7 @@ def places_of_one(node: Convolution, layout: Layout) -> tuple[npt.NDArray[np.int
     return np.arange(form.channels)[:, None] * layout.plane + within, found
 
 
-def places_direct(node: Convolution, layout: Layout) -> tuple[npt.NDArray[np.int64], list[Tap]]:
+def places_direct(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]:
     """Where each weight's inputs begin, from the plane's first position."""
     found = taps(node)
     within = np.array(
@@ -55,8 +55,8 @@ def _tap_weights(node: Convolution, found: Sequence[Tap]) -> npt.NDArray[np.floa
 
 
 def sparse_rows(
-    node: Convolution, places: npt.NDArray[np.int64], found: Sequence[Tap], blocks: int
-) -> tuple[Longs, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    node: Convolution, places: Longs, found: Sequence[Tap], blocks: int
+) -> tuple[Longs, Longs, npt.NDArray[np.float32]]:
     """Of each block and output channel: where its weights begin, their inputs and values."""
     weights = _tap_weights(node, found)
     outputs, per_group = weights.shape[:2]

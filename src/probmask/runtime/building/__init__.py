@@ -15,7 +15,7 @@ from probmask.runtime.building.elementwise import (
 from probmask.runtime.building.forms import Builder
 from probmask.runtime.building.layers import build_convolution, build_linear
 from probmask.runtime.building.normalization import BATCH_NORM, build_batch_norm, build_normalized
-from probmask.runtime.building.pools import (
+from probmask.runtime.building.pooling import (
     build_adaptive_pool,
     build_average_pool,
     build_max_pool,

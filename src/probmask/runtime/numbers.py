@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Longs = npt.NDArray[np.int64]
 
-class Pools:
-    """Constant numbers of all operations, each kind in one array."""
+
+class Numbers:
+    """What operations read beside their row of the table: weights, windows, divisors, masks."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[Any]] = {k: [] for k in ("longs", "constants", "masks")}
