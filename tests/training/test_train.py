@@ -1,8 +1,10 @@
 """A run from start to record: what it leaves behind, what it promises to repeat."""
 
+import importlib.metadata
 import json
 import math
 
+import numba
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from probmask.training.config import TrainConfig, load_config
 from probmask.training.evaluate import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
+from probmask.training.record import versions
 from probmask.training.session import default_directory, train
 from training.small import SIZE, small, snapshot
 
@@ -49,7 +52,16 @@ def test_the_record_says_what_was_asked_and_what_was_reached(run):
     assert record["method"] == ProbMask(sparsity=0.9).settings() | {"name": "probmask"}
     assert record["seconds"] > 0
     assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["numba"] == numba.__version__
     assert record["hardware"]["threads"] == 1
+
+
+def test_a_numba_that_is_not_installed_has_no_version(monkeypatch):
+    def find(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", find)
+    assert list(versions()) == ["probmask", "torch", "python"]
 
 
 def test_the_record_holds_the_curves_and_the_probabilities(run):

@@ -1,8 +1,10 @@
 """The record of a run: everything that tables, plots and comparisons are made from."""
 
+import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -89,11 +91,7 @@ def make_record(
         "layers": layers,
         "seconds": round(seconds, 3),
         "config": to_table(config),
-        "versions": {
-            "probmask": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "hardware": {
             "machine": platform.machine(),
             "cpu": cpu_name(),
@@ -103,6 +101,18 @@ def make_record(
             "devices": devices,
         },
     }
+
+
+def versions() -> dict[str, str]:
+    """What computes a run; Numba, where it is installed, whose kernels round otherwise."""
+    found = {
+        "probmask": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found["numba"] = importlib.metadata.version("numba")
+    return found
 
 
 def cpu_name() -> str | None:
