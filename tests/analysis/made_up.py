@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 from probmask.analysis.records import Run
+from probmask.training.record_format import RECORD_FORMAT
 
 LAYERS = {
     "stem.weight": 432,
@@ -28,7 +29,7 @@ def record(method="probmask", sparsity=0.98, seed=0, *, epochs=30, accuracy=None
     macs = sum(kept[name] * USES[name] for name in LAYERS)
     name, *settings = method.split()
     made = {
-        "format": 1,
+        "format": RECORD_FORMAT,
         "model": "resnet14",
         "model_args": {"classes": 10, "channels": 3},
         "data": "cifar10",

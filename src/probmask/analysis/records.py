@@ -1,7 +1,8 @@
 """Reading the records of finished runs, and telling which of them are the same run.
 
 A record is the JSON that a run ends with. It is read from the run's directory, or from a copy of
-it that was committed elsewhere: what a run is follows from its content, not from its place.
+it that was committed elsewhere: what a run is follows from its content, not from its place. One of
+an earlier format is read as `record_upgrade` says.
 """
 
 import functools
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from probmask.analysis.deciding import deciding_settings, digest, label_of
+from probmask.analysis.record_upgrade import upgraded
 from probmask.checks import is_number
 from probmask.errors import InputError
 from probmask.files import write_atomically
@@ -171,7 +173,7 @@ def _read(path: Path) -> Run | None:
             raise _damaged(path, f"it lacks {', '.join(sorted(_RECORD_KEYS))}")
         return None
     _check(record, path)
-    return Run(path, record)
+    return Run(path, upgraded(record))
 
 
 def _check(record: Mapping[str, Any], path: Path) -> None:

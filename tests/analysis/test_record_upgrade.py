@@ -1,0 +1,110 @@
+"""Records from before ProbMask had recipes are read as what they would be today."""
+
+import json
+
+import pytest
+
+from analysis.made_up import record, write
+from probmask.analysis.identity import identity_of
+from probmask.analysis.record_upgrade import upgraded
+from probmask.analysis.records import find_records
+from probmask.training.config import to_table
+from probmask.training.record_format import RECORD_FORMAT
+from training.small import small
+
+# All that format 1 had of ProbMask, with the defaults of then.
+OLD = {
+    "name": "probmask",
+    "sparsity": 0.9,
+    "scope": "global",
+    "cost": "params",
+    "draws": 1,
+    "train_weights": True,
+    "reinitialize": None,
+    "prob_lr": None,
+    "temperature_start": 1.0,
+    "temperature_end": 0.03,
+    "ramp_begin": 0.05,
+    "ramp_end": 0.5,
+    "every": "step",
+    "freeze_at": 0.6,
+    "select": "top",
+    "min_keep_per_layer": 0,
+    "clip_norm": None,
+    "compat": None,
+}
+
+
+def made_by(method, **changes):
+    """A record, made up, of a method with just these settings."""
+    return {**record(), "method": method, **changes}
+
+
+def old_record(**settings):
+    return made_by({**OLD, **settings}, format=1)
+
+
+def read(directory, made):
+    (run,) = find_records([write(directory, made)])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ({}, "probmask recipe=learned"),
+        ({"scope": "layer"}, "probmask scope=layer recipe=learned"),
+        ({"freeze_at": None}, "probmask freeze_at=1 recipe=learned"),
+        ({"ramp_end": 0.6}, "probmask ramp_end=0.6 recipe=learned"),
+        ({"train_weights": False}, "probmask train_weights=false"),
+        ({"compat": "official"}, "probmask compat=official"),
+        ({"draws": 2}, "probmask draws=2"),
+        ({"prob_lr": 0.006}, "probmask prob_lr=0.006"),
+        ({"select": "sample", "freeze_at": None}, "probmask freeze_at=1 select=sample"),
+    ],
+    ids=str,
+)
+def test_the_old_default_is_the_learned_recipe(settings, label, tmp_path):
+    run = read(tmp_path, old_record(**settings))
+    assert run.label == label
+    assert run.record["format"] == RECORD_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("settings", "today"),
+    [
+        ({}, {"recipe": "learned"}),
+        ({"freeze_at": None}, {"recipe": "learned", "freeze_at": 1}),
+        ({"train_weights": False}, {"train_weights": False}),
+        ({"draws": 2, "every": "epoch"}, {"draws": 2, "every": "epoch"}),
+        ({"compat": "official"}, {"compat": "official"}),
+    ],
+    ids=str,
+)
+def test_it_is_the_run_that_the_same_training_is_today(settings, today, tmp_path):
+    config = small(method={"name": "probmask", "sparsity": 0.9, **today})
+    made = {**old_record(**settings), "config": json.loads(json.dumps(to_table(config)))}
+    assert read(tmp_path, made).identity == identity_of(config)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        record("gmp", format=1),
+        made_by({"name": "mine", "freeze_at": None}, format=1),
+        made_by({"name": "probmask", "recipe": None}, format=1),
+        made_by({"name": "probmask", "freeze_at": None}, format=2),
+    ],
+    ids=["another method", "somebody's method", "with a recipe", "of today"],
+)
+def test_every_other_record_is_read_as_it_is(made):
+    assert upgraded(made) == made
+
+
+def test_what_was_said_then_and_what_came_out_stay(tmp_path):
+    made = old_record()
+    run = read(tmp_path, made)
+    changed = {key for key in made if run.record[key] != made[key]}
+    assert changed == {"format", "method"}
+    kept = ("name", "sparsity", "scope", "min_keep_per_layer")
+    assert {key: run.record["method"][key] for key in kept} == {key: OLD[key] for key in kept}
