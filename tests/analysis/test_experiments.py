@@ -136,9 +136,9 @@ def test_the_paper_s_settings_are_the_paper_s():
     for run in runs_of("lsb_gsb", "paper"):
         config = run.config
         assert (config.epochs, config.batch_size, config.optimizer.lr) == (300, 256, 0.1)
-        assert config.method["prob_lr"] == 6e-3
-        method = make_method(config)
-        assert (300 * method.ramp_begin, 300 * method.ramp_end) == (48, 180)
+        assert config.method["recipe"] == "paper"
+        settings = make_method(config).resolved
+        assert (300 * settings.ramp_begin, 300 * settings.ramp_end) == (48, 180)
     for run in runs_of("table2", "paper"):
         config = run.config
         assert (config.batch_size, config.optimizer.lr) == (256, 0.256)

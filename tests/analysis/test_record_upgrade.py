@@ -53,9 +53,9 @@ def read(directory, made):
     ("settings", "label"),
     [
         ({}, "probmask recipe=learned"),
-        ({"scope": "layer"}, "probmask scope=layer recipe=learned"),
-        ({"freeze_at": None}, "probmask freeze_at=1 recipe=learned"),
-        ({"ramp_end": 0.6}, "probmask ramp_end=0.6 recipe=learned"),
+        ({"scope": "layer"}, "probmask recipe=learned scope=layer"),
+        ({"freeze_at": None}, "probmask recipe=learned freeze_at=1"),
+        ({"ramp_end": 0.6}, "probmask recipe=learned ramp_end=0.6"),
         ({"train_weights": False}, "probmask train_weights=false"),
         ({"compat": "official"}, "probmask compat=official"),
         ({"draws": 2}, "probmask draws=2"),

@@ -33,9 +33,10 @@ def upgraded(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if record["format"] > 1 or method["name"] != "probmask" or "recipe" in method:
         return record
     recipe = None if _is_learned_untold(method) else "learned"
-    settings = {key: _today(key, value) for key, value in method.items()}
+    settings = {key: _today(key, value) for key, value in method.items() if key != "name"}
     # Its configuration stays what was said then: only the method tells one run from another.
-    return {**record, "format": RECORD_FORMAT, "method": {**settings, "recipe": recipe}}
+    today = {"name": method["name"], "recipe": recipe, **settings}
+    return {**record, "format": RECORD_FORMAT, "method": today}
 
 
 def _today(key: str, value: Any) -> Any:
