@@ -28,10 +28,11 @@ REFUSED = [
         {"sparsity": float("nan")},
         "ProbMask(sparsity=nan): sparsity is the fraction removed, in [0, 1).",
     ),
+    ({"recipe": "old"}, "ProbMask(recipe='old'): one of None, 'tied', 'learned', 'paper'."),
     ({"scope": "all"}, "ProbMask(scope='all'): one of 'global', 'layer'."),
     ({"cost": "latency"}, "ProbMask(cost='latency'): one of 'params', 'flops'."),
-    ({"every": "batch"}, "ProbMask(every='batch'): one of 'step', 'epoch'."),
-    ({"select": "best"}, "ProbMask(select='best'): one of 'top', 'sample'."),
+    ({"every": "batch"}, "ProbMask(every='batch'): one of None, 'step', 'epoch'."),
+    ({"select": "best"}, "ProbMask(select='best'): one of None, 'top', 'sample'."),
     ({"compat": "paper"}, "ProbMask(compat='paper'): one of None, 'official'."),
     ({"draws": 0}, "ProbMask(draws=0): masks sampled per update, a whole number, at least 1."),
     ({"draws": 1.5}, "ProbMask(draws=1.5): masks sampled per update, a whole number, at least 1."),
@@ -66,6 +67,92 @@ REFUSED = [
             "begin must not come after end."
         ),
     ),
+    ({"outside": 2}, "ProbMask(outside=2): a part of the gradient, from 0 to 1."),
+    ({"forget_by": -0.1}, "ProbMask(forget_by=-0.1): a part of the training, from 0 to 1."),
+    (  # above where the recipe starts
+        {"temperature_end": 0.5},
+        (
+            "ProbMask(temperature_start=0.333333, temperature_end=0.5): the temperature falls; "
+            "end must not be above start."
+        ),
+    ),
+    (  # after the recipe's end
+        {"ramp_begin": 0.7},
+        (
+            "ProbMask(ramp_begin=0.7, ramp_end=0.5): the budget falls from begin to end; "
+            "begin must not come after end."
+        ),
+    ),
+    (
+        {"select": "sample", "min_keep_per_layer": 2},
+        (
+            "ProbMask(select='sample', min_keep_per_layer=2): a sample promises no layer anything; "
+            "drop one of the two."
+        ),
+    ),
+    (
+        {"recipe": "paper", "min_keep_per_layer": 2},
+        (
+            "ProbMask(select='sample', min_keep_per_layer=2): a sample promises no layer anything; "
+            "drop one of the two."
+        ),
+    ),
+    (
+        {"recipe": "tied", "compat": "official"},
+        (
+            "ProbMask(recipe='tied', compat='official'): the released code learns its "
+            "probabilities; drop one of the two."
+        ),
+    ),
+    (
+        {"recipe": "tied", "train_weights": False},
+        (
+            "ProbMask(recipe='tied', train_weights=False): probabilities that are tied to the "
+            "weights are learned by training these; drop one of the two."
+        ),
+    ),
+    (
+        {"recipe": "tied", "draws": 2},
+        (
+            "ProbMask(recipe='tied', draws=2): a setting of learned probabilities; drop one of "
+            "the two."
+        ),
+    ),
+    (
+        {"recipe": "tied", "prob_lr": 0.01},
+        (
+            "ProbMask(recipe='tied', prob_lr=0.01): a setting of learned probabilities; drop one "
+            "of the two."
+        ),
+    ),
+    (
+        {"recipe": "tied", "select": "sample"},
+        (
+            "ProbMask(recipe='tied', select='sample'): a setting of learned probabilities; drop "
+            "one of the two."
+        ),
+    ),
+    (
+        {"recipe": "learned", "outside": 1},
+        (
+            "ProbMask(recipe='learned', outside=1): a setting of tied probabilities; drop one of "
+            "the two."
+        ),
+    ),
+    (
+        {"recipe": "paper", "forget_by": 0.5},
+        (
+            "ProbMask(recipe='paper', forget_by=0.5): a setting of tied probabilities; drop one "
+            "of the two."
+        ),
+    ),
+    (  # which makes them learned
+        {"draws": 2, "forget_by": 0},
+        (
+            "ProbMask(recipe='learned', forget_by=0): a setting of tied probabilities; drop one "
+            "of the two."
+        ),
+    ),
     (
         {"compat": "official", "cost": "flops"},
         (
@@ -81,12 +168,6 @@ def test_refused_with_the_value_and_the_rule(settings, text):
     with pytest.raises(InputError) as caught:
         ProbMask(**({"sparsity": 0.9} | settings))
     assert str(caught.value) == text
-
-
-@pytest.mark.parametrize("name", ["temperature_start", "temperature_end", "ramp_begin", "ramp_end"])
-def test_what_must_be_a_number_cannot_be_none(name):
-    with pytest.raises(InputError, match=rf"ProbMask\({name}=None\)"):
-        ProbMask(sparsity=0.9, **{name: None})
 
 
 @pytest.mark.parametrize("name", ["train_weights", "reinitialize"])
@@ -113,6 +194,79 @@ def test_settings_make_the_same_method_again():
         method.draws = 3
 
 
+# Recipes
+
+
+@pytest.mark.parametrize(
+    ("settings", "recipe"),
+    [
+        ({}, "tied"),
+        ({"draws": 1, "select": "top"}, "tied"),  # what the tied recipe has anyway
+        ({"scope": "layer", "cost": "flops", "min_keep_per_layer": 1}, "tied"),
+        ({"outside": 0.1, "forget_by": 0}, "tied"),
+        ({"reinitialize": True, "clip_norm": 3, "freeze_at": 0.6}, "tied"),
+        ({"train_weights": False}, "learned"),
+        ({"compat": "official"}, "learned"),
+        ({"prob_lr": 6e-3}, "learned"),
+        ({"draws": 2}, "learned"),
+        ({"select": "sample"}, "learned"),
+        ({"recipe": "learned", "draws": 1}, "learned"),
+        ({"recipe": "paper"}, "paper"),
+        ({"recipe": "paper", "train_weights": False}, "paper"),
+    ],
+    ids=str,
+)
+def test_the_recipe_is_the_one_that_goes_with_the_other_settings(settings, recipe):
+    assert ProbMask(sparsity=0.9, **settings).recipe_name == recipe
+
+
+RECIPES = {
+    "tied": {
+        "draws": 1,
+        "temperature_start": 1 / 3,
+        "temperature_end": 0.01,
+        "ramp_begin": 0.0,
+        "ramp_end": 0.5,
+        "every": "step",
+        "freeze_at": 1.0,
+        "select": "top",
+    },
+    "learned": {
+        "draws": 1,
+        "temperature_start": 1.0,
+        "temperature_end": 0.03,
+        "ramp_begin": 0.05,
+        "ramp_end": 0.5,
+        "every": "step",
+        "freeze_at": 0.6,
+        "select": "top",
+    },
+    "paper": {
+        "draws": 2,
+        "temperature_start": 1.0,
+        "temperature_end": 0.03,
+        "ramp_begin": 0.16,
+        "ramp_end": 0.6,
+        "every": "epoch",
+        "freeze_at": 1.0,
+        "select": "sample",
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_has_its_settings(recipe):
+    resolved = ProbMask(sparsity=0.9, recipe=recipe).resolved
+    assert dataclasses.asdict(resolved) == RECIPES[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_said_goes_before_the_recipe(recipe):
+    given = {"temperature_start": 0.2, "temperature_end": 0.1, "every": "step", "freeze_at": 0.0}
+    resolved = ProbMask(sparsity=0.9, recipe=recipe, **given).resolved
+    assert dataclasses.asdict(resolved) == RECIPES[recipe] | given
+
+
 def test_dense_removes_nothing():
     assert Dense().sparsity == 0
     with pytest.raises(InputError, match=r"Dense\(sparsity=0\.5\): dense training removes nothing"):
@@ -134,7 +288,8 @@ def test_edges_that_are_allowed():
         {"sparsity": 0.9999},
         {"ramp_begin": 0.0, "ramp_end": 0.0},
         {"ramp_begin": 1.0, "ramp_end": 1.0},
-        {"freeze_at": None},
+        {"freeze_at": 0.0},
+        {"freeze_at": 1},
         {"clip_norm": 3},
     ):
         ProbMask(**({"sparsity": 0.5} | settings))
