@@ -18,7 +18,6 @@ from reference.networks import (
 )
 from reference.probmask_run import STEPS, begin, ranking, run, starve
 
-
 # The budget
 
 
