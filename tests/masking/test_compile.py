@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import probmask
-from reference.networks import build, loss_of, make_batches, probs_of, sgd, state_of
+from reference.networks import build, loss_of, make_batches, sgd, state_of
 
 STEPS = 16  # frozen by the 12th update
 
@@ -24,12 +24,16 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def attached(name, **settings):
+def attached(name, recipe, **settings):
     model = build(name)
     optimizer = sgd(model)
-    settings = {"sparsity": 0.7, "min_keep_per_layer": 2} | settings
+    settings = {"sparsity": 0.7, "min_keep_per_layer": 2, "freeze_at": 0.6} | settings
     sparsifier = probmask.attach(
-        model, probmask.ProbMask(**settings), optimizer=optimizer, total_steps=STEPS, seed=1
+        model,
+        probmask.ProbMask(recipe=recipe, **settings),
+        optimizer=optimizer,
+        total_steps=STEPS,
+        seed=1,
     )
     return model, optimizer, sparsifier
 
@@ -49,8 +53,8 @@ def assert_close(model, other, tolerance):
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet", "tied", "transformer"])
-def test_training_is_compiled_once_before_and_once_after_the_freeze(name):
-    plain, compiled_ = attached(name), attached(name)
+def test_training_is_compiled_once_before_and_once_after_the_freeze(recipe, name):
+    plain, compiled_ = attached(name, recipe), attached(name, recipe)
     batches = make_batches(name, STEPS)
     counter = CompileCounterWithBackend("aot_eager")
     network = torch.compile(compiled_[0], backend=counter, fullgraph=True)
@@ -64,7 +68,7 @@ def test_training_is_compiled_once_before_and_once_after_the_freeze(name):
 
 
 def test_several_draws_do_not_recompile():
-    model, optimizer, sparsifier = attached("mlp", draws=2)
+    model, optimizer, sparsifier = attached("mlp", "learned", draws=2)
     counter = CompileCounterWithBackend("aot_eager")
     network = torch.compile(model, backend=counter, fullgraph=True)
     train(network, optimizer, sparsifier, make_batches("mlp", 8))
@@ -72,12 +76,12 @@ def test_several_draws_do_not_recompile():
 
 
 @pytest.mark.parametrize("fullgraph", [True, False])
-def test_evaluation_follows_every_update_and_compiles_once(fullgraph):
-    model, optimizer, sparsifier = attached("mlp", freeze_at=None)
+def test_evaluation_follows_every_update_and_compiles_once(recipe, fullgraph):
+    model, optimizer, sparsifier = attached("mlp", recipe, freeze_at=1)
     counter = CompileCounterWithBackend("aot_eager")
     network = torch.compile(model, backend=counter, fullgraph=fullgraph)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
-    for batch in make_batches("mlp", STEPS):
+    for batch in make_batches("mlp", STEPS - 1):  # the last one freezes what is tied
         network.train()
         train(network, optimizer, sparsifier, [batch])
         network.eval()
@@ -86,8 +90,8 @@ def test_evaluation_follows_every_update_and_compiles_once(fullgraph):
     assert counter.frame_count == 2
 
 
-def test_compiled_in_place():
-    plain, (model, optimizer, sparsifier) = attached("mlp"), attached("mlp")
+def test_compiled_in_place(recipe):
+    plain, (model, optimizer, sparsifier) = attached("mlp", recipe), attached("mlp", recipe)
     batches = make_batches("mlp", STEPS)
     model.compile(backend="aot_eager", fullgraph=True)
     train(model, optimizer, sparsifier, batches)
@@ -95,7 +99,7 @@ def test_compiled_in_place():
     assert_close(model, plain[0], 1e-5)
 
 
-def test_compiled_before_it_was_attached():
+def test_compiled_before_it_was_attached(recipe):
     model = build("mlp")
     network = torch.compile(model, backend="aot_eager")
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -103,14 +107,14 @@ def test_compiled_before_it_was_attached():
     optimizer = sgd(network)
     sparsifier = probmask.attach(
         network,
-        probmask.ProbMask(sparsity=0.7, min_keep_per_layer=2),
+        probmask.ProbMask(recipe=recipe, freeze_at=0.6, sparsity=0.7, min_keep_per_layer=2),
         optimizer=optimizer,
         total_steps=STEPS,
         seed=1,
     )
     batches = make_batches("mlp", STEPS)
     train(network, optimizer, sparsifier, batches)
-    plain = attached("mlp")
+    plain = attached("mlp", recipe)
     train(plain[0], *plain[1:], batches)
     assert_close(model, plain[0], 1e-5)
     assert sparsifier.finalize().kept == 400 - round(0.7 * 400)
@@ -118,8 +122,8 @@ def test_compiled_before_it_was_attached():
         torch.testing.assert_close(network.eval()(inputs), model(inputs))
 
 
-def test_the_finished_network_compiles_to_the_sparse_one():
-    model, optimizer, sparsifier = attached("mlp")
+def test_the_finished_network_compiles_to_the_sparse_one(recipe):
+    model, optimizer, sparsifier = attached("mlp", recipe)
     network = torch.compile(model, backend="aot_eager")
     train(network, optimizer, sparsifier, make_batches("mlp", STEPS))
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -129,9 +133,9 @@ def test_the_finished_network_compiles_to_the_sparse_one():
     torch.testing.assert_close(network(inputs), before, rtol=1e-5, atol=1e-6)
 
 
-def test_the_real_compiler():
+def test_the_real_compiler(recipe):
     """Inductor, in training and in evaluation, for one small network."""
-    plain, (model, optimizer, sparsifier) = attached("mlp"), attached("mlp")
+    plain, (model, optimizer, sparsifier) = attached("mlp", recipe), attached("mlp", recipe)
     batches = make_batches("mlp", 6)
     network = torch.compile(model)
     train(network, optimizer, sparsifier, batches)
@@ -140,4 +144,3 @@ def test_the_real_compiler():
     inputs = batches[0][0]
     with torch.no_grad():
         torch.testing.assert_close(network.eval()(inputs), model(inputs), rtol=1e-4, atol=1e-5)
-    assert len(probs_of(model)) == 3

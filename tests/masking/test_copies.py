@@ -11,48 +11,48 @@ from reference.networks import (
     assert_same_state,
     build,
     make_batches,
-    probs_of,
     sgd,
     state_of,
     step,
     train,
 )
+from reference.probmask_run import ranking
 
 STEPS = 20
 
 
-def halfway(name="mlp", steps=10, **settings):
+def halfway(recipe, name="mlp", steps=10, **settings):
     settings = {"sparsity": 0.8, "min_keep_per_layer": 1} | settings
     model = build(name)
     optimizer = sgd(model)
-    method = probmask.ProbMask(**settings)
+    method = probmask.ProbMask(recipe=recipe, **settings)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS, seed=2)
     train(model, optimizer, make_batches(name, steps))
     return model, optimizer, sparsifier
 
 
-def assert_top_of_probs(mlp, keep):
+def assert_top(mlp, keep):
     """The weights in use are exactly the ``keep`` of highest probability."""
     kept = torch.cat([layer.weight.flatten() != 0 for layer in (mlp[0], mlp[2], mlp[4])])
-    ranked = torch.cat([prob.detach().flatten() for prob in probs_of(mlp).values()])
+    ranked = torch.cat([values.flatten() for values in ranking(mlp)])
     assert kept.sum() == keep
     assert ranked[kept].min() >= ranked[~kept].max()
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "tied", "transformer"])
 @pytest.mark.parametrize("steps", [0, 10, 18])
-def test_a_copy_computes_what_the_original_computes(name, steps):
-    model, _, _ = halfway(name, steps)
+def test_a_copy_computes_what_the_original_computes(recipe, name, steps):
+    model, _, _ = halfway(recipe, name, steps)
     inputs = make_batches(name, 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
-    assert torch.equal(twin(inputs), model(inputs))  # in training: the same noise
+    assert torch.equal(twin(inputs), model(inputs))  # in training: the same noise, or threshold
     assert torch.equal(twin.eval()(inputs), model.eval()(inputs))
     assert_same_state(state_of(twin), state_of(model))
 
 
 @pytest.mark.parametrize("steps", [5, 18])
-def test_training_the_original_does_not_change_the_copy(steps):
-    model, optimizer, _ = halfway(steps=steps)
+def test_training_the_original_does_not_change_the_copy(recipe, steps):
+    model, optimizer, _ = halfway(recipe, steps=steps)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
     state, output, evaluated = state_of(twin), twin(inputs), twin.eval()(inputs)
@@ -64,9 +64,9 @@ def test_training_the_original_does_not_change_the_copy(steps):
     assert not torch.equal(model.eval()(inputs), evaluated)
 
 
-def test_changing_the_copy_does_not_change_the_original():
-    model, optimizer, _ = halfway()
-    plain, plain_optimizer, _ = halfway()
+def test_changing_the_copy_does_not_change_the_original(recipe):
+    model, optimizer, _ = halfway(recipe)
+    plain, plain_optimizer, _ = halfway(recipe)
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -78,8 +78,8 @@ def test_changing_the_copy_does_not_change_the_original():
     assert_same_state(state_of(model), state_of(plain))
 
 
-def test_finalizing_the_original_leaves_the_copy_working():
-    model, _, sparsifier = halfway()
+def test_finalizing_the_original_leaves_the_copy_working(recipe):
+    model, _, sparsifier = halfway(recipe)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
     expected = twin.eval()(inputs)
@@ -89,16 +89,16 @@ def test_finalizing_the_original_leaves_the_copy_working():
     assert twin[0].weight.count_nonzero() < 96
 
 
-def test_a_copy_of_a_copy_and_a_moved_copy():
-    model, _, _ = halfway()
+def test_a_copy_of_a_copy_and_a_moved_copy(recipe):
+    model, _, _ = halfway(recipe)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     twin = copy.deepcopy(copy.deepcopy(model)).to(torch.float64)
     torch.testing.assert_close(twin.eval()(inputs.double()).float(), model.eval()(inputs))
     assert model[0].bias.dtype == torch.float32
 
 
-def test_a_copy_in_evaluation_follows_what_is_loaded_into_it():
-    model, optimizer, sparsifier = halfway(steps=0)
+def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(recipe):
+    model, optimizer, sparsifier = halfway(recipe, steps=0)
     early = state_of(model)
     train(model, optimizer, make_batches("mlp", 13))
     late = state_of(model)
@@ -115,9 +115,9 @@ def test_a_copy_in_evaluation_follows_what_is_loaded_into_it():
     assert sparsifier.now.step == 13
 
 
-def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original():
+def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original(recipe):
     """Version counters start anew in a copy and may catch up with those of the original."""
-    model, _, _ = halfway()
+    model, _, _ = halfway(recipe)
     model.eval()
     twin = copy.deepcopy(model)
     theirs = list(model.parameters())
@@ -126,21 +126,21 @@ def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original():
             parameter.uniform_()
             while parameter._version < other._version:
                 parameter.mul_(1)
-    assert_top_of_probs(twin, 80)
+    assert_top(twin, 80)
 
 
-def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back():
+def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back(recipe):
     """Hand-written averaging goes through .data, which no version counter sees."""
-    model, _, _ = halfway()
+    model, _, _ = halfway(recipe)
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
-        for prob in probs_of(twin).values():
-            prob.data.copy_(torch.rand_like(prob))
-    assert_top_of_probs(twin.eval(), 80)
+        for parameter in twin.parameters():
+            parameter.data.copy_(torch.rand_like(parameter))
+    assert_top(twin.eval(), 80)
 
 
-def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation():
-    model, optimizer, _ = halfway(steps=8)
+def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation(recipe):
+    model, optimizer, _ = halfway(recipe, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)).eval()
     averaged.update_parameters(model)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -154,16 +154,16 @@ def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation():
     for name, parameter in averaged.module.named_parameters():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-6, atol=1e-7)
     # The network in use is exactly the top 80 by averaged probability.
-    assert_top_of_probs(averaged.module, 80)
+    assert_top(averaged.module, 80)
     # And a fresh decision, forced by leaving and entering evaluation, is the same.
     before = averaged(inputs)
     averaged.train().eval()
     assert torch.equal(averaged(inputs), before)
 
 
-def test_an_averaged_model_outlives_the_training():
+def test_an_averaged_model_outlives_the_training(recipe):
     """The average is what one wants to keep: it must survive finalize() of the model."""
-    model, optimizer, sparsifier = halfway(steps=8)
+    model, optimizer, sparsifier = halfway(recipe, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for batch in make_batches("mlp", 12, seed=3):
         step(model, optimizer, batch)
@@ -175,9 +175,9 @@ def test_an_averaged_model_outlives_the_training():
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_evaluating_in_between_changes_nothing(context):
-    model, optimizer, _ = halfway(steps=4)
-    plain, plain_optimizer, _ = halfway(steps=4)
+def test_evaluating_in_between_changes_nothing(recipe, context):
+    model, optimizer, _ = halfway(recipe, steps=4)
+    plain, plain_optimizer, _ = halfway(recipe, steps=4)
     for batch in make_batches("mlp", 16, seed=3):
         with context():
             model.eval()(batch[0])

@@ -22,7 +22,8 @@ STEPS = 10
 
 
 def attached(name, steps=0, seed=1, include=(), **settings):
-    settings = {"sparsity": 0.7, "min_keep_per_layer": 1} | settings
+    # Frozen on the way, so that ten updates see what comes before and after.
+    settings = {"sparsity": 0.7, "min_keep_per_layer": 1, "freeze_at": 0.6} | settings
     model = build(name)
     optimizer = sgd(model)
     sparsifier = probmask.attach(
@@ -45,14 +46,13 @@ def gradients(model):
 # Tied weights
 
 
-def test_tied_linear_layers_are_masked_once_and_counted_once():
-    model, optimizer, sparsifier = attached("tied", steps=5)
+def test_tied_linear_layers_are_masked_once_and_counted_once(recipe):
+    model, optimizer, sparsifier = attached("tied", recipe=recipe, steps=5)
     assert [site.name for site in sparsifier.sites] == [
         "first.weight",
         "left.weight",
         "head.weight",
     ]
-    assert len(probs_of(model)) == 3
     assert torch.equal(model.left.weight, model.right.weight)
     model.eval()
     assert torch.equal(model.left.weight, model.right.weight)
@@ -63,11 +63,13 @@ def test_tied_linear_layers_are_masked_once_and_counted_once():
     assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
 
 
-def test_a_tied_weight_gets_the_gradient_of_both_uses():
-    model, _, _ = attached("tied", steps=2)
+def test_a_tied_weight_gets_the_gradient_of_both_uses(recipe):
+    model, _, _ = attached("tied", recipe=recipe, steps=2)
     batch = make_batches("tied", 1)[0]
     left = model.left.parametrizations.weight
-    mask = left[0].training_weight(torch.ones_like(left.original)).detach()
+    slope = 1.0  # straight through, but for a relaxed mask
+    if recipe == "learned":
+        slope = left[0].training_weight(torch.ones_like(left.original)).detach()
     loss_of(model, batch).backward()
     together = left.original.grad.clone()
 
@@ -79,12 +81,12 @@ def test_a_tied_weight_gets_the_gradient_of_both_uses():
             getattr(plain, name).weight.copy_(getattr(model, name).weight)
             getattr(plain, name).bias.copy_(getattr(model, name).bias)
     loss_of(plain, batch).backward()
-    expected = (plain.left.weight.grad + plain.right.weight.grad) * mask
+    expected = (plain.left.weight.grad + plain.right.weight.grad) * slope
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_head_tied_to_an_embedding_is_an_embedding():
-    model, _, sparsifier = attached("language", steps=2)
+def test_a_head_tied_to_an_embedding_is_an_embedding(recipe):
+    model, _, sparsifier = attached("language", recipe=recipe, steps=2)
     assert [site.name for site in sparsifier.sites] == ["mix.weight"]
     sparsifier.finalize()
     assert model.head.weight is model.embed.weight
@@ -92,8 +94,8 @@ def test_a_head_tied_to_an_embedding_is_an_embedding():
 
 
 @pytest.mark.parametrize("pattern", ["embed", "head", "embed.weight", "head*"])
-def test_a_tied_embedding_is_masked_on_request_under_any_of_its_names(pattern):
-    model, _, sparsifier = attached("language", steps=3, include=[pattern])
+def test_a_tied_embedding_is_masked_on_request_under_any_of_its_names(recipe, pattern):
+    model, _, sparsifier = attached("language", recipe=recipe, steps=3, include=[pattern])
     assert [site.size for site in sparsifier.sites] == [160, 64]
     assert torch.equal(model.head.weight, model.embed.weight)
     kept = sparsifier.finalize().kept
@@ -106,8 +108,8 @@ def test_a_tied_embedding_is_masked_on_request_under_any_of_its_names(pattern):
 # Modules called twice, gradient accumulation, checkpointing
 
 
-def test_a_module_called_twice_sees_one_mask():
-    model, _, _ = attached("recurrent", steps=3)
+def test_a_module_called_twice_sees_one_mask(recipe):
+    model, _, _ = attached("recurrent", recipe=recipe, steps=3)
     seen = []
     handle = model.again.register_forward_hook(
         lambda module, args, output: seen.append((args[0].detach(), output.detach()))
@@ -123,7 +125,7 @@ def test_a_module_called_twice_sees_one_mask():
 
 
 def test_the_mask_changes_with_the_update_and_only_with_it():
-    model, optimizer, _ = attached("mlp", steps=3)
+    model, optimizer, _ = attached("mlp", recipe="learned", steps=3)
     batch = make_batches("mlp", 1)[0]
     first, second = model(batch[0]), model(batch[0])
     assert torch.equal(first, second)
@@ -132,10 +134,12 @@ def test_the_mask_changes_with_the_update_and_only_with_it():
     assert not torch.equal(noise, model[0].parametrizations.weight[0].noise)
 
 
-@pytest.mark.parametrize("draws", [1, 2])
-def test_two_half_batches_are_one_batch(draws):
-    whole, whole_optimizer, whole_sparsifier = attached("mlp", draws=draws, steps=0)
-    parts, parts_optimizer, parts_sparsifier = attached("mlp", draws=draws, steps=0)
+@pytest.mark.parametrize(
+    "settings", [{}, {"recipe": "learned"}, {"recipe": "learned", "draws": 2}], ids=str
+)
+def test_two_half_batches_are_one_batch(settings):
+    whole, whole_optimizer, whole_sparsifier = attached("mlp", **settings)
+    parts, parts_optimizer, parts_sparsifier = attached("mlp", **settings)
     for inputs, labels in make_batches("mlp", 3):
         whole_optimizer.zero_grad()
         for share in whole_sparsifier.draws():
@@ -155,8 +159,8 @@ def test_two_half_batches_are_one_batch(draws):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_checkpointing_blocks_gives_the_same_gradients(reentrant, frozen):
-    model, _, _ = attached("unet", steps=8 if frozen else 3)
+def test_checkpointing_blocks_gives_the_same_gradients(recipe, reentrant, frozen):
+    model, _, _ = attached("unet", recipe=recipe, steps=8 if frozen else 3)
     inputs, labels = make_batches("unet", 1)[0]
     inputs.requires_grad_()
     nn.functional.cross_entropy(model(inputs), labels).backward()
@@ -170,9 +174,9 @@ def test_checkpointing_blocks_gives_the_same_gradients(reentrant, frozen):
     assert_same_state(expected, gradients(model))
 
 
-def test_checkpointing_the_whole_model_trains_the_same():
-    plain, plain_optimizer, _ = attached("transformer")
-    model, optimizer, _ = attached("transformer")
+def test_checkpointing_the_whole_model_trains_the_same(recipe):
+    plain, plain_optimizer, _ = attached("transformer", recipe=recipe)
+    model, optimizer, _ = attached("transformer", recipe=recipe)
     for inputs, labels in make_batches("transformer", STEPS):
         step(plain, plain_optimizer, (inputs, labels))
         optimizer.zero_grad()
@@ -186,8 +190,8 @@ def test_checkpointing_the_whole_model_trains_the_same():
 
 
 @pytest.mark.parametrize("name", ["unet", "transformer", "mlp"])
-def test_bf16_autocast(name):
-    model, optimizer, sparsifier = attached(name)
+def test_bf16_autocast(recipe, name):
+    model, optimizer, sparsifier = attached(name, recipe=recipe)
     for batch in make_batches(name, STEPS):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -195,16 +199,16 @@ def test_bf16_autocast(name):
             loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()
-        for prob in probs_of(model).values():
-            assert prob.dtype == torch.float32
-            assert prob.isfinite().all()
+        for parameter in model.parameters():
+            assert parameter.dtype == torch.float32
+            assert parameter.isfinite().all()
     assert sparsifier.finalize().kept == sum(s.size for s in sparsifier.sites) - round(
         0.7 * sum(s.size for s in sparsifier.sites)
     )
 
 
-def test_the_mask_is_fp32_under_autocast():
-    model, _, _ = attached("mlp", steps=4)
+def test_the_mask_is_fp32_under_autocast(recipe):
+    model, _, _ = attached("mlp", recipe=recipe, steps=4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = model[0].weight
     assert inside.dtype == torch.float32
@@ -212,7 +216,7 @@ def test_the_mask_is_fp32_under_autocast():
 
 
 def test_a_bf16_model_keeps_its_probabilities_in_fp32_to_the_last_bit():
-    model, _, sparsifier = attached("mlp", steps=4)
+    model, _, sparsifier = attached("mlp", recipe="learned", steps=4)
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
     site = model[0].parametrizations.weight[0]
     noise, temperature = site.noise.clone(), site.temperature.clone()
@@ -228,14 +232,14 @@ def test_a_bf16_model_keeps_its_probabilities_in_fp32_to_the_last_bit():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("first", ["convert", "attach"])
-def test_training_in_another_precision(dtype, first):
+def test_training_in_another_precision(recipe, dtype, first):
     model = build("mlp")
     if first == "convert":
         model.to(dtype)
     optimizer = sgd(model)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1),
+        probmask.ProbMask(recipe=recipe, sparsity=0.8, min_keep_per_layer=1),
         optimizer=optimizer,
         total_steps=STEPS,
     )
@@ -248,8 +252,8 @@ def test_training_in_another_precision(dtype, first):
     assert model[0].weight.dtype == dtype
 
 
-def test_converting_by_type():
-    model, _, sparsifier = attached("mlp", steps=2)
+def test_converting_by_type(recipe):
+    model, _, sparsifier = attached("mlp", recipe=recipe, steps=2)
     model.type(torch.float64)
     assert sparsifier.finalize().kept == 120
     assert model[0].weight.dtype == torch.float64
@@ -260,29 +264,41 @@ def test_converting_by_type():
 
 @pytest.mark.parametrize("steps", [0, 4, 9])
 @pytest.mark.parametrize("name", ["unet", "mlp", "tied", "transformer"])
-def test_evaluation_uses_exactly_the_budget(name, steps):
-    model, _, sparsifier = attached(name, steps=steps)
+def test_evaluation_uses_exactly_the_budget(recipe, name, steps):
+    model, _, sparsifier = attached(name, recipe=recipe, steps=steps)
     keep = sparsifier.summary().kept
     size = sum(site.size for site in sparsifier.sites)
     assert keep == size - round(0.7 * size)
     model.eval()
     in_use = [getattr(*site.holders[0]) for site in sparsifier.sites]
     assert sum(int(weight.count_nonzero()) for weight in in_use) == keep
+    in_use = [weight.detach().clone() for weight in in_use]
+    sparsifier.finalize()
     for weight, site in zip(in_use, sparsifier.sites, strict=True):
+        assert torch.equal(weight, site.weight)
+
+
+@pytest.mark.parametrize("steps", [0, 4, 9])
+@pytest.mark.parametrize("name", ["unet", "tied"])
+def test_learned_probabilities_choose_weights_and_leave_them_as_they_are(name, steps):
+    model, _, sparsifier = attached(name, recipe="learned", steps=steps)
+    model.eval()
+    for site in sparsifier.sites:
+        weight = getattr(*site.holders[0])
         assert torch.equal(weight, torch.where(weight != 0, site.weight, 0.0))
 
 
-def test_going_back_to_training_goes_back_to_the_relaxed_network():
-    model, _, _ = attached("mlp", steps=4)
+def test_going_back_to_training_goes_back_to_the_network_in_training(recipe):
+    model, _, _ = attached("mlp", recipe=recipe, steps=2)
     soft = model[0].weight.clone()
     hard = model.eval()[0].weight.clone()
     assert not torch.equal(soft, hard)
     assert torch.equal(model.train()[0].weight, soft)
 
 
-def test_evaluation_follows_training_without_being_told():
+def test_evaluation_follows_training_without_being_told(recipe):
     """A module that stays in evaluation mode (a frozen BatchNorm's neighbour) is never stale."""
-    model, optimizer, sparsifier = attached("mlp")
+    model, optimizer, sparsifier = attached("mlp", recipe=recipe)
     model[2].eval()
     for batch in make_batches("mlp", STEPS):
         step(model, optimizer, batch)
@@ -290,8 +306,8 @@ def test_evaluation_follows_training_without_being_told():
         assert int(model[2].weight.count_nonzero()) == keep
 
 
-def test_the_fused_attention_of_evaluation_sees_the_hard_mask():
-    model, _, sparsifier = attached("transformer", steps=4)
+def test_the_fused_attention_of_evaluation_sees_the_hard_mask(recipe):
+    model, _, sparsifier = attached("transformer", recipe=recipe, steps=4)
     inputs = make_batches("transformer", 1)[0][0]
     model.eval()
     slow = model(inputs)  # gradients are on: no fused path
@@ -303,18 +319,18 @@ def test_the_fused_attention_of_evaluation_sees_the_hard_mask():
         torch.testing.assert_close(model(inputs), fused, rtol=1e-4, atol=1e-5)
 
 
-def test_finalize_changes_nothing_that_evaluation_computes():
+def test_finalize_changes_nothing_that_evaluation_computes(recipe):
     for name in ("unet", "mlp", "tied", "transformer"):
-        model, _, sparsifier = attached(name, steps=6)
+        model, _, sparsifier = attached(name, recipe=recipe, steps=6)
         inputs = make_batches(name, 1)[0][0]
         expected = model.eval()(inputs)
         sparsifier.finalize()
         assert torch.equal(model(inputs), expected)
 
 
-def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same():
+def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(recipe):
     """0 times infinity is NaN: the hard mask must choose, not multiply."""
-    model, _, sparsifier = attached("mlp", steps=8)
+    model, _, sparsifier = attached("mlp", recipe=recipe, steps=8)
     hard = model[0].parametrizations.weight[0].hard
     with torch.no_grad():
         model[0].parametrizations.weight.original[~hard] = -torch.inf
@@ -328,12 +344,12 @@ def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same():
 
 
 @pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"weight_decay": 0.5, "lr": 0.05}])
-def test_momentum_and_weight_decay_revive_nothing(settings):
+def test_momentum_and_weight_decay_revive_nothing(recipe, settings):
     model = build("unet")
     optimizer = sgd(model, **settings)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(sparsity=0.9, freeze_at=0.3, min_keep_per_layer=2),
+        probmask.ProbMask(recipe=recipe, sparsity=0.9, freeze_at=0.3, min_keep_per_layer=2),
         optimizer=optimizer,
         total_steps=20,
         seed=1,
@@ -358,7 +374,7 @@ def test_momentum_and_weight_decay_revive_nothing(settings):
 
 
 def test_probabilities_rest_once_the_mask_is_frozen():
-    model, optimizer, _ = attached("mlp", steps=8)
+    model, optimizer, _ = attached("mlp", recipe="learned", steps=8)
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
     train(model, optimizer, make_batches("mlp", 3, seed=8))
     assert_same_state(before, probs_of(model))
@@ -367,11 +383,11 @@ def test_probabilities_rest_once_the_mask_is_frozen():
 # Order in memory
 
 
-def test_weights_of_channels_last_stay_so_in_evaluation_and_once_frozen():
+def test_weights_of_channels_last_stay_so_in_evaluation_and_once_frozen(recipe):
     layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
     model = nn.Sequential(layer)
     optimizer = sgd(model)
-    method = probmask.ProbMask(sparsity=0.5, freeze_at=0.5)
+    method = probmask.ProbMask(recipe=recipe, sparsity=0.5, freeze_at=0.5)
     probmask.attach(model, method, optimizer=optimizer, total_steps=4, seed=0)
     images = torch.randn(2, 4, 6, 6)
     for training in (True, False):

@@ -1,4 +1,4 @@
-"""However the optimizer comes in, probabilities are updated once per step, and by nobody else."""
+"""However the optimizer comes in, masks are updated once per step, and by nobody else."""
 
 import gc
 
@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import probmask
 from reference import probmask as twin
+from reference import probmask_tied as tied_twin
 from reference.networks import (
     assert_same_state,
     build,
@@ -24,39 +25,35 @@ from reference.networks import (
 STEPS = 12
 
 
-def method():
-    return probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1)
-
-
-def attach(model, **arguments):
+def attach(model, recipe, **arguments):
     settings = {"total_steps": STEPS, "seed": 5} | arguments
-    return probmask.attach(model, method(), **settings)
+    return probmask.attach(model, probmask.ProbMask(sparsity=0.8, recipe=recipe), **settings)
 
 
-def made_before(model):
+def made_before(model, recipe):
     optimizer = sgd(model)
-    return attach(model, optimizer=optimizer), optimizer
+    return attach(model, recipe, optimizer=optimizer), optimizer
 
 
-def made_after_and_used(model):
-    sparsifier = attach(model)
+def made_after_and_used(model, recipe):
+    sparsifier = attach(model, recipe)
     optimizer = sgd(model)
     sparsifier.use(optimizer)
     return sparsifier, optimizer
 
 
-def made_after_and_never_mentioned(model):
-    sparsifier = attach(model)
+def made_after_and_never_mentioned(model, recipe):
+    sparsifier = attach(model, recipe)
     return sparsifier, sgd(model)
 
 
-def made_before_and_never_mentioned(model):
+def made_before_and_never_mentioned(model, recipe):
     optimizer = sgd(model)
-    return attach(model), optimizer
+    return attach(model, recipe), optimizer
 
 
-def named_twice(model):
-    sparsifier, optimizer = made_before(model)
+def named_twice(model, recipe):
+    sparsifier, optimizer = made_before(model, recipe)
     sparsifier.use(optimizer)
     return sparsifier, optimizer
 
@@ -70,8 +67,8 @@ WAYS = [
 ]
 
 
-def by_hand(batches, total=STEPS):
-    """The MLP trained by the twin; its weights, biases and probabilities."""
+def by_hand(batches, recipe):
+    """The MLP trained by the twin; its weights and biases, and its probabilities if learned."""
     model = build("mlp")
     linears = [model[0], model[2], model[4]]
     w = [layer.weight for layer in linears]
@@ -79,38 +76,41 @@ def by_hand(batches, total=STEPS):
 
     def network(weights, biases, batch):
         x, y = batch
-        x = functional.relu(functional.linear(x, weights[0], biases[0]))
+        x = functional.relu(functional.linear(x.to(biases[0]), weights[0], biases[0]))
         x = torch.tanh(functional.linear(x, weights[1], biases[1]))
         return functional.cross_entropy(functional.linear(x, weights[2], biases[2]), y)
 
-    s, _ = twin.train(w, b, network, batches, sparsity=0.8, seed=5, lr=0.1, total=total)
+    if recipe == "tied":
+        w, b = tied_twin.train(w, b, network, batches, sparsity=0.8, lr=0.1, total=STEPS)
+        return w, b, []
+    s, _ = twin.train(w, b, network, batches, sparsity=0.8, seed=5, lr=0.1, total=STEPS)
     return w, b, s
 
 
-def assert_close_to_twin(ours, expected):
+def assert_made_by_hand(model, recipe, batches):
     """To rounding: compiled kernels and fused Adam sum in another order than the twin."""
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    w, b, s = by_hand(batches, recipe)
+    layers = [model[0], model[2], model[4]]
+    ours = [layer.parametrizations.weight.original for layer in layers]
+    ours += [*(layer.bias for layer in layers), *probs_of(model).values()]
+    for one, other in zip(ours, [*w, *b, *s], strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_gives_the_update_made_by_hand(way):
-    batches = make_batches("mlp", STEPS)
-    w, b, s = by_hand(batches)
+def test_every_way_in_gives_the_update_made_by_hand(recipe, way):
+    batches = make_batches("mlp", STEPS - 1)  # the last one makes what is tied final
     model = build("mlp")
-    sparsifier, optimizer = way(model)
+    sparsifier, optimizer = way(model, recipe)
     train(model, optimizer, batches)
-    layers = [model[0], model[2], model[4]]
-    for layer, weight, bias, prob in zip(layers, w, b, s, strict=True):
-        assert_close_to_twin(layer.parametrizations.weight[0].prob, prob)
-        assert_close_to_twin(layer.parametrizations.weight.original, weight)
-        assert_close_to_twin(layer.bias, bias)
-    assert sparsifier.now.step == STEPS
+    assert_made_by_hand(model, recipe, batches)
+    assert sparsifier.now.step == STEPS - 1
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_probabilities_are_in_nobody_elses_hands(way):
     model = build("mlp")
-    sparsifier, optimizer = way(model)
+    sparsifier, optimizer = way(model, "learned")
     step(model, optimizer, make_batches("mlp", 1)[0])
     ours = {id(prob) for prob in probs_of(model).values()}
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
@@ -122,7 +122,7 @@ def test_probabilities_are_in_nobody_elses_hands(way):
 
 def test_moments_already_gathered_for_probabilities_go_too():
     model = build("mlp")
-    sparsifier = attach(model)
+    sparsifier = attach(model, "learned")
     optimizer = sgd(model)
     prob = next(iter(probs_of(model).values()))
     optimizer.state[prob]["momentum_buffer"] = torch.ones_like(prob)
@@ -130,17 +130,17 @@ def test_moments_already_gathered_for_probabilities_go_too():
     assert prob not in optimizer.state
 
 
-def test_two_optimizers_make_one_update():
+def test_two_optimizers_make_one_update(recipe):
     batches = make_batches("mlp", STEPS)
     one = build("mlp")
-    _, single = made_before(one)
+    _, single = made_before(one, recipe)
     train(one, single, batches)
 
     two = build("mlp")
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
     first = torch.optim.SGD(two[0].parameters(), **settings)
     second = torch.optim.SGD([*two[2].parameters(), *two[4].parameters()], **settings)
-    sparsifier = attach(two, optimizer=[first, second])
+    sparsifier = attach(two, recipe, optimizer=[first, second])
     for batch in batches:
         first.zero_grad()
         second.zero_grad()
@@ -151,9 +151,9 @@ def test_two_optimizers_make_one_update():
     assert_same_state(state_of(one), state_of(two))
 
 
-def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts():
+def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts(recipe):
     model = build("mlp")
-    _, optimizer = made_before(model)
+    _, optimizer = made_before(model, recipe)
     batch = make_batches("mlp", 1)[0]
     step(model, optimizer, batch)
     loss_of(model, batch).backward()
@@ -167,9 +167,9 @@ def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts():
     assert_same_state(before, state_of(model))
 
 
-def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not():
+def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not(recipe):
     model = build("mlp")
-    sparsifier, old = made_before(model)
+    sparsifier, old = made_before(model, recipe)
     batches = make_batches("mlp", 3)
     step(model, old, batches[0])
     new = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -180,9 +180,9 @@ def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not():
         step(model, old, batches[2])
 
 
-def test_an_optimizer_of_another_model_is_none_of_our_business():
+def test_an_optimizer_of_another_model_is_none_of_our_business(recipe):
     model, other = build("mlp"), build("mlp")
-    sparsifier = attach(model)
+    sparsifier = attach(model, recipe)
     stranger = sgd(other)
     train(other, stranger, make_batches("mlp", 2))
     assert sparsifier.now.step == 0
@@ -190,9 +190,9 @@ def test_an_optimizer_of_another_model_is_none_of_our_business():
     assert sparsifier.now.step == 1
 
 
-def test_two_models_two_sparsifiers():
+def test_two_models_two_sparsifiers(recipe):
     models = [build("mlp"), build("mlp", seed=1)]
-    sparsifiers = [attach(model) for model in models]
+    sparsifiers = [attach(model, recipe) for model in models]
     optimizers = [sgd(model) for model in models]
     batches = make_batches("mlp", STEPS)
     for batch in batches:
@@ -200,15 +200,15 @@ def test_two_models_two_sparsifiers():
             step(model, optimizer, batch)
     assert [s.now.step for s in sparsifiers] == [STEPS, STEPS]
     alone = build("mlp")
-    _, optimizer = made_before(alone)
+    _, optimizer = made_before(alone, recipe)
     train(alone, optimizer, batches)
     assert_same_state(state_of(alone), state_of(models[0]))
 
 
-def test_two_models_one_optimizer():
+def test_two_models_one_optimizer(recipe):
     models = [build("mlp"), build("mlp", seed=1)]
     optimizer = torch.optim.SGD([*models[0].parameters(), *models[1].parameters()], lr=0.1)
-    sparsifiers = [attach(model, optimizer=optimizer) for model in models]
+    sparsifiers = [attach(model, recipe, optimizer=optimizer) for model in models]
     batch = make_batches("mlp", 1)[0]
 
     def backward():
@@ -226,15 +226,15 @@ def test_two_models_one_optimizer():
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
-def test_a_closure(by_keyword):
+def test_a_closure(recipe, by_keyword):
     batches = make_batches("mlp", STEPS)
     plain = build("mlp")
-    _, optimizer = made_before(plain)
+    _, optimizer = made_before(plain, recipe)
     train(plain, optimizer, batches)
 
     model = build("mlp")
     optimizer = sgd(model)
-    attach(model, optimizer=optimizer)
+    attach(model, recipe, optimizer=optimizer)
     losses = []
     for batch in batches:
 
@@ -250,11 +250,11 @@ def test_a_closure(by_keyword):
     assert_same_state(state_of(plain), state_of(model))
 
 
-def test_gradients_of_a_closure_are_clipped_before_they_are_used():
+def test_gradients_of_a_closure_are_clipped_before_they_are_used(recipe):
     batch = make_batches("mlp", 1)[0]
     model = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings = probmask.ProbMask(sparsity=0.8, clip_norm=1e-3)
+    settings = probmask.ProbMask(recipe=recipe, sparsity=0.8, clip_norm=1e-3)
     probmask.attach(model, settings, optimizer=optimizer, total_steps=100, seed=5)
     weights = [p for name, p in model.named_parameters() if not name.endswith(".prob")]
     before = [p.detach().clone() for p in weights]
@@ -270,9 +270,9 @@ def test_gradients_of_a_closure_are_clipped_before_they_are_used():
     assert 0 < moved <= 1.001e-3
 
 
-def test_lbfgs_which_keeps_its_own_list_of_parameters():
+def test_lbfgs_which_keeps_its_own_list_of_parameters(recipe):
     model = build("mlp")
-    sparsifier = attach(model)
+    sparsifier = attach(model, recipe)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     sparsifier.use(optimizer)
     batch = make_batches("mlp", 1)[0]
@@ -285,39 +285,43 @@ def test_lbfgs_which_keeps_its_own_list_of_parameters():
 
     for _ in range(3):
         optimizer.step(closure)
+    assert sparsifier.now.step == 3
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
     for prob in probs_of(model).values():
         assert ((prob >= 0) & (prob <= 1)).all()
+    assert sparsifier.finalize().kept == 80
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_skipped_update_leaves_no_gradient_behind(set_to_none):
+def test_a_skipped_update_leaves_no_gradient_behind(recipe, set_to_none):
     """What AMP's GradScaler does on overflow: no step(), and at the next update zero_grad()."""
     batches = make_batches("mlp", 4)
     model = build("mlp")
-    _, optimizer = made_before(model)
+    _, optimizer = made_before(model, recipe)
     loss_of(model, batches[-1]).backward()
-    assert any(prob.grad is not None for prob in probs_of(model).values())
+    extra = [prob.grad is not None for prob in probs_of(model).values()]
+    assert any(extra) == (recipe == "learned")
     for batch in batches:
         optimizer.zero_grad(set_to_none=set_to_none)
         loss_of(model, batch).backward()
         optimizer.step()
     plain = build("mlp")
-    _, optimizer = made_before(plain)
+    _, optimizer = made_before(plain, recipe)
     train(plain, optimizer, batches)
     assert_same_state(state_of(plain), state_of(model))
 
 
-def test_grad_scaler_gives_what_unscaled_training_gives():
+def test_grad_scaler_gives_what_unscaled_training_gives(recipe):
     """A power of two scales exactly, so even the probabilities must come out the same."""
     batches = make_batches("mlp", 8)
     plain = build("mlp")
-    _, optimizer = made_before(plain)
+    _, optimizer = made_before(plain, recipe)
     train(plain, optimizer, batches)
 
     model = build("mlp")
     optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-    attach(model, optimizer=optimizer, scaler=scaler)
+    attach(model, recipe, optimizer=optimizer, scaler=scaler)
     for batch in batches:
         optimizer.zero_grad()
         scaler.scale(loss_of(model, batch)).backward()
@@ -327,9 +331,9 @@ def test_grad_scaler_gives_what_unscaled_training_gives():
         torch.testing.assert_close(state_of(model)[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_grad_scaler_skips_an_overflow_altogether():
+def test_grad_scaler_skips_an_overflow_altogether(recipe):
     model = build("mlp")
-    sparsifier, optimizer = made_before(model)
+    sparsifier, optimizer = made_before(model, recipe)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     inputs, labels = make_batches("mlp", 1)[0]
     before = state_of(model)
@@ -343,14 +347,14 @@ def test_grad_scaler_skips_an_overflow_altogether():
     scaler.scale(loss_of(model, (inputs, labels))).backward()
     scaler.step(optimizer)
     assert sparsifier.now.step == 1
-    assert all(prob.isfinite().all() for prob in probs_of(model).values())
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_scheduler_made_before_keeps_working():
+def test_a_scheduler_made_before_keeps_working(recipe):
     model = build("mlp")
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-    sparsifier = attach(model, optimizer=optimizer)
+    sparsifier = attach(model, recipe, optimizer=optimizer)
     rates = []
     for batch in make_batches("mlp", 6):
         step(model, optimizer, batch)
@@ -363,7 +367,7 @@ def test_a_scheduler_made_before_keeps_working():
 def test_groups_stay_where_schedules_expect_them():
     """Probabilities in a group of their own, in the middle: the group stays, empty."""
     model = build("mlp")
-    sparsifier = attach(model)
+    sparsifier = attach(model, "learned")
     probs = list(probs_of(model).values())
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     weights = [p for name, p in model.named_parameters() if name.endswith("original")]
@@ -387,11 +391,11 @@ def test_groups_stay_where_schedules_expect_them():
     assert sparsifier.now.step == 2
 
 
-def test_the_optimizer_is_itself_again_after_finalize():
+def test_the_optimizer_is_itself_again_after_finalize(recipe):
     model = build("mlp")
     optimizer = sgd(model)
     attributes = set(vars(optimizer))
-    sparsifier = attach(model, optimizer=optimizer)
+    sparsifier = attach(model, recipe, optimizer=optimizer)
     train(model, optimizer, make_batches("mlp", 3))
     sparsifier.finalize()
     assert set(vars(optimizer)) == attributes
@@ -399,60 +403,58 @@ def test_the_optimizer_is_itself_again_after_finalize():
     assert sparsifier.now.step == 3
 
 
-def test_a_sparsifier_nobody_holds_still_does_its_work():
-    """attach() in a helper function, its result dropped: probabilities must not be forgotten."""
+def test_a_sparsifier_nobody_holds_still_does_its_work(recipe):
+    """attach() in a helper function, its result dropped: the method must not be forgotten."""
     model = build("mlp")
-    attach(model)
+    attach(model, recipe)
     gc.collect()
     optimizer = sgd(model)
-    batches = make_batches("mlp", STEPS)
+    batches = make_batches("mlp", STEPS - 1)
     train(model, optimizer, batches)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert not held & {id(prob) for prob in probs_of(model).values()}
-    _, _, s = by_hand(batches)
-    for prob, expected in zip(probs_of(model).values(), s, strict=True):
-        assert_close_to_twin(prob, expected)
+    assert_made_by_hand(model, recipe, batches)
 
 
 @pytest.mark.parametrize("optimizer", [[], object(), [object()], "sgd"])
-def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(optimizer):
+def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(recipe, optimizer):
     model = build("mlp")
     keys = list(model.state_dict())
     with pytest.raises(probmask.InputError, match="optimizer"):
-        attach(model, optimizer=optimizer)
+        attach(model, recipe, optimizer=optimizer)
     assert list(model.state_dict()) == keys
 
 
-def test_use_wants_an_optimizer():
+def test_use_wants_an_optimizer(recipe):
     with pytest.raises(probmask.InputError, match="optimizer"):
-        attach(build("mlp")).use()
+        attach(build("mlp"), recipe).use()
 
 
-def test_loading_optimizer_state_after_attach():
+def test_loading_optimizer_state_after_attach(recipe):
     model = build("mlp")
-    _, optimizer = made_before(model)
+    _, optimizer = made_before(model, recipe)
     train(model, optimizer, make_batches("mlp", 3))
     saved = optimizer.state_dict()
     again = build("mlp")
-    sparsifier, fresh = made_before(again)
+    sparsifier, fresh = made_before(again, recipe)
     fresh.load_state_dict(saved)
     step(again, fresh, make_batches("mlp", 1)[0])
     assert sparsifier.now.step == 1
 
 
-def test_a_loss_that_diverges_names_the_layer():
+def test_a_loss_that_diverges_names_the_layer(recipe):
     model = build("mlp")
-    _, optimizer = made_before(model)
+    _, optimizer = made_before(model, recipe)
     inputs, labels = make_batches("mlp", 1)[0]
     with pytest.raises(probmask.InputError, match=r"0\.weight.*diverged"):
         step(model, optimizer, (inputs * torch.nan, labels))
 
 
-def test_adam_and_friends_work_as_the_users_optimizer():
+def test_adam_and_friends_work_as_the_users_optimizer(recipe):
     for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
         model = build("mlp")
         optimizer = make(model.parameters(), lr=1e-2)
-        sparsifier = attach(model, optimizer=optimizer)
+        sparsifier = attach(model, recipe, optimizer=optimizer)
         train(model, optimizer, make_batches("mlp", STEPS))
         assert sparsifier.finalize().kept == 80
 
