@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from probmask.errors import InputError
@@ -79,6 +79,14 @@ class WeightOptimizers:
     def rate(self) -> float:
         """The learning rate at this moment: the first group's."""
         return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
+
+    @property
+    def steps_show_gradients(self) -> bool:
+        """Whether weights move in proportion to their gradients, as by SGD.
+
+        Adam and its kin move all weights by steps of about one size.
+        """
+        return bool(self._optimizers) and all(isinstance(o, SGD) for o in self._optimizers)
 
     def momentum(self, weight: Tensor) -> Tensor | None:
         """The running mean of the weight's gradient, if its optimizer has one already."""

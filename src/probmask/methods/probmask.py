@@ -55,8 +55,8 @@ class ProbMask(Method):
     learned recipe raises the paper's 6e-3 for trainings shorter than the paper's. Tied ones:
     weights that are removed get the ``outside`` part of the gradient (0.5 for a sparsity above
     0.95, else 1). By ``forget_by`` of the training the values that the weights began with have
-    faded out, so that a magnitude shows what was learned (0: they stay); None forgets those of a
-    network that is fresh, which is one whose BatchNorm has seen no data.
+    faded out, so that a magnitude shows what was learned (0: they stay); None forgets by 0.5 in a
+    network that is fresh, which is one whose BatchNorm has seen no data, and trained by SGD.
 
     ``compat="official"`` steps exactly as the released code does, accidents included: its epsilon
     and two uniforms in the relaxed mask, 21 bisections in fp32, the joint gradient of weights and

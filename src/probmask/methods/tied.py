@@ -89,8 +89,7 @@ class TiedMasker(ThresholdMasker):
         if self.outside is None:
             self.outside = 0.5 if method.sparsity > _EXTREME else 1.0
         self.forget_by = method.forget_by
-        if self.forget_by is None:
-            self.forget_by = _FORGET_BY if _is_fresh(context.model) else 0.0
+        self._fresh = _is_fresh(context.model)
         self.forgotten = 0.0  # of what the weights began with
         self._undecided = 0.0
         self._temperature = self.settings.temperature_start
@@ -123,6 +122,9 @@ class TiedMasker(ThresholdMasker):
         super().after_backward(now, optimizers)
         if self.frozen:
             return
+        if self.forget_by is None:
+            forgets = self._fresh and optimizers.steps_show_gradients
+            self.forget_by = _FORGET_BY if forgets else 0.0
         assert self.outside is not None
         for mask, weight in zip(self.masks, self.weights, strict=True):
             if self.forget_by and self.forgotten == 0:  # now all ranks have the same weights
@@ -189,6 +191,7 @@ class TiedMasker(ThresholdMasker):
             **super().state_dict(),
             "start": [mask.start for mask in self.masks],
             "forgotten": self.forgotten,
+            "forget_by": self.forget_by,
             "undecided": self._undecided,
         }
 
@@ -197,7 +200,7 @@ class TiedMasker(ThresholdMasker):
         super().load_state_dict(state)
         for mask, weight, start in zip(self.masks, self.weights, state["start"], strict=True):
             mask.start = None if start is None else torch.empty_like(weight).copy_(start)
-        self.forgotten = state["forgotten"]
+        self.forgotten, self.forget_by = state["forgotten"], state["forget_by"]
         self._undecided = state["undecided"]
 
     def warn_of_collapse(self, kept: Sequence[float]) -> None:
