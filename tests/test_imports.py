@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import probmask
+from analysis.made_up import held_out
 from analysis.made_up import record as made_up_record
 
 SOURCE = Path(probmask.__file__).parent
@@ -72,10 +73,12 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code):
     assert modules_after(code) & HEAVY == set()
 
 
-@pytest.mark.parametrize("arguments", [["compare"], ["report", "--out", "page.html"]])
+@pytest.mark.parametrize(
+    "arguments", [["compare"], ["compare", "--on", "val"], ["report", "--out", "page.html"]]
+)
 def test_reading_records_needs_no_pytorch(arguments, tmp_path):
     record = tmp_path / "made-up.json"
-    record.write_text(json.dumps(made_up_record("probmask", 0.9)))
+    record.write_text(json.dumps(made_up_record("probmask", 0.9, selection=held_out(60.0))))
     code = f"from probmask.cli import main\nassert main({[*arguments, str(record)]!r}) == 0"
     assert modules_after(code, where=tmp_path) & (HEAVY - {"rich"}) == set()
 

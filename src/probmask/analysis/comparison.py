@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from probmask.analysis.experiments import paper_figure
 from probmask.analysis.records import Run
 from probmask.checks import is_number
 from probmask.errors import InputError
 
+# The images that an accuracy is of: those of the test, or the training images held out.
+Part = Literal["test", "val"]
 # What is not a condition of the comparison, but what is compared.
 _COMPARED = ("seed", "method")
 # Of a setting's title, or told in its own words.
@@ -24,6 +26,7 @@ class Cell:
     """Runs of one method at one sparsity, which differ in their seeds only."""
 
     runs: Sequence[Run]
+    on: Part
 
     @property
     def label(self) -> str:
@@ -45,22 +48,30 @@ class Cell:
         """What two cells must have in common for one to be called better."""
         return self.sparsity, self.cost
 
+    @property
+    def accuracies(self) -> Sequence[float]:
+        """The accuracy of each run after the last epoch, in percent."""
+        return [_accuracy(run, self.on) for run in self.runs]
+
     @cached_property
     def mean(self) -> float:
-        """The mean test accuracy after the last epoch, in percent."""
-        return statistics.fmean(run.accuracy for run in self.runs)
+        """The mean accuracy over the seeds, in percent."""
+        return statistics.fmean(self.accuracies)
 
     @cached_property
     def deviation(self) -> float | None:
         """The standard deviation of the sample; None of a single run."""
         if len(self.runs) < 2:
             return None
-        return statistics.stdev(run.accuracy for run in self.runs)
+        return statistics.stdev(self.accuracies)
 
     @cached_property
     def paper(self) -> float | None:
-        """What the paper reports for such runs, in percent; its training may be another."""
-        return paper_figure(self.runs[0])
+        """What the paper reports for such runs, in percent; its training may be another.
+
+        The paper's figures are of test images: beside validation figures there is none.
+        """
+        return paper_figure(self.runs[0]) if self.on == "test" else None
 
     @cached_property
     def verified(self) -> bool:
@@ -101,6 +112,7 @@ class Setting:
 
     title: str
     details: Sequence[str]
+    on: Part
     cells: Sequence[Cell]
 
     @cached_property
@@ -122,9 +134,10 @@ class Setting:
         return frozenset(found)
 
 
-def compare(runs: Iterable[Run]) -> list[Setting]:
+def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
     """Sort runs into settings, and within them into cells; in an order that is always the same.
 
+    They are compared by their accuracy on the images of that part; one without it is refused.
     The epochs that count are those that were trained, in all phases: a method that trains for
     longer than others, as one that rewinds several times does, has a table of its own.
     """
@@ -135,9 +148,10 @@ def compare(runs: Iterable[Run]) -> list[Setting]:
                 f"{run.path}: sparsity.asked = {run.sparsity:g} is not a fraction removed, "
                 "in [0, 1); the record is damaged."
             )
+        _accuracy(run, on)  # refuses before anything is printed
         cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
         cells.setdefault(run.series, []).append(run)
-    found = [_setting(list(cells.values())) for cells in settings.values()]
+    found = [_setting(list(cells.values()), on) for cells in settings.values()]
     return sorted(found, key=lambda setting: (setting.title, *setting.details))
 
 
@@ -154,6 +168,17 @@ def rounded(value: float, digits: int = 2) -> str:
     return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
+def _accuracy(run: Run, on: Part) -> float:
+    if on == "test":
+        return run.accuracy
+    if run.validation_accuracy is None:
+        raise InputError(
+            f"{run.path}: has no validation accuracy, which --on {on} compares by; only runs with "
+            'select_on = "val" have one: train it so, leave it out, or compare with --on test.'
+        )
+    return run.validation_accuracy
+
+
 def _conditions(run: Run) -> dict[str, Any]:
     shared = {key: value for key, value in run.deciding.items() if key not in _COMPARED}
     return {
@@ -163,13 +188,14 @@ def _conditions(run: Run) -> dict[str, Any]:
     }
 
 
-def _setting(cells: Sequence[Sequence[Run]]) -> Setting:
+def _setting(cells: Sequence[Sequence[Run]], on: Part) -> Setting:
     first = cells[0][0]
     return Setting(
         f"{first.model} on {first.data}",
         _details(first),
+        on,
         sorted(
-            (Cell(sorted(runs, key=lambda run: run.seed)) for runs in cells),
+            (Cell(sorted(runs, key=lambda run: run.seed), on) for runs in cells),
             key=lambda cell: (cell.level, cell.label != "probmask", cell.label),
         ),
     )

@@ -10,7 +10,10 @@ from probmask.analysis.comparison import Cell, Setting, rounded
 from probmask.analysis.tables import print_rows
 
 _SPEED_HEADINGS = ("method", "sparsity", "weights", "MACs", "bytes", "ms", "images", "threads")
-_MEASURE = "test accuracy at the last epoch, %"
+_MEASURES = {
+    "test": "test accuracy at the last epoch, %",
+    "val": "validation accuracy at the last epoch, %",
+}
 
 
 def print_comparison(settings: Sequence[Setting], form: str) -> None:
@@ -55,6 +58,7 @@ def _line(setting: Setting, place: int) -> dict[str, Any]:
         "reached": cell.reached,
         "verified": cell.verified,
         "seeds": len(cell.runs),
+        "accuracy_on": cell.on,
         "accuracy": cell.mean,
         "deviation": cell.deviation,
         "best": place in setting.best,
@@ -150,7 +154,8 @@ def _notes(setting: Setting) -> list[str]:
         seeds = f"mean ± standard deviation over {counts.pop()} seeds"
     else:
         seeds = "mean ± standard deviation over seeds (how many)"
-    notes = [f"{_MEASURE}: {seeds}" + ("; ★ best at its sparsity" if setting.best else "")]
+    best = "; ★ best at its sparsity" if setting.best else ""
+    notes = [f"{_MEASURES[setting.on]}: {seeds}{best}"]
     if any(not cell.verified for cell in setting.cells):
         notes.append("† ended at another sparsity than was asked for; not compared")
     return notes

@@ -85,6 +85,16 @@ class Run:
         return float(self.record["test"]["accuracy"])
 
     @property
+    def validation_accuracy(self) -> float | None:
+        """The same on the training images that were held out; None if none were."""
+        selection = self.record.get("selection")
+        # One that selects on the test images has their accuracy once more under this key.
+        if not isinstance(selection, Mapping) or selection.get("on") != "val":
+            return None
+        accuracy: Any = selection.get("accuracy")
+        return float(accuracy) if is_number(accuracy) else None
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The configuration of the run."""
         config: Mapping[str, Any] = self.record["config"]

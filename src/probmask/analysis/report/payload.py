@@ -109,7 +109,7 @@ def _run_row(
         cell,
         run.seed,
         run.accuracy,
-        figure_in(record, "selection", "accuracy") if _held_out(record) else None,
+        run.validation_accuracy,
         figure_in(record, "kept"),
         figure_in(record, "macs", "sparse"),
         figure_in(record, "bytes"),
@@ -117,11 +117,6 @@ def _run_row(
         figure_in(record, "latency", "milliseconds") if timed else None,
         variant,
     ]
-
-
-def _held_out(record: Mapping[str, Any]) -> bool:
-    selection = record.get("selection")
-    return isinstance(selection, Mapping) and selection.get("on") == "val"
 
 
 def _layers(setting: Setting) -> dict[str, int]:

@@ -1,0 +1,114 @@
+"""Compared on the images held out, runs are judged by these alone, and the tables say so."""
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from analysis.made_up import held_out, record, write
+from probmask.analysis.comparison import compare
+from probmask.analysis.records import Run
+from probmask.cli import main
+from probmask.errors import InputError
+
+
+def validated(method="probmask", sparsity=0.98, seed=0, *, validation, **changes):
+    return record(method, sparsity, seed, selection=held_out(validation), **changes)
+
+
+def runs_of(*records):
+    return [Run(Path(f"made-up-{place}.json"), made) for place, made in enumerate(records)]
+
+
+def printed(capsys, *arguments):
+    assert main(["compare", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def contrary(tmp_path):
+    """Runs of which the test images and those held out say the opposite."""
+    for seed in (0, 1):
+        write(tmp_path / f"a{seed}", validated(seed=seed, accuracy=50.0, validation=70.25 + seed))
+        write(
+            tmp_path / f"b{seed}",
+            validated("gmp", seed=seed, accuracy=90.0, validation=65.0 + seed),
+        )
+    return tmp_path
+
+
+def test_means_deviations_and_the_best_are_of_the_images_held_out():
+    validations = [61.25, 60.0, 62.5]
+    runs = runs_of(
+        *(validated(seed=s, accuracy=10.0 * s, validation=v) for s, v in enumerate(validations)),
+        validated("gmp", accuracy=99.0, validation=50.0),
+    )
+    (setting,) = compare(runs, "val")
+    probmask, gmp = setting.cells
+    assert probmask.mean == statistics.mean(validations)
+    assert probmask.deviation == statistics.stdev(validations)
+    assert (gmp.mean, gmp.deviation) == (50.0, None)
+    assert [setting.cells[place].label for place in setting.best] == ["probmask"]
+    (on_test,) = compare(runs)
+    assert [on_test.cells[place].label for place in on_test.best] == ["gmp"]
+
+
+def test_the_table_for_people_says_what_it_is_of(contrary, capsys):
+    assert printed(capsys, contrary, "--on", "val", "--format", "markdown") == (
+        "**resnet14 on cifar10, 30 epochs, 10,000 training images, batches of 128**\n\n"
+        "| method | 98 % |\n|---|---:|\n"
+        "| probmask | 70.75 ± 0.71 ★ |\n| gmp | 65.50 ± 0.71 |\n\n"
+        "validation accuracy at the last epoch, %: mean ± standard deviation over 2 seeds; "
+        "★ best at its sparsity\n"
+    )
+    on_test = printed(capsys, contrary, "--on", "test")
+    assert on_test == printed(capsys, contrary)
+    assert "\ntest accuracy at the last epoch, %: " in on_test
+
+
+@pytest.mark.parametrize(("on", "accuracies"), [("val", [70.75, 65.5]), ("test", [50.0, 90.0])])
+def test_tables_for_programs_name_the_images(on, accuracies, contrary, capsys):
+    rows = list(
+        csv.DictReader(io.StringIO(printed(capsys, contrary, "--on", on, "--format", "csv")))
+    )
+    (table,) = json.loads(printed(capsys, contrary, "--on", on, "--json"))["settings"]
+    assert [row["accuracy_on"] for row in rows] == [on, on]
+    assert [float(row["accuracy"]) for row in rows] == accuracies
+    assert [cell["accuracy_on"] for cell in table["cells"]] == [on, on]
+    assert [cell["accuracy"] for cell in table["cells"]] == accuracies
+    assert [cell["best"] for cell in table["cells"]] == [on == "val", on == "test"]
+
+
+def test_the_paper_is_not_beside_validation_figures(tmp_path, capsys):
+    made = validated("probmask", 0.95, validation=60.0, model="resnet32", train_images=50000)
+    made["config"]["model"] = "resnet32"
+    made["method"].update(scope="global", train_weights=True)
+    write(tmp_path / "run", made)
+    assert "paper, 95 %" in printed(capsys, tmp_path)
+    assert "paper" not in printed(capsys, tmp_path, "--on", "val")
+    (table,) = json.loads(printed(capsys, tmp_path, "--on", "val", "--json"))["settings"]
+    assert table["cells"][0]["paper"] is None
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        None,
+        {**held_out(60.0), "on": "test"},
+        {"on": "val"},
+        {"on": "val", "accuracy": "high"},
+        7,
+    ],
+)
+def test_a_run_without_a_validation_figure_is_refused_by_name(selection):
+    runs = runs_of(validated("gmp", validation=60.0), record(selection=selection))
+    assert len(compare(runs)) == 1
+    with pytest.raises(InputError) as caught:
+        compare(runs, "val")
+    assert str(caught.value) == (
+        "made-up-1.json: has no validation accuracy, which --on val compares by; only runs with "
+        'select_on = "val" have one: train it so, leave it out, or compare with --on test.'
+    )
