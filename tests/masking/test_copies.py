@@ -174,6 +174,17 @@ def test_an_averaged_model_outlives_the_training(recipe):
     assert torch.equal(averaged(inputs), expected)
 
 
+def test_the_average_of_one_network_is_that_network(recipe):
+    """Also in what is no parameter: a temperature has to follow, or the weights would shrink."""
+    model, optimizer, _ = halfway(recipe, steps=2)
+    averaged = AveragedModel(model, avg_fn=lambda _, latest, __: latest)
+    train(model, optimizer, make_batches("mlp", 16, seed=3))
+    averaged.update_parameters(model)
+    averaged.update_parameters(model)
+    inputs = make_batches("mlp", 1, seed=9)[0][0]
+    assert torch.equal(averaged.eval()(inputs), model.eval()(inputs))
+
+
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_evaluating_in_between_changes_nothing(recipe, context):
     model, optimizer, _ = halfway(recipe, steps=4)

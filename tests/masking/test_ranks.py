@@ -7,6 +7,7 @@ from reference import two_ranks
 
 # Running statistics are each rank's own until the next forward pass broadcasts them.
 OWN = ("running_mean", "running_var")
+CASES = ["common seed", "own seeds", "tied", "tied, frozen"]
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +29,22 @@ def test_each_rank_draws_its_own_noise(ranks, case):
     assert not torch.equal(ranks[0][case]["noise"], ranks[1][case]["noise"])
 
 
-@pytest.mark.parametrize("case", ["common seed", "own seeds"])
+@pytest.mark.parametrize("case", CASES)
 def test_probabilities_and_weights_are_the_same_on_both(ranks, case):
     one, other = (rank[case] for rank in ranks)
-    assert any(name.endswith(".prob") for name in one["state"])
+    assert any(name.endswith(".prob") for name in one["state"]) == (not case.startswith("tied"))
     assert different(one["state"], other["state"]) == []
 
 
 def test_training_went_on_through_the_freeze(ranks):
-    frozen = ranks[0]["common seed"]["frozen"]
-    assert frozen == [False] * 9 + [True] * 5
-    assert ranks[1]["common seed"]["frozen"] == frozen
     size = 36 + 432
-    for rank in ranks:
-        assert sum(rank["common seed"]["kept"]) == size - round(0.7 * size)
+    for case, first in (("common seed", 10), ("tied", 14), ("tied, frozen", 9)):
+        for rank in ranks:
+            assert rank[case]["frozen"] == [count >= first for count in range(1, 15)]
+            assert sum(rank[case]["kept"]) == size - round(0.7 * size)
 
 
-@pytest.mark.parametrize("case", ["common seed", "own seeds"])
+@pytest.mark.parametrize("case", CASES)
 def test_the_final_network_is_the_same_on_both(ranks, case):
     """Also a sampled one, and also if nobody thought of giving both ranks the same seed."""
     assert ranks[0][case]["kept"] == ranks[1][case]["kept"]

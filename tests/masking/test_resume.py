@@ -19,10 +19,13 @@ from reference.networks import (
 
 STEPS = 20
 METHODS = {
-    "default": probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1),
+    "tied": probmask.ProbMask(sparsity=0.8),  # conv has a BatchNorm: its start is forgotten
+    "tied, frozen": probmask.ProbMask(sparsity=0.8, freeze_at=0.6, min_keep_per_layer=1),
+    "tied layer": probmask.ProbMask(sparsity=0.8, scope="layer", every="epoch"),
+    "learned": probmask.ProbMask(sparsity=0.8, recipe="learned", min_keep_per_layer=1),
     "draws": probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1, draws=2),
-    "layer": probmask.ProbMask(sparsity=0.8, scope="layer"),
-    "paper": probmask.ProbMask(sparsity=0.8, freeze_at=None, every="epoch", min_keep_per_layer=1),
+    "layer": probmask.ProbMask(sparsity=0.8, recipe="learned", scope="layer"),
+    "paper": probmask.ProbMask(sparsity=0.8, recipe="paper"),
     "official": probmask.ProbMask(sparsity=0.8, compat="official", min_keep_per_layer=1),
     "sample": probmask.ProbMask(sparsity=0.5, select="sample"),
     "supermask": probmask.ProbMask(sparsity=0.8, train_weights=False, min_keep_per_layer=1),
@@ -52,7 +55,9 @@ def go_on(model, optimizer, scheduler, sparsifier, batches):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("stop", [0, 1, 9, 12, 13, 19])  # the thirteenth update freezes
+@pytest.mark.parametrize(
+    "stop", [0, 1, 9, 12, 13, 19]
+)  # frozen with the thirteenth update, or before
 def test_resuming_is_bit_identical(name, stop):
     batches = make_batches("conv", STEPS)
     whole = begin(METHODS[name])
@@ -73,14 +78,16 @@ def test_resuming_is_bit_identical(name, stop):
     assert second[3].now.step == stop
     go_on(*second, batches[stop:])
     assert_same_state(state_of(whole[0]), state_of(second[0]))
+    assert whole[3].metrics() == second[3].metrics()
     assert whole[3].finalize() == second[3].finalize()
     assert_same_state(state_of(whole[0]), state_of(second[0]))
 
 
-@pytest.mark.parametrize("stop", [9, 16])
-def test_metrics_go_on_as_if_nothing_had_happened(stop):
+@pytest.mark.parametrize("stop", [9, 16, STEPS - 1])
+@pytest.mark.parametrize("name", ["tied", "tied, frozen", "learned"])
+def test_metrics_go_on_as_if_nothing_had_happened(name, stop):
     batches = make_batches("conv", STEPS)
-    first, second = begin(METHODS["default"]), begin(METHODS["default"])
+    first, second = begin(METHODS[name]), begin(METHODS[name])
     go_on(*first, batches[:stop])
     for part, state in zip(second, [part.state_dict() for part in first], strict=True):
         part.load_state_dict(copy.deepcopy(state))
@@ -90,11 +97,11 @@ def test_metrics_go_on_as_if_nothing_had_happened(stop):
     assert first[3].metrics() == second[3].metrics()
 
 
-def test_evaluation_after_loading_uses_the_loaded_network():
+def test_evaluation_after_loading_uses_the_loaded_network(recipe):
     batches = make_batches("conv", STEPS)
-    first = begin(METHODS["default"])
-    go_on(*first, batches[:10])
-    second = begin(METHODS["default"])
+    first = begin(METHODS[recipe])
+    go_on(*first, batches[:14])
+    second = begin(METHODS[recipe])
     second[0].eval()  # a hard mask of the fresh network
     for part, state in zip(second, [part.state_dict() for part in first], strict=True):
         part.load_state_dict(state)
@@ -102,9 +109,10 @@ def test_evaluation_after_loading_uses_the_loaded_network():
     assert torch.equal(first[0].eval()(inputs), second[0](inputs))
 
 
-def test_going_back_from_after_the_freeze_to_before_it():
+@pytest.mark.parametrize("name", ["tied", "tied, frozen", "learned"])
+def test_going_back_from_after_the_freeze_to_before_it(name):
     batches = make_batches("conv", STEPS)
-    parts = begin(METHODS["default"])
+    parts = begin(METHODS[name])
     go_on(*parts, batches[:5])
     file = io.BytesIO()
     torch.save([part.state_dict() for part in parts], file)
@@ -125,7 +133,7 @@ def masks_of(model):
 
 def test_a_state_brings_its_seed_along():
     """A script that attaches without a seed must go on with the noise it began with."""
-    first, second = begin(METHODS["default"], seed=7), begin(METHODS["default"], seed=8)
+    first, second = begin(METHODS["learned"], seed=7), begin(METHODS["learned"], seed=8)
     second[3].load_state_dict(first[3].state_dict())
     for (name, mask), (_, other) in zip(masks_of(first[0]), masks_of(second[0]), strict=True):
         assert torch.equal(mask.noise, other.noise), name
@@ -134,18 +142,18 @@ def test_a_state_brings_its_seed_along():
 def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
     states = []
     for start in (1, 1, 2):
-        parts = begin(METHODS["default"], seed=None)
+        parts = begin(METHODS["learned"], seed=None)
         torch.manual_seed(start)
         model = build("conv")
         torch.manual_seed(start)
-        sparsifier = probmask.attach(model, METHODS["default"], total_steps=STEPS)
+        sparsifier = probmask.attach(model, METHODS["learned"], total_steps=STEPS)
         states.append(sparsifier.state_dict()["method"]["seed"])
         assert parts[3].now.step == 0
     assert states[0] == states[1] != states[2]
 
 
-def test_a_given_seed_leaves_the_generator_of_pytorch_alone():
+def test_a_given_seed_leaves_the_generator_of_pytorch_alone(recipe):
     model = build("conv")
     before = torch.get_rng_state()
-    probmask.attach(model, METHODS["default"], total_steps=STEPS, seed=1)
+    probmask.attach(model, METHODS[recipe], total_steps=STEPS, seed=1)
     assert torch.equal(before, torch.get_rng_state())

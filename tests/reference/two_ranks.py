@@ -31,16 +31,20 @@ def _main(rank, job, directory):
 
 
 def train_both_ways(rank):
-    """Train with a common seed through the freeze; then without a seed, and take a sample."""
+    """Learn with a common seed through the freeze; without a seed, and take a sample; tied."""
+    learned = {"recipe": "learned", "select": "top", "min_keep_per_layer": 1}
     return {
-        "common seed": _train(rank, seed=3, select="top", min_keep_per_layer=1),
-        "own seeds": _train(rank, seed=None, select="sample"),
+        "common seed": _train(rank, seed=3, **learned),
+        "own seeds": _train(rank, seed=None, recipe="learned", select="sample"),
+        "tied": _train(rank, seed=None, recipe="tied"),
+        "tied, frozen": _train(rank, seed=None, recipe="tied", freeze_at=0.6, clip_norm=1.0),
         "wrapped too early": _attach_to_wrapped(),
     }
 
 
 def _train(rank, *, seed, **settings):
-    model = build("conv")
+    # Each rank with weights of its own, which DDP makes those of the first.
+    model = build("conv", seed=rank)
     optimizer = sgd(model)
     torch.manual_seed(100 + rank)  # as loaders and augmentation want it
     sparsifier = probmask.attach(
@@ -50,7 +54,7 @@ def _train(rank, *, seed, **settings):
         total_steps=14,
         seed=seed,
     )
-    noise = model[0].parametrizations.weight[0].noise.clone()
+    noise = getattr(model[0].parametrizations.weight[0], "noise", None)
     parallel = DistributedDataParallel(model)
     frozen = []
     for batch in make_batches("conv", 14, seed=50 + rank):

@@ -108,13 +108,14 @@ class MaskedWeight(nn.Module, ABC):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         trained = [(name, p.data, p.grad) for name, p in self.named_parameters(recurse=False)]
+        buffers = list(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, data, grad in trained:
             parameter = self.get_parameter(name)
             parameter.grad = None
             parameter.data = _moved(data, fn)
             parameter.grad = None if grad is None else _moved(grad, fn)
-        for name, value in list(vars(self).items()):
+        for name, value in (*buffers, *vars(self).items()):
             if isinstance(value, Tensor):
                 setattr(self, name, _moved(value, fn))
         return self

@@ -41,12 +41,16 @@ _BINS = 20  # of the histogram of probabilities
 class TiedWeight(ThresholdedWeight):
     """One site: w s, s = (1 - (θ / |w|)^p)^(1/p); p is one over the temperature.
 
-    ``start`` is what the weight began with, as long as some of that is left.
+    ``start`` is what the weight began with, as long as some of that is left. ``power`` is a buffer,
+    which is not saved: an averaged copy has to take over the temperature with the weights.
     """
+
+    power: Tensor
 
     def __init__(self, site: Site, power: float) -> None:
         super().__init__(site)
-        self.power = torch.full((), power, device=site.weight.device)
+        filled = torch.full((), power, device=site.weight.device)
+        self.register_buffer("power", filled, persistent=False)
         self.start: Tensor | None = None
 
     def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
@@ -127,7 +131,8 @@ class TiedMasker(ThresholdMasker):
             self.forget_by = _FORGET_BY if forgets else 0.0
         assert self.outside is not None
         for mask, weight in zip(self.masks, self.weights, strict=True):
-            if self.forget_by and self.forgotten == 0:  # now all ranks have the same weights
+            # Now all ranks have the same weights; a closure may come here again with others.
+            if self.forget_by and self.forgotten == 0 and mask.start is None:
                 mask.start = weight.detach().clone()
             if weight.grad is not None:
                 temper_removed_(weight.grad, mask.active, share=self.outside, most=_MOST)
@@ -193,6 +198,7 @@ class TiedMasker(ThresholdMasker):
             "forgotten": self.forgotten,
             "forget_by": self.forget_by,
             "undecided": self._undecided,
+            "temperature": self._temperature,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -202,6 +208,7 @@ class TiedMasker(ThresholdMasker):
             mask.start = None if start is None else torch.empty_like(weight).copy_(start)
         self.forgotten, self.forget_by = state["forgotten"], state["forget_by"]
         self._undecided = state["undecided"]
+        self._temperature = state["temperature"]
 
     def warn_of_collapse(self, kept: Sequence[float]) -> None:
         """Name layers without weights, unless each must keep some: then they will."""
