@@ -55,3 +55,9 @@ def starve(model, layer):
             probs[f"{layer}.parametrizations.weight.0.prob"].fill_(0.0)
         else:
             model.get_parameter(f"{layer}.parametrizations.weight.original").mul_(1e-6)
+
+
+def parts(sparsifier):
+    """Each site's mask and weight."""
+    masker = sparsifier._masker
+    return list(zip(masker.masks, [w.detach() for w in masker.weights], strict=True))

@@ -88,5 +88,5 @@ def prob(x, theta, tau):
 
 def tempered(grad, active, outside):
     """The gradient; where not active clamped to three times the RMS of the others, and a part."""
-    limit = 3 * grad[active].square().mean().sqrt()
+    limit = 3 * (grad[active].square().sum() / max(1, int(active.sum()))).sqrt()
     return torch.where(active, grad, outside * grad.clamp(-limit, limit))

@@ -1,0 +1,135 @@
+"""Tied probabilities: the random start of the weights fades out, as a twin does it by hand."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import probmask
+from reference import probmask_tied as twin
+from reference.networks import (
+    assert_same_state,
+    build,
+    loss_of,
+    make_batches,
+    state_of,
+    step,
+    train,
+)
+from reference.probmask_run import STEPS, begin, parts
+
+
+def conv_network(weights, others, batch):
+    """`conv_net`, of lists of parameters."""
+    x, y = batch
+    gamma, beta, bias = others
+    x = functional.conv2d(x.double(), weights[0], padding=1)
+    x = functional.batch_norm(x, None, None, gamma, beta, training=True)
+    x = functional.linear(functional.relu(x).flatten(1), weights[1], bias)
+    return functional.cross_entropy(x, y)
+
+
+@pytest.mark.parametrize("forget_by", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("sparsity", [0.8, 0.96])
+def test_every_update_is_the_one_made_by_hand(forget_by, sparsity):
+    batches = make_batches("conv", STEPS - 1)
+    plain = build("conv")
+    expected = []
+    twin.train(
+        [plain[0].weight, plain[4].weight],
+        [plain[1].weight, plain[1].bias, plain[4].bias],
+        conv_network,
+        batches,
+        sparsity=sparsity,
+        lr=0.1,
+        total=STEPS,
+        forget_by=forget_by,
+        seen=expected.append,
+    )
+    model, optimizer, sparsifier = begin("conv", sparsity=sparsity, forget_by=forget_by)
+    for batch, now in zip(batches, expected, strict=True):
+        step(model, optimizer, batch)
+        for (_, weight), by_hand in zip(parts(sparsifier), now, strict=True):
+            torch.testing.assert_close(weight.double(), by_hand, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("forget_by", [0.25, 0.5])
+def test_what_is_forgotten_and_when_it_is_dropped(forget_by):
+    model, optimizer, sparsifier = begin("conv", forget_by=forget_by)
+    for count, batch in enumerate(make_batches("conv", STEPS - 1), 1):
+        step(model, optimizer, batch)
+        forgotten = sparsifier.metrics()["forgotten"]
+        assert forgotten == pytest.approx(min(1, count / STEPS / forget_by))
+        assert all((mask.start is None) == (forgotten == 1) for mask, _ in parts(sparsifier))
+    assert forgotten == 1
+
+
+def test_without_gradients_only_the_start_fades_until_nothing_is_left():
+    model, optimizer, sparsifier = begin("conv")
+    optimizer.param_groups[0]["lr"] = 0.0
+    start = [weight.clone() for _, weight in parts(sparsifier)]
+    train(model, optimizer, make_batches("conv", 5))
+    for (_, weight), given in zip(parts(sparsifier), start, strict=True):
+        torch.testing.assert_close(weight, 0.5 * given)
+    train(model, optimizer, make_batches("conv", 5))
+    for _, weight in parts(sparsifier):
+        assert weight.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("stop", [1, 4, 9, 10, 12])
+def test_a_resume_goes_on_forgetting_bit_for_bit(stop):
+    batches = make_batches("conv", STEPS)
+    whole = begin("conv")
+    train(*whole[:2], batches)
+    first = begin("conv")
+    train(*first[:2], batches[:stop])
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first], file)
+    file.seek(0)
+    second = begin("conv", model=build("conv", seed=9))
+    for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    train(*second[:2], batches[stop:])
+    assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_which_networks_are_forgotten_unless_told():
+    def forget_by(model, **settings):
+        return begin(model=model, **settings)[2]._masker.forget_by
+
+    assert forget_by(build("conv")) == 0.5
+    assert forget_by(build("mlp")) == 0  # a magnitude matters without BatchNorm
+    seen = build("conv")
+    seen(make_batches("conv", 1)[0][0])
+    assert forget_by(copy.deepcopy(seen)) == 0  # its weights may be trained
+    assert forget_by(seen, forget_by=0.25) == 0.25
+    assert forget_by(build("mlp"), forget_by=1) == 1
+    assert forget_by(build("conv"), forget_by=0) == 0
+    untracked = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False))
+    assert forget_by(untracked) == 0
+
+
+def test_a_closure_that_is_called_again_takes_no_other_start():
+    model = build("conv")
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    sparsifier = probmask.attach(
+        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=STEPS
+    )
+    given = [weight.clone() for _, weight in parts(sparsifier)]
+    batch = make_batches("conv", 1)[0]
+    calls = []
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert len(calls) > 1
+    for (mask, _), start in zip(parts(sparsifier), given, strict=True):
+        assert torch.equal(mask.start, start)

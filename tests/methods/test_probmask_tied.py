@@ -1,0 +1,307 @@
+"""Tied probabilities: the rule, the gradients of removed weights, schedules, budgets."""
+
+import itertools
+
+import pytest
+import torch
+
+from probmask.masking.macs import macs_per_weight
+from probmask.masking.sites import find_sites
+from reference import probmask_tied as twin
+from reference.networks import (
+    build,
+    conv_net,
+    loss_of,
+    make_batches,
+    step,
+    train,
+)
+from reference.probmask_run import STEPS, begin, parts
+
+
+def tied(name="mlp", steps=0, **settings):
+    """So many updates of a training with tied probabilities."""
+    model, optimizer, sparsifier = begin(name, **settings)
+    assert sparsifier.method.recipe_name == "tied"
+    train(model, optimizer, make_batches(name, steps))
+    return model, optimizer, sparsifier
+
+
+# The rule
+
+
+@pytest.mark.parametrize("steps", [1, 5, 9, 10, 15, 19])
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_the_network_computes_with_the_weight_times_its_probability(name, steps):
+    _, _, sparsifier = tied(name, steps, sparsity=0.9)
+    keep = sparsifier._masker.keep
+    weights = [weight.double() for _, weight in parts(sparsifier)]
+    size = sum(weight.numel() for weight in weights)
+    theta = twin.threshold(weights, twin.kept_at(steps / STEPS, keep, size, 0.5))
+    tau = twin.temperature_at(steps / STEPS, 0.5, 1 / 3, 0.01)
+    for (mask, weight), wide in zip(parts(sparsifier), weights, strict=True):
+        s = twin.prob(wide, theta, tau)
+        torch.testing.assert_close(mask(weight).double(), wide * s, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mask.prob(weight).double(), s, rtol=1e-4, atol=1e-4)
+        assert torch.equal(mask.active, s > 0)
+
+
+def test_before_the_first_update_it_is_the_network_that_was_given():
+    model, _, sparsifier = tied("conv")
+    assert torch.equal(model[0].weight, model[0].parametrizations.weight.original)
+    assert sparsifier.metrics() == {
+        "temperature": pytest.approx(1 / 3),
+        "expected_sparsity": 0,
+        "undecided_per_kept": 0,
+        "forgotten": 0,
+    }
+
+
+def test_evaluation_is_at_the_final_budget_and_the_temperature_of_the_moment():
+    model, _, sparsifier = tied(steps=3)
+    weights = [weight.double() for _, weight in parts(sparsifier)]
+    theta = twin.threshold(weights, 80)
+    model.eval()
+    for layer, wide in zip((model[0], model[2], model[4]), weights, strict=True):
+        expected = wide * twin.prob(wide, theta, 1 / 3)
+        torch.testing.assert_close(layer.weight.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_of_the_rule_stay_fp32_when_the_model_does_not():
+    model, _, sparsifier = tied("conv", steps=14, every="epoch", steps_per_epoch=3)
+    before = [(mask.power.clone(), mask.threshold.clone()) for mask, _ in parts(sparsifier)]
+    model.to(torch.bfloat16)
+    for (mask, _), (power, threshold) in zip(parts(sparsifier), before, strict=True):
+        assert mask.power.dtype == mask.threshold.dtype == torch.float32
+        assert torch.equal(mask.power, power)
+        assert torch.equal(mask.threshold, threshold)
+
+
+# Gradients
+
+
+def gradients_of(sparsifier, backward):
+    """The gradients of the effective weights and, as `backward` leaves them, of the weights."""
+    seen = []
+
+    def keep(_, __, output):
+        output.retain_grad()
+        seen.append(output)
+
+    handles = [mask.register_forward_hook(keep) for mask, _ in parts(sparsifier)]
+    backward()
+    for handle in handles:
+        handle.remove()
+    return [output.grad for output in seen], [w.grad for w in sparsifier._masker.weights]
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [({}, 1.0), ({"sparsity": 0.97}, 0.5), ({"sparsity": 0.97, "outside": 0.25}, 0.25)],
+    ids=str,
+)
+def test_the_gradient_goes_straight_and_that_of_removed_weights_is_bounded(settings, share):
+    model, optimizer, sparsifier = tied(steps=8, **settings)
+    masks = [mask for mask, _ in parts(sparsifier)]
+    optimizer.zero_grad()
+
+    def backward():
+        # A loss in which few weights have most of the gradient, so that some of them are bounded.
+        inputs, labels = make_batches("mlp", 1, seed=7)[0]
+        loss_of(model, (inputs * torch.tensor([30.0, 1, 1, 1, 1, 1]), labels)).backward()
+
+    effective, ours = gradients_of(sparsifier, backward)
+    for one, other in zip(effective, ours, strict=True):
+        assert torch.equal(one, other)
+    active = [mask.active.clone() for mask in masks]
+    sparsifier._on_gradients()
+    bounded = 0
+    for grad, ours_now, kept in zip(effective, ours, active, strict=True):
+        expected = twin.tempered(grad.double(), kept, share)
+        torch.testing.assert_close(ours_now.double(), expected, rtol=1e-5, atol=1e-7)
+        assert torch.equal(ours_now[kept], grad[kept])
+        bounded += int((expected.abs() < share * grad.abs() * 0.999)[~kept].sum())
+        if kept.any():
+            limit = 3 * share * grad[kept].square().mean().sqrt()
+            assert ours_now[~kept].abs().max() <= limit * (1 + 1e-5)
+    assert bounded > 0
+
+
+def test_removed_weights_go_on_being_trained_and_come_back():
+    model, optimizer, sparsifier = tied(steps=12)
+    before = [(mask.active.clone(), weight.clone()) for mask, weight in parts(sparsifier)]
+    train(model, optimizer, make_batches("mlp", 7, seed=5))
+    back = 0
+    for (active, old), (mask, new) in zip(before, parts(sparsifier), strict=True):
+        assert (old != new)[~active].all()
+        back += int((mask.active & ~active).sum())
+    assert back > 0
+
+
+def test_an_empty_channel_before_batchnorm_does_not_explode():
+    """Its outputs do not vary: BatchNorm divides by the root of its epsilon."""
+    torch.manual_seed(0)
+    model = conv_net()
+    with torch.no_grad():
+        model[0].weight[2].mul_(1e-4)
+        model[1].bias.fill_(0.5)  # ReLU lets the gradient of a constant through
+    _, _, sparsifier = begin(model=model, sparsity=0.5, total_steps=2, ramp_end=0.0, forget_by=0)
+    mask, weight = parts(sparsifier)[0]
+    assert not mask.active[2].any()
+    loss_of(model, make_batches("conv", 1)[0]).backward()
+    grad = sparsifier._masker.weights[0].grad
+    kept = grad[mask.active].square().mean().sqrt()
+    assert grad[2].abs().max() > 20 * kept  # as autograd has it
+    assert weight.abs()[mask.active].min() < 0.1 * grad[2].abs().max()  # a step across the cut
+    sparsifier._on_gradients()
+    assert grad[2].abs().max() <= 3 * kept * (1 + 1e-5)
+
+
+def test_clipping_comes_before_the_bound_and_is_of_all_weights():
+    model, optimizer, sparsifier = tied(steps=8, clip_norm=0.01)
+    optimizer.zero_grad()
+    loss_of(model, make_batches("mlp", 1)[0]).backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    before = model[0].bias.grad.clone()
+    sparsifier._on_gradients()
+    torch.testing.assert_close(model[0].bias.grad, before * 0.01 / norm, rtol=1e-4, atol=0)
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(
+    ("settings", "end"),
+    [({}, 1.0), ({"freeze_at": 0.8}, 0.8), ({"ramp_begin": 0.2, "ramp_end": 0.3}, 1.0)],
+    ids=str,
+)
+def test_budget_and_temperature_of_every_update(settings, end):
+    model, optimizer, sparsifier = begin(**settings)
+    begin_at, ramp_end = settings.get("ramp_begin", 0), settings.get("ramp_end", 0.5)
+    temperatures = []
+    for count, batch in enumerate(make_batches("mlp", STEPS)):
+        done = count / STEPS
+        if done < end:
+            metrics = sparsifier.metrics()
+            temperatures.append(metrics["temperature"])
+            late = max(0, done - ramp_end) / (end - ramp_end)
+            assert temperatures[-1] == pytest.approx((1 / 3) * 0.03**late)
+            left = 1 - min(1, max(0, done - begin_at) / (ramp_end - begin_at))
+            assert metrics["expected_sparsity"] == 1 - round(400 * (0.2 + 0.8 * left**3)) / 400
+        step(model, optimizer, batch)
+    constant = [t for i, t in enumerate(temperatures) if i / STEPS <= ramp_end]
+    assert set(constant) == {1 / 3}
+    assert sparsifier.metrics()["temperature"] == pytest.approx(0.01)
+    falling = temperatures[len(constant) - 1 :]
+    ratios = [b / a for a, b in itertools.pairwise(falling)]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
+
+
+def test_other_temperatures_and_epochs():
+    model, optimizer, sparsifier = begin(
+        every="epoch", steps_per_epoch=5, temperature_start=0.5, temperature_end=0.02
+    )
+    seen = []
+    for batch in make_batches("mlp", STEPS):
+        metrics = sparsifier.metrics()
+        seen.append((metrics["temperature"], metrics["expected_sparsity"]))
+        step(model, optimizer, batch)
+    epochs = [seen[i : i + 5] for i in range(0, STEPS, 5)]
+    assert all(len(set(epoch)) == 1 for epoch in epochs)
+    assert [epoch[0][0] for epoch in epochs] == pytest.approx([0.5, 0.5, 0.5, 0.1])
+    assert [epoch[0][1] for epoch in epochs] == pytest.approx([0, 0.7, 0.8, 0.8])
+
+
+@pytest.mark.parametrize(("freeze_at", "tau"), [(0.5, 1 / 3), (0.7, 0.01), (1, 0.01)])
+def test_the_freeze_leaves_the_weights_times_their_probabilities(freeze_at, tau):
+    """Exactly the largest; from then on only these train."""
+    model, optimizer, sparsifier = begin("conv", freeze_at=freeze_at, forget_by=0)
+    train(model, optimizer, make_batches("conv", round(freeze_at * STEPS) - 1))
+    assert not sparsifier.frozen
+    weights = [weight.double() for _, weight in parts(sparsifier)]
+    optimizer.param_groups[0]["lr"] = 0.0  # all that the next update does is to freeze
+    step(model, optimizer, make_batches("conv", 1, seed=6)[0])
+    optimizer.param_groups[0]["lr"] = 0.1
+    assert sparsifier.frozen
+    keep = 468 - round(0.8 * 468)
+    theta = twin.threshold(weights, keep)
+    kept = []
+    for (mask, weight), wide in zip(parts(sparsifier), weights, strict=True):
+        expected = wide * twin.prob(wide, theta, tau)
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=1e-6)
+        assert torch.equal(mask(weight), weight)
+        assert mask.start is None
+        kept.append(weight != 0)
+    assert sum(int(each.sum()) for each in kept) == keep
+    train(model, optimizer, make_batches("conv", 3, seed=8))
+    for (mask, weight), each in zip(parts(sparsifier), kept, strict=True):
+        assert torch.equal(mask(weight) != 0, each)
+    assert sparsifier.finalize().kept == keep
+
+
+def test_what_is_left_of_the_start_at_the_freeze_stays():
+    model, optimizer, sparsifier = tied("conv", steps=6, freeze_at=0.25, ramp_end=0.25)
+    assert sparsifier.metrics()["forgotten"] == pytest.approx(0.5)
+    assert all(mask.start is None for mask, _ in parts(sparsifier))
+    train(model, optimizer, make_batches("conv", 3, seed=4))
+    assert sparsifier.metrics()["forgotten"] == pytest.approx(0.5)
+
+
+# Convergence
+
+
+def test_probabilities_converge_and_the_histogram_counts_every_weight():
+    model, optimizer, sparsifier = begin("conv", total_steps=100)
+    undecided, counts = [], []
+    for batch in make_batches("conv", 99):
+        step(model, optimizer, batch)
+        metrics = sparsifier.metrics()
+        histogram = sparsifier.histograms()["prob"]
+        assert sum(histogram.counts) == 468
+        assert (histogram.low, histogram.high) == (0, 1)
+        undecided.append(metrics["undecided_per_kept"])
+        counts.append(histogram.counts)
+    probs = torch.cat([mask.prob(weight).flatten() for mask, weight in parts(sparsifier)])
+    between = int(((probs > 0.05) & (probs < 0.95)).sum())
+    assert undecided[-1] == between / 94
+    assert undecided[-1] < 0.1 < 0.5 < undecided[50]
+    assert sum(counts[-1][1:-1]) < 0.2 * sum(counts[50][1:-1])
+    step(model, optimizer, batch)
+    assert sparsifier.histograms() == {}
+    assert sparsifier.metrics()["undecided_per_kept"] < 0.1
+
+
+# Budgets
+
+
+def test_multiplications_order_weights_by_what_they_cost():
+    """|w| by the root of its multiplications: what goes is least of a norm per multiplication."""
+    example = torch.randn(1, 1, 6, 6)
+    model = build("conv")
+    costs = macs_per_weight(model, find_sites(model), example)
+    assert costs == (36, 1)
+    _, optimizer, sparsifier = begin(model=model, cost="flops", example_inputs=example)
+    train(model, optimizer, make_batches("conv", STEPS - 1))
+    values = [w.abs() / c**0.5 for (_, w), c in zip(parts(sparsifier), costs, strict=True)]
+    summary = sparsifier.finalize()
+    spent = sum(c * layer.kept for c, layer in zip(costs, summary.layers, strict=True))
+    total = 36 * 36 + 432
+    assert 0.2 * total - 36 < spent <= 0.2 * total
+    kept = [model[i].weight != 0 for i in (0, 4)]
+    least = min(float(v[k].min()) for v, k in zip(values, kept, strict=True))
+    # Nothing larger goes, but for what the rest of the budget could not pay.
+    assert float(values[1][~kept[1]].max()) <= least
+    dearer = int((values[0][~kept[0]] > least).sum())
+    assert dearer == 0 or spent + 36 > 0.2 * total
+
+
+@pytest.mark.parametrize("steps", [4, 8, 14])
+def test_layers_of_their_own_have_thresholds_of_their_own(steps):
+    _, _, sparsifier = tied(steps=steps, scope="layer")
+    share = twin.kept_at(steps / STEPS, 80, 400, 0.5) / 400
+    for mask, weight in parts(sparsifier):
+        kept = int(mask.active.sum())
+        assert abs(kept - share * weight.numel()) < 1
+        theta = twin.threshold([weight.double()], kept)
+        assert float(mask.threshold) == pytest.approx(float(theta), rel=1e-6)
+        assert torch.equal(mask.active, weight.abs() > theta)
