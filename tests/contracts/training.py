@@ -13,6 +13,9 @@ from probmask.methods import METHODS
 STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
 SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
 KEEP = SIZE - round(SPARSITY * SIZE)
+# Every method as it is by default, and what is another one by its settings.
+RECIPES = {"probmask learned": {"recipe": "learned"}}
+NAMES = sorted((*METHODS, *RECIPES))
 
 
 def network():
@@ -58,7 +61,7 @@ class Run:
         dtype=torch.float32,
     ):
         settings = {} if name == "dense" else {"sparsity": sparsity}
-        self.method = METHODS[name](**settings)
+        self.method = METHODS[name.split()[0]](**settings, **RECIPES.get(name, {}))
         self.model = network().to(dtype)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3
@@ -132,7 +135,7 @@ def _copied(value):
 def train_all(rank):
     """Every method under DistributedDataParallel, each rank with batches of its own."""
     found = {}
-    for name in METHODS:
+    for name in NAMES:
         run = Run(name, steps=16, wrap=True, data=batches(16, seed=50 + rank))
         try:
             found[name] = run.finish()

@@ -10,6 +10,7 @@ from lightning_fabric import Fabric
 
 from probmask.cli import main
 from probmask.data import load_data
+from probmask.methods.probabilities import ProbMaskedWeight
 from probmask.training.config import TrainConfig
 from probmask.training.loop import Training
 from probmask.training.run_directory import RunDirectory
@@ -39,21 +40,20 @@ def command(rank: int, ranks: int, port: int, arguments: list[str]) -> None:
 
 
 def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Path) -> None:
-    """Train, and leave behind the noise and the probabilities of every update."""
+    """Train, and leave behind the noise before and the network after every update."""
     join_world(rank, ranks, port)
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
     training = Training(config, load_data(config.data), RunDirectory(out), fabric)
     training.network.train()
-    masks = [module for module in training.model.modules() if hasattr(module, "prob")]
-    noise, probs, images = [], [], []
+    masks = [m for m in training.model.modules() if isinstance(m, ProbMaskedWeight)]
+    noise, states, images = [], [], []
     for batch in training._batches():
         noise.append([mask.noise.clone() for mask in masks])
         images.append(batch.images)
         training._update(batch)
         training.step += 1
-        probs.append([mask.prob.detach().clone() for mask in masks])
-    weights = [parameter.detach().clone() for parameter in training.model.parameters()]
-    found = {"noise": noise, "probs": probs, "images": images, "weights": weights}
+        states.append({name: p.detach().clone() for name, p in training.model.named_parameters()})
+    found = {"noise": noise, "states": states, "images": images}
     torch.save(found, out / f"rank{rank}.pt")
     fabric.barrier()

@@ -27,10 +27,15 @@ from training.small import (
     wait_until,
 )
 
-# 66 updates, enough for a kill to land among them; the mask is frozen at update 40.
+# 66 updates, enough for a kill to land among them.
 LONG = {"epochs": 6, "batch_size": 128, "method__sparsity": 0.9}
-# 20 updates; the mask is frozen in the thirteenth.
+# 20 updates; the mask is frozen at the end, before the thirteenth, or in it.
 BRIEF = {"epochs": 4, "batch_size": 280, "method__sparsity": 0.9}
+KINDS = {
+    "tied": BRIEF,
+    "tied, frozen": BRIEF | {"method__freeze_at": 0.6},
+    "learned": BRIEF | {"method__recipe": "learned"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,13 @@ def long(tmp_path_factory):
 def brief(tmp_path_factory):
     """The brief run, not interrupted."""
     return train(small(**BRIEF), out=tmp_path_factory.mktemp("brief")).directory
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    """The settings of a brief run of each kind, and that run, not interrupted."""
+    settings = KINDS[request.param]
+    return settings, train(small(**settings), out=tmp_path_factory.mktemp("kind")).directory
 
 
 def assert_same_run(directory, whole):
@@ -105,21 +117,24 @@ def test_killed_after_the_mask_was_frozen(tmp_path, long):
 
 
 @pytest.mark.parametrize("stop", [2, 5, 12, 13, 14, 20])
-def test_from_the_checkpoint_at_any_step_the_end_is_the_same(tmp_path, brief, monkeypatch, stop):
+def test_from_the_checkpoint_at_any_step_the_end_is_the_same(tmp_path, kind, monkeypatch, stop):
     """The last update before, at and after the freeze, an epoch's end, the last of all."""
     out = tmp_path / "run"
+    settings, whole = kind
     stop_after_checkpoint(monkeypatch, stop)
     with pytest.raises(Stopped):
-        train(small(**BRIEF, checkpoint_seconds=0), out=out)
+        train(small(**settings, checkpoint_seconds=0), out=out)
     monkeypatch.undo()
     assert step_of(out) == stop
     train(out=out, resume=True)
-    assert_same_run(out, brief)
+    assert_same_run(out, whole)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
+        {"method__recipe": "paper"},
+        {"method__scope": "layer", "method__forget_by": 1},
         {"method__draws": 2},
         {"method__compat": "official", "method__scope": "layer"},
         {"method__train_weights": False},

@@ -64,8 +64,8 @@ def test_a_numba_that_is_not_installed_has_no_version(monkeypatch):
     assert list(versions()) == ["probmask", "torch", "python"]
 
 
-def test_the_record_holds_the_curves_and_the_probabilities(run):
-    _, outcome = run
+def test_the_record_holds_the_curves_and_the_probabilities(tmp_path, recipe):
+    outcome = train(small(epochs=4, method__recipe=recipe), out=tmp_path / "run")
     lines = (outcome.directory / "metrics.jsonl").read_text().splitlines()
     assert outcome.record["history"] == [json.loads(line) for line in lines]
     counts = [
@@ -154,8 +154,8 @@ def test_the_log_has_one_line_per_epoch(run):
         assert [line["step"] for line in log] == [5, 10, 15, 20]
         assert all(line["loss"] > 0 and 0 <= line["train_accuracy"] <= 100 for line in log)
     log = metrics(run[1].directory)
-    assert [line["kept_fraction"] for line in log][-1] == pytest.approx(0.1, abs=1e-3)
     assert log[-1]["expected_sparsity"] == pytest.approx(0.9, abs=1e-3)
+    assert log[-1]["forgotten"] == 1
     temperatures = [line["temperature"] for line in log]
     assert temperatures == sorted(temperatures, reverse=True)
 
@@ -255,8 +255,11 @@ def test_bf16_trains_another_network_with_the_same_budget(run, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
+        {"recipe": "learned"},
         {"draws": 2},
         {"scope": "layer"},
+        {"scope": "layer", "recipe": "learned"},
+        {"forget_by": 0.0, "freeze_at": 0.7},
         {"compat": "official"},
         {"train_weights": False},
         {"freeze_at": 1.0, "every": "epoch"},
@@ -269,8 +272,8 @@ def test_every_kind_of_probmask_ends_at_exactly_the_budget(run, tmp_path, settin
     assert artifact(outcome.directory) != artifact(run[1].directory)
 
 
-def test_a_budget_of_multiplications_is_kept_and_reported_as_such(tmp_path):
-    config = small(method__sparsity=0.5, method__cost="flops")
+def test_a_budget_of_multiplications_is_kept_and_reported_as_such(tmp_path, recipe):
+    config = small(method__sparsity=0.5, method__cost="flops", method__recipe=recipe)
     record = train(config, out=tmp_path / "r").record
     macs = record["macs"]
     assert 0.499 * macs["dense"] <= macs["sparse"] <= 0.5 * macs["dense"]
@@ -278,8 +281,8 @@ def test_a_budget_of_multiplications_is_kept_and_reported_as_such(tmp_path):
     assert record["sparsity"]["reached"] == pytest.approx(record["sparsity"]["asked"], abs=5e-3)
 
 
-def test_training_learns(tmp_path):
-    config = small(epochs=8, batch_size=128, method__sparsity=0.5)
+def test_training_learns(tmp_path, recipe):
+    config = small(epochs=8, batch_size=128, method__sparsity=0.5, method__recipe=recipe)
     assert train(config, out=tmp_path / "r").record["test"]["accuracy"] > 70
 
 

@@ -35,10 +35,11 @@ def finish(processes):
     assert [process.exitcode for process in processes] == [0, 0]
 
 
-@pytest.fixture(scope="module")
-def updates(tmp_path_factory):
+@pytest.fixture(scope="module", params=["tied", "learned"])
+def updates(tmp_path_factory, request):
     out = tmp_path_factory.mktemp("updates")
-    finish(start_ranks(some_updates, small(**SETTINGS | {"epochs": 1}), out))
+    config = small(**SETTINGS | {"epochs": 1, "method__recipe": request.param})
+    finish(start_ranks(some_updates, config, out))
     return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -50,13 +51,13 @@ def test_every_rank_has_its_own_noise_and_its_own_images(updates):
 
 
 def test_probabilities_and_weights_are_the_same_on_both_after_every_update(updates):
-    assert len(updates[0]["probs"]) == 11
-    for ours, theirs in zip(updates[0]["probs"], updates[1]["probs"], strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    for a, b in zip(updates[0]["weights"], updates[1]["weights"], strict=True):
-        assert torch.equal(a, b)
-    last = updates[0]["probs"][-1]
-    assert any(((prob > 0) & (prob < 1)).any() for prob in last)
+    assert len(updates[0]["states"]) == 11
+    for ours, theirs in zip(updates[0]["states"], updates[1]["states"], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    last = updates[0]["states"][-1]
+    probs = [tensor for name, tensor in last.items() if name.endswith(".prob")]
+    assert not probs or any(((prob > 0) & (prob < 1)).any() for prob in probs)
 
 
 @pytest.fixture(scope="module")
