@@ -97,26 +97,45 @@ def test_a_resume_goes_on_forgetting_bit_for_bit(stop):
 
 
 def test_which_networks_are_forgotten_unless_told():
-    def forget_by(model, **settings):
-        return begin(model=model, **settings)[2]._masker.forget_by
+    def forget_by(model, name="conv", **settings):
+        model, optimizer, sparsifier = begin(model=model, **settings)
+        train(model, optimizer, make_batches(name, 1))
+        return sparsifier._masker.forget_by
 
     assert forget_by(build("conv")) == 0.5
-    assert forget_by(build("mlp")) == 0  # a magnitude matters without BatchNorm
+    assert forget_by(build("mlp"), "mlp") == 0  # a magnitude matters without BatchNorm
     seen = build("conv")
     seen(make_batches("conv", 1)[0][0])
     assert forget_by(copy.deepcopy(seen)) == 0  # its weights may be trained
     assert forget_by(seen, forget_by=0.25) == 0.25
-    assert forget_by(build("mlp"), forget_by=1) == 1
+    assert forget_by(build("mlp"), "mlp", forget_by=1) == 1
     assert forget_by(build("conv"), forget_by=0) == 0
-    untracked = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False))
-    assert forget_by(untracked) == 0
+    untracked = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
+    )
+    assert forget_by(untracked, "mlp") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(torch.optim.SGD, 0.5), (torch.optim.AdamW, 0), (torch.optim.Adam, 0)]
+)
+def test_nothing_is_forgotten_by_optimizers_whose_steps_do_not_show_gradients(kind, expected):
+    model = build("conv")
+    optimizer = kind(model.parameters(), lr=1e-3)
+    method = probmask.ProbMask(sparsity=0.8)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
+    train(model, optimizer, make_batches("conv", 1))
+    assert sparsifier._masker.forget_by == expected
 
 
 def test_a_closure_that_is_called_again_takes_no_other_start():
     model = build("conv")
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     sparsifier = probmask.attach(
-        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=STEPS
+        model,
+        probmask.ProbMask(sparsity=0.8, forget_by=0.5),
+        optimizer=optimizer,
+        total_steps=STEPS,
     )
     given = [weight.clone() for _, weight in parts(sparsifier)]
     batch = make_batches("conv", 1)[0]
