@@ -62,12 +62,16 @@ def test_every_method_has_a_page_with_all_its_options(name):
     assert f"methods/{name}.md" in (DOCS / "methods.md").read_text(encoding="utf-8")
 
 
-def test_the_committed_results_come_from_their_records(capsys):
+@pytest.mark.parametrize(
+    ("page", "records", "on"),
+    [("README.md", "records", "test"), ("short_budget.md", "short_budget", "val")],
+)
+def test_the_committed_results_come_from_their_records(page, records, on, capsys):
     results = DOCS / "results"
-    assert main(["compare", str(results / "records"), "--format", "markdown"]) == 0
+    assert main(["compare", str(results / records), "--on", on, "--format", "markdown"]) == 0
     table = capsys.readouterr().out.strip()
     assert len(table.splitlines()) > 5
-    assert table in (results / "README.md").read_text(encoding="utf-8")
+    assert table in (results / page).read_text(encoding="utf-8")
 
 
 @pytest.fixture

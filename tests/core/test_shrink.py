@@ -68,6 +68,13 @@ def test_layouts_and_threads():
     torch.testing.assert_close(plain.double(), wide, rtol=4e-6, atol=0)
 
 
+@pytest.mark.parametrize("power", [1.0, 3.0, 100.0])
+def test_above_a_threshold_of_zero_it_is_the_weight_itself(power):
+    torch.manual_seed(0)
+    weight, every = torch.randn(3000), torch.ones(3000, dtype=torch.bool)
+    assert torch.equal(power_shrink(weight, every, torch.tensor(0.0), torch.tensor(power)), weight)
+
+
 def test_the_kept_part_goes_to_zero_and_one():
     weight, theta = torch.tensor([0.1, -0.5, 0.6, -4.0]), torch.tensor(0.5)
     hard = kept_part(weight, theta, torch.tensor(500.0))

@@ -157,14 +157,22 @@ def test_an_empty_channel_before_batchnorm_does_not_explode():
     assert grad[2].abs().max() <= 3 * kept * (1 + 1e-5)
 
 
-def test_clipping_comes_before_the_bound_and_is_of_all_weights():
-    model, optimizer, sparsifier = tied(steps=8, clip_norm=0.01)
+def test_clipping_comes_after_the_bound_and_is_of_all_that_is_trained():
+    """Or what explodes in an empty channel would leave nothing of everybody's gradient."""
+    model, optimizer, sparsifier = tied(steps=8)
     optimizer.zero_grad()
     loss_of(model, make_batches("mlp", 1)[0]).backward()
-    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-    before = model[0].bias.grad.clone()
+    given = [p.grad.clone() for p in model.parameters()]
     sparsifier._on_gradients()
-    torch.testing.assert_close(model[0].bias.grad, before * 0.01 / norm, rtol=1e-4, atol=0)
+    bounded = [p.grad.clone() for p in model.parameters()]
+    assert any(not torch.equal(x, y) for x, y in zip(given, bounded, strict=True))
+    for p, grad in zip(model.parameters(), given, strict=True):
+        p.grad.copy_(grad)
+    sparsifier._masker.clip_norm = 0.01
+    sparsifier._on_gradients()
+    norm = torch.stack([grad.norm() for grad in bounded]).norm()
+    for p, grad in zip(model.parameters(), bounded, strict=True):
+        torch.testing.assert_close(p.grad, grad * 0.01 / norm, rtol=1e-4, atol=1e-9)
 
 
 # Schedules

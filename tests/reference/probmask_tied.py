@@ -35,7 +35,6 @@ def train(
     velocity = [torch.zeros_like(x) for x in (*w, *others)]
     n = sum(weight.numel() for weight in w)
     keep = n - round(sparsity * n)
-    forgotten = 0.0
     for step, batch in enumerate(batches):
         theta = threshold(w, kept_at(step / total, keep, n, ramp_end))
         tau = temperature_at(step / total, ramp_end, *temperature)
@@ -50,10 +49,10 @@ def train(
             v.mul_(MOMENTUM).add_(grad + DECAY * x)
             x -= lr * v
         if forget_by:
-            now = min(1.0, (step + 1) / total / forget_by)
+            left = max(0.0, 1 - (step + 1) / total / forget_by)
             for x, x0 in zip(w, start, strict=True):
-                x -= (now - forgotten) * x0
-            forgotten = now
+                x -= max(0.0, float((x * x0).sum() / (x0 * x0).sum()) - left) * x0
+            forget_by = 0.0 if left == 0 else forget_by
         seen([x.clone() for x in w])
     return w, others
 

@@ -21,15 +21,20 @@ _LEARNED = {
     "freeze_at": 0.6,
     "select": "top",
 }
+# Methods whose gradients are clipped by default since format 2.
+_NOW_CLIPPED = ("feather", "st3")
 
 
 def upgraded(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The record in today's format; as it is where no key of it has changed its meaning.
 
-    ProbMask of format 1 gets ``recipe="learned"``, but for runs that have this recipe without being
-    told, and None for settings that have the recipe's values; a ``freeze_at`` of None becomes 1.
+    Feather and ST-3 of format 1 did not clip. ProbMask of format 1 gets ``recipe="learned"``, but
+    for runs that have this recipe without being told, and None for settings that have the recipe's
+    values; a ``freeze_at`` of None becomes 1.
     """
     method = record["method"]
+    if record["format"] == 1 and method["name"] in _NOW_CLIPPED and "clip_norm" not in method:
+        return {**record, "format": RECORD_FORMAT, "method": {**method, "clip_norm": None}}
     if record["format"] > 1 or method["name"] != "probmask" or "recipe" in method:
         return record
     recipe = None if _is_learned_untold(method) else "learned"

@@ -133,7 +133,7 @@ def _list(options: argparse.Namespace) -> None:
         (row["name"], row["title"], *(_cost(row["scales"], scale) for scale in SCALES))
         for row in described
     ]
-    headings = ("name", "what it is in the paper", "laptop", "paper")
+    headings = ("name", "what it is", "laptop", "paper")
     print_rows(headings, rows, markdown=options.markdown)
 
 

@@ -22,7 +22,10 @@ def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
 
 
 def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
-    """w s where active, else 0; s = `kept_part`. For p = 3: sign(w) (|w|³ - θ³)^⅓."""
+    """w s where active, else 0; s = `kept_part`. For p = 3: sign(w) (|w|³ - θ³)^⅓.
+
+    With a threshold of zero it is the weight itself, to the bit.
+    """
     kernels = kernels_for("shrink_kernels", weight, active, threshold, power)
     if kernels is not None and weight.dtype == torch.float32:
         out = torch.empty(weight.shape, dtype=torch.float32, device="cpu")

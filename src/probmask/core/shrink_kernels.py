@@ -24,7 +24,7 @@ def power(weight, active, threshold, p, out):
         excess = (size - threshold) / size  # 1 - r
         part = one_less_exp2(p * log2_one_less(min(excess, _ALL_BUT_ONE)))
         root = exp2(log2(max(part, _SMALLEST)) * inverse)
-        root = root if excess > _ZERO else _ZERO
+        root = _ONE if threshold == _ZERO else root if excess > _ZERO else _ZERO
         out[i] = w * root if active[i] else _ZERO
 
 

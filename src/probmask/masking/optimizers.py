@@ -80,13 +80,18 @@ class WeightOptimizers:
         """The learning rate at this moment: the first group's."""
         return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
 
-    @property
-    def steps_show_gradients(self) -> bool:
-        """Whether weights move in proportion to their gradients, as by SGD.
+    def move_by_gradient(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these weights move in proportion to their gradients, as by SGD.
 
         Adam and its kin move all weights by steps of about one size.
         """
-        return bool(self._optimizers) and all(isinstance(o, SGD) for o in self._optimizers)
+        wanted = {id(weight) for weight in weights}
+        holders = [
+            optimizer
+            for optimizer in self._optimizers
+            if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
+        ]
+        return bool(holders) and all(isinstance(optimizer, SGD) for optimizer in holders)
 
     def momentum(self, weight: Tensor) -> Tensor | None:
         """The running mean of the weight's gradient, if its optimizer has one already."""

@@ -21,6 +21,16 @@ from probmask.masking.sites import Site
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+_EXTREME = 0.95
+
+
+def usual_outside(sparsity: float) -> float:
+    """The part of the gradient that removed weights get: beyond 0.95 half of it, else all.
+
+    Feather (BMVC 2023): among so few that stay, the many outside would come and go too easily.
+    """
+    return 0.5 if sparsity > _EXTREME else 1.0
+
 
 class ThresholdedWeight(MaskedWeight):
     """One site: which weights exceed the threshold, and what becomes of them.

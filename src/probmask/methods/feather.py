@@ -13,10 +13,7 @@ from probmask.core.shrink import power_shrink
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
-from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker
-
-# Beyond this sparsity the paper halves the gradient of weights outside.
-_EXTREME = 0.95
+from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class Feather(Method):
         """Start dense."""
         outside = self.outside
         if outside is None:
-            outside = 0.5 if self.sparsity > _EXTREME else 1.0
+            outside = usual_outside(self.sparsity)
         masks = [FeatherWeight(site, outside=outside) for site in sites]
         ramp = (self.ramp_begin, self.ramp_end)
         return ThresholdMasker(

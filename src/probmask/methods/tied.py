@@ -26,14 +26,14 @@ from probmask.core.threshold import cut_between
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Histogram, Progress
 from probmask.masking.sites import Site
-from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker
+from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
 from probmask.methods.budget import Budget
+from probmask.methods.forgetting import fade_, is_fresh, was_loaded
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
 
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
-_EXTREME = 0.95  # sparsity above which removed weights get half of their gradient
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
 _BINS = 20  # of the histogram of probabilities
 
@@ -64,10 +64,14 @@ class TiedWeight(ThresholdedWeight):
         """
         super().cut(active, threshold, whole=False)
 
-    def prob(self, weight: Tensor) -> Tensor:
-        """The probability that each weight is kept."""
+    def prob(self, weight: Tensor, *, settled: bool = False) -> Tensor:
+        """The probability that each weight is kept: at this moment, or of the final budget."""
         wide = weight.detach().float()
-        return torch.where(self.active, kept_part(wide, self.threshold, self.power), 0.0)
+        if settled:
+            kept, threshold = self.hard, self.settled_threshold
+        else:
+            kept, threshold = self.active, self.threshold
+        return torch.where(kept, kept_part(wide, threshold, self.power), 0.0)
 
 
 class TiedMasker(ThresholdMasker):
@@ -89,11 +93,10 @@ class TiedMasker(ThresholdMasker):
             flops=method.cost == "flops",
             least_per_layer=method.min_keep_per_layer,
         )
-        self.outside = method.outside
-        if self.outside is None:
-            self.outside = 0.5 if method.sparsity > _EXTREME else 1.0
+        self.outside = usual_outside(method.sparsity) if method.outside is None else method.outside
         self.forget_by = method.forget_by
-        self._fresh = _is_fresh(context.model)
+        self._model: nn.Module | None = context.model  # until training begins
+        self._fresh = is_fresh(context.model, len(sites))
         self.forgotten = 0.0  # of what the weights began with
         self._undecided = 0.0
         self._temperature = self.settings.temperature_start
@@ -122,20 +125,29 @@ class TiedMasker(ThresholdMasker):
         super().before_forward(now, draw)
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Bound the gradients of removed weights by those of the kept ones."""
+        """Bound the gradients of removed weights by those of the kept ones; then clip."""
+        if not self.frozen:
+            if now.step == 0:
+                self._begin(now, optimizers)
+            for mask, weight in zip(self.masks, self.weights, strict=True):
+                if weight.grad is not None:
+                    temper_removed_(weight.grad, mask.active, share=self.outside, most=_MOST)
         super().after_backward(now, optimizers)
-        if self.frozen:
-            return
+
+    def _begin(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Look at the weights as training begins: only now all ranks have the same."""
+        self.before_forward(now, 0)
         if self.forget_by is None:
-            forgets = self._fresh and optimizers.steps_show_gradients
+            assert self._model is not None
+            random = self._fresh and not was_loaded(self._model)
+            forgets = random and optimizers.move_by_gradient(self.weights)
             self.forget_by = _FORGET_BY if forgets else 0.0
-        assert self.outside is not None
+        self._model = None
+        trained = {id(parameter) for parameter in optimizers.parameters}
         for mask, weight in zip(self.masks, self.weights, strict=True):
-            # Now all ranks have the same weights; a closure may come here again with others.
-            if self.forget_by and self.forgotten == 0 and mask.start is None:
+            # A closure may come here again, with weights that have moved.
+            if self.forget_by and id(weight) in trained and mask.start is None:
                 mask.start = weight.detach().clone()
-            if weight.grad is not None:
-                temper_removed_(weight.grad, mask.active, share=self.outside, most=_MOST)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Forget some more of what the weights began with; name layers that have lost all."""
@@ -157,14 +169,23 @@ class TiedMasker(ThresholdMasker):
             for weight, scale in zip(self.weights, self.scales, strict=True)
         ]
         masks = limits.select(values, amount)
+        shared = cut_between(values, masks)
         return masks, [
-            cut_between([value], [mask]) / scale
+            self._threshold(value, mask, shared) / scale
             for value, mask, scale in zip(values, masks, self.scales, strict=True)
         ]
 
+    def _threshold(self, value: Tensor, mask: Tensor, shared: float) -> float:
+        """That of all sites, unless this one keeps some below it, or has a budget of its own."""
+        kept = value[mask]
+        if not self.limits.per_layer and (not len(kept) or float(kept.amin()) > shared):
+            return shared
+        return cut_between([value], [mask])
+
     def freeze(self) -> None:
         """Fix the masks; a layer that has none of its weights left is named."""
-        self._undecided = self._count_undecided()
+        self.refresh_hard_masks()
+        self._undecided = self._count_undecided(settled=True)
         super().freeze()
         for mask in self.masks:
             mask.start = None
@@ -219,7 +240,7 @@ class TiedMasker(ThresholdMasker):
         """Take away what the weights began with, up to this part of it."""
         for mask, weight in zip(self.masks, self.weights, strict=True):
             if mask.start is not None:
-                weight.sub_(mask.start, alpha=forgotten - self.forgotten)
+                fade_(weight, mask.start, 1 - forgotten)
             if forgotten == 1:
                 mask.start = None
         self.forgotten = forgotten
@@ -231,16 +252,11 @@ class TiedMasker(ThresholdMasker):
         start = self.settings.temperature_start
         return float(start * (self.settings.temperature_end / start) ** done)
 
-    def _probs(self) -> list[Tensor]:
-        return [mask.prob(weight) for mask, weight in zip(self.masks, self.weights, strict=True)]
+    def _probs(self, *, settled: bool = False) -> list[Tensor]:
+        pairs = zip(self.masks, self.weights, strict=True)
+        return [mask.prob(weight, settled=settled) for mask, weight in pairs]
 
-    def _count_undecided(self) -> float:
+    def _count_undecided(self, *, settled: bool = False) -> float:
         """How many probabilities are neither close to 0 nor to 1."""
-        return float(sum(int(((p > 0.05) & (p < 0.95)).count_nonzero()) for p in self._probs()))
-
-
-def _is_fresh(model: nn.Module) -> bool:
-    """Whether there is BatchNorm, and none of it has seen data: the weights are random then."""
-    found = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    tracked = [m.running_var for m in found if m.running_var is not None]
-    return bool(tracked) and all(bool((variance == 1).all()) for variance in tracked)
+        probs = self._probs(settled=settled)
+        return float(sum(int(((p > 0.05) & (p < 0.95)).count_nonzero()) for p in probs))
