@@ -108,3 +108,13 @@ def test_what_was_said_then_and_what_came_out_stay(tmp_path):
     assert changed == {"format", "method"}
     kept = ("name", "sparsity", "scope", "min_keep_per_layer")
     assert {key: run.record["method"][key] for key in kept} == {key: OLD[key] for key in kept}
+
+
+@pytest.mark.parametrize("name", ["feather", "st3"])
+def test_what_was_not_clipped_then_is_not_what_is_clipped_now(name, tmp_path):
+    settings = {"name": name, "sparsity": 0.9, "ramp_begin": 0.1}
+    old = read(tmp_path / "old", made_by(settings, format=1))
+    new = read(tmp_path / "new", made_by({**settings, "clip_norm": 3.0}))
+    assert old.label == f"{name} ramp_begin=0.1 clip_norm=none"
+    assert new.label == f"{name} ramp_begin=0.1"
+    assert old.identity != new.identity

@@ -331,6 +331,17 @@ def test_grad_scaler_gives_what_unscaled_training_gives(recipe):
         torch.testing.assert_close(state_of(model)[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_a_fused_optimizer_under_a_grad_scaler_is_refused(recipe):
+    """Its gradients are 65,536 times too large when a method looks at them."""
+    model = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    attach(model, recipe, optimizer=optimizer, scaler=scaler)
+    scaler.scale(loss_of(model, make_batches("mlp", 1)[0])).backward()
+    with pytest.raises(probmask.InputError, match="build it with fused=False"):
+        scaler.step(optimizer)
+
+
 def test_grad_scaler_skips_an_overflow_altogether(recipe):
     model = build("mlp")
     sparsifier, optimizer = made_before(model, recipe)

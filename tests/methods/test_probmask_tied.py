@@ -9,10 +9,12 @@ from probmask.masking.macs import macs_per_weight
 from probmask.masking.sites import find_sites
 from reference import probmask_tied as twin
 from reference.networks import (
+    assert_same_state,
     build,
     conv_net,
     loss_of,
     make_batches,
+    state_of,
     step,
     train,
 )
@@ -313,3 +315,24 @@ def test_layers_of_their_own_have_thresholds_of_their_own(steps):
         theta = twin.threshold([weight.double()], kept)
         assert float(mask.threshold) == pytest.approx(float(theta), rel=1e-6)
         assert torch.equal(mask.active, weight.abs() > theta)
+
+
+def test_a_least_per_layer_that_binds_nobody_changes_nothing():
+    plain, guarded = tied("conv", steps=12)[0], tied("conv", steps=12, min_keep_per_layer=1)[0]
+    assert_same_state(state_of(plain), state_of(guarded))
+
+
+def test_what_is_undecided_is_counted_of_the_mask_that_is_frozen():
+    sparsifier = tied("conv", steps=5)[2]
+    masker = sparsifier._masker
+    masker.refresh_hard_masks()
+    probs = [
+        torch.where(
+            mask.hard, twin.prob(weight.detach(), mask.settled_threshold.double(), 1 / 3), 0.0
+        )
+        for mask, weight in parts(sparsifier)
+    ]
+    undecided = sum(int(((p > 0.05) & (p < 0.95)).sum()) for p in probs)
+    masker.freeze()
+    assert sparsifier.metrics()["undecided_per_kept"] == undecided / masker.keep
+    assert undecided > 0

@@ -196,6 +196,11 @@ class Sparsifier:
                 f"{self._draw + 1} of them; wrap forward and backward in "
                 "'for share in sparsifier.draws():'."
             )
+        if any(getattr(o, "grad_scale", None) is not None for o in self._optimizers):
+            raise InputError(
+                "scaler.step(optimizer): a fused optimizer unscales gradients within its step, "
+                "after masks have looked at them; build it with fused=False."
+            )
         with torch.no_grad():
             self._unscale()
             self._masker.after_backward(self.now, WeightOptimizers(self._optimizers))

@@ -2,8 +2,9 @@
 
 Zhou et al., "Effective Sparsification of Neural Networks with Global Sparsity Constraint",
 CVPR 2021. Minimise the expected loss of the network w ∘ m, m ~ Bernoulli(s), over weights w and
-probabilities s subject to Σ s ≤ K, s in [0, 1]: train both through a relaxed mask, project s onto
-the budget after each update, and let budget and temperature fall.
+probabilities s subject to Σ s ≤ K, s in [0, 1], while budget and temperature fall. The paper trains
+both through a relaxed mask and projects s onto the budget after each update (`probabilities`); by
+default s is a function of w, which a threshold keeps within the budget (`tied`).
 """
 
 import math
@@ -46,7 +47,7 @@ class ProbMask(Method):
 
     Settings that are None have the recipe's value. The budget falls from ``ramp_begin`` to
     ``ramp_end`` of the training, per update (``every="step"``) or per epoch, the temperature from
-    start to end. From ``freeze_at`` on (1: never) the exact top-K mask is fixed and only its
+    start to end. From ``freeze_at`` on (1: at the end) the exact top-K mask is fixed and only its
     weights train on; K is the final budget, also where the ramp has not got there yet. The mask at
     the end is the exact top-K by probability, ties by weight magnitude (``select="top"``), or one
     Bernoulli draw, as in the paper, of about K (``"sample"``).
