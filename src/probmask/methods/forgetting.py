@@ -37,12 +37,14 @@ def fade_(weight: Tensor, start: Tensor, left: float) -> None:
     its part of it too, and subtracting all would leave the negative of that.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
-    along = start.to(wide)
-    norm = along.square().sum().clamp_min(torch.finfo(wide).tiny)
-    excess = ((weight.to(wide) * along).sum() / norm - left).clamp_min(0.0)
-    if weight.dtype != wide:
-        excess = torch.where((excess < _COARSE) & (left > 0), 0.0, excess)
-    weight.copy_(weight.to(wide).addcmul(along, excess, value=-1))
+    w, along = weight.to(wide), start.to(wide)
+    norm = torch.dot(along.reshape(-1), along.reshape(-1)).clamp_min(torch.finfo(wide).tiny)
+    excess = (torch.dot(w.reshape(-1), along.reshape(-1)) / norm - left).clamp_min(0.0)
+    if w is not weight and left > 0:
+        excess = torch.where(excess < _COARSE, 0.0, excess)
+    w.addcmul_(along, excess, value=-1)
+    if w is not weight:
+        weight.copy_(w)
 
 
 def _tracking(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
