@@ -62,6 +62,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
     sites = [p for p in model.parameters() if p.dim() > 1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     finish = optimizer.step
+    sparsifier = None
     if way == "released":
         released = ReleasedStep(model, optimizer, options.sparsity, 1 - 0.97 * options.progress)
         finish = released.after_backward
@@ -73,9 +74,6 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
         sparsifier = probmask.attach(
             model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
         )
-        sparsifier.load_state_dict(
-            sparsifier.state_dict() | {"step": round(options.progress * TOTAL)}
-        )
     spread_probabilities_(model)
     images = torch.randn(int(batch), 3, 32, 32)
     labels = torch.randint(10, (int(batch),))
@@ -85,6 +83,10 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
         nn.functional.cross_entropy(model(images), labels).backward()
         finish()
 
+    if sparsifier is not None:
+        step()  # what is kept of the beginning is there
+        now = {"step": round(options.progress * TOTAL)}
+        sparsifier.load_state_dict(sparsifier.state_dict() | now)
     return step, sum(site.numel() for site in sites)
 
 
