@@ -19,7 +19,6 @@ from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Context, Histogram, Masker, Progress, Trainables
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
-from probmask.methods.budget import Budget
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
@@ -79,14 +78,7 @@ class ProbMasker(Masker):
         self.prob_lr = method.prob_lr or self.usual_rate(context.total_steps)
         self._temperature = self._kept_fraction = 1.0
         self._check_every = max(1, context.total_steps // 100)
-        self.budget = Budget(
-            method,
-            sites,
-            context,
-            per_layer=method.scope == "layer",
-            flops=method.cost == "flops",
-            least_per_layer=method.min_keep_per_layer,
-        )
+        self.budget = method.budget(sites, context)
         if method.sparsity == 0:
             self.freeze()  # everything is kept: there is nothing to learn and nothing to draw
 

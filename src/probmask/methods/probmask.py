@@ -17,6 +17,7 @@ from probmask.errors import InputError
 from probmask.masking.initialization import check_fans, kaiming_normal_
 from probmask.masking.protocol import Context, Masker, Method
 from probmask.masking.sites import Site
+from probmask.methods.budget import Budget
 from probmask.methods.probabilities import ProbMasker
 from probmask.methods.probmask_official import OfficialProbMasker
 from probmask.methods.recipes import RECIPES, Recipe, RecipeName
@@ -185,6 +186,17 @@ class ProbMask(Method):
     def resolved(self) -> Recipe:
         """What the recipe decides, but for what was said."""
         return RECIPES[self.recipe_name].with_given(self.settings())
+
+    def budget(self, sites: Sequence[Site], context: Context) -> Budget:
+        """What may be kept of these sites."""
+        return Budget(
+            self,
+            sites,
+            context,
+            per_layer=self.scope == "layer",
+            flops=self.cost == "flops",
+            least_per_layer=self.min_keep_per_layer,
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> Masker:
         """Keep every weight for certain; freeze weights if they are not to be trained."""

@@ -27,7 +27,6 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Histogram, Progress
 from probmask.masking.sites import Site
 from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
-from probmask.methods.budget import Budget
 from probmask.methods.forgetting import fade_, is_fresh, was_loaded
 
 if TYPE_CHECKING:
@@ -85,14 +84,7 @@ class TiedMasker(ThresholdMasker):
     def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
         self.method = method
         self.settings = method.resolved
-        self.limits = Budget(
-            method,
-            sites,
-            context,
-            per_layer=method.scope == "layer",
-            flops=method.cost == "flops",
-            least_per_layer=method.min_keep_per_layer,
-        )
+        self.limits = method.budget(sites, context)
         self.outside = usual_outside(method.sparsity) if method.outside is None else method.outside
         self.forget_by = method.forget_by
         self._model: nn.Module | None = context.model  # until training begins
