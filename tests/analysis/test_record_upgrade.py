@@ -1,4 +1,4 @@
-"""Records from before ProbMask had recipes are read as what they would be today."""
+"""Records of earlier formats are read as what they would be today."""
 
 import json
 
@@ -33,6 +33,11 @@ OLD = {
     "clip_norm": None,
     "compat": None,
 }
+# What a format 2 record said of ProbMask itself; all else was None.
+SAID = {"name": "probmask", "sparsity": 0.9, "scope": "global", "cost": "params"} | {
+    "train_weights": True,
+    "min_keep_per_layer": 0,
+}
 
 
 def made_by(method, **changes):
@@ -42,6 +47,11 @@ def made_by(method, **changes):
 
 def old_record(**settings):
     return made_by({**OLD, **settings}, format=1)
+
+
+def record_of_format_2(**settings):
+    """One in which None stands for what the recipe decided."""
+    return made_by({**dict.fromkeys((*OLD, "recipe")), **SAID, **settings}, format=2)
 
 
 def read(directory, made):
@@ -56,11 +66,14 @@ def read(directory, made):
         ({"scope": "layer"}, "probmask recipe=learned scope=layer"),
         ({"freeze_at": None}, "probmask recipe=learned freeze_at=1"),
         ({"ramp_end": 0.6}, "probmask recipe=learned ramp_end=0.6"),
-        ({"train_weights": False}, "probmask train_weights=false"),
-        ({"compat": "official"}, "probmask compat=official"),
-        ({"draws": 2}, "probmask draws=2"),
-        ({"prob_lr": 0.006}, "probmask prob_lr=0.006"),
-        ({"select": "sample", "freeze_at": None}, "probmask freeze_at=1 select=sample"),
+        ({"train_weights": False}, "probmask recipe=learned train_weights=false"),
+        ({"compat": "official"}, "probmask recipe=learned compat=official"),
+        ({"draws": 2}, "probmask recipe=learned draws=2"),
+        ({"prob_lr": 0.006}, "probmask recipe=learned prob_lr=0.006"),
+        (
+            {"select": "sample", "freeze_at": None},
+            "probmask recipe=learned freeze_at=1 select=sample",
+        ),
     ],
     ids=str,
 )
@@ -92,13 +105,49 @@ def test_it_is_the_run_that_the_same_training_is_today(settings, today, tmp_path
     [
         record("gmp", format=1),
         made_by({"name": "mine", "freeze_at": None}, format=1),
-        made_by({"name": "probmask", "recipe": None}, format=1),
-        made_by({"name": "probmask", "freeze_at": None}, format=2),
+        made_by({"name": "probmask", "freeze_at": None}, format=RECORD_FORMAT),
     ],
-    ids=["another method", "somebody's method", "with a recipe", "of today"],
+    ids=["another method", "somebody's method", "of today"],
 )
 def test_every_other_record_is_read_as_it_is(made):
     assert upgraded(made) == made
+
+
+@pytest.mark.parametrize(
+    ("settings", "today"),
+    [
+        ({}, {"temperature_end": 0.01}),
+        ({"recipe": "tied"}, {"temperature_end": 0.01}),
+        ({"temperature_end": 0.005}, {}),
+        ({"recipe": "paper"}, {"recipe": "paper"}),
+        ({"recipe": "learned", "ramp_end": 0.6}, {"recipe": "learned", "ramp_end": 0.6}),
+        ({"draws": 2}, {"recipe": "learned", "draws": 2}),
+    ],
+    ids=str,
+)
+def test_format_2_had_the_recipes_of_then(settings, today, tmp_path):
+    config = small(method={"name": "probmask", "sparsity": 0.9, **today})
+    made = record_of_format_2(**settings)
+    made["config"] = json.loads(json.dumps(to_table(config)))
+    assert read(tmp_path, made).identity == identity_of(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_other_words"),
+    [
+        ({}, {"recipe": "tied"}),
+        ({"recipe": "tied"}, {"temperature_start": 1 / 3, "ramp_end": 0.5, "every": "step"}),
+        ({"recipe": "learned"}, {"recipe": "learned", "freeze_at": 0.6, "draws": 1}),
+        ({"prob_lr": 0.1}, {"recipe": "learned", "prob_lr": 0.1}),
+    ],
+    ids=str,
+)
+def test_one_training_is_one_run_however_it_is_said(settings, in_other_words):
+    one, other = (
+        small(method={"name": "probmask", "sparsity": 0.9, **said})
+        for said in (settings, in_other_words)
+    )
+    assert identity_of(one) == identity_of(other)
 
 
 def test_what_was_said_then_and_what_came_out_stay(tmp_path):

@@ -1,11 +1,13 @@
 """The cut by magnitude: compiled and plain against a sort, ties and odd values included."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmask.core.magnitude_cut import cut_by_magnitude
+from probmask.core.magnitude_cut import cut_by_magnitude, cut_joined
 from probmask.core.threshold import cut_between
 from probmask.errors import NonFiniteError
 from reference.selection import select_top
@@ -19,6 +21,9 @@ def check(weights, scales, keep):
     masks, threshold = cut_by_magnitude(weights, scales, keep, NAMES)
     values = [w.abs() * s for w, s in zip(weights, scales, strict=True)]
     expected = select_top(values, keep)
+    assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
+    assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
+    masks, threshold = cut_joined(values, keep)  # what a GPU does
     assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
     assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
 
@@ -73,3 +78,22 @@ def test_infinity_is_large_and_nan_is_refused():
     weights[1][0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"\(b\) holds a NaN"):
         cut_by_magnitude(weights, (1.0,) * 3, 1, NAMES)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 4])
+def test_joined_values_tell_of_a_nan(keep):
+    values = [torch.tensor([1.0, float("nan")]), torch.tensor([2.0, 3.0])]
+    assert math.isnan(cut_joined(values, keep)[1])
+
+
+def test_joined_values_are_cut_alike_by_deterministic_algorithms():
+    torch.manual_seed(0)
+    values = [torch.randn(40).mul(3).round().abs() for _ in range(3)]
+    masks, threshold = cut_joined(values, 31)
+    torch.use_deterministic_algorithms(True)
+    try:
+        again, same = cut_joined(values, 31)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert threshold == same
+    assert all(map(torch.equal, masks, again))

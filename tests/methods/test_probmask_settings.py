@@ -224,7 +224,7 @@ RECIPES = {
     "tied": {
         "draws": 1,
         "temperature_start": 1 / 3,
-        "temperature_end": 0.01,
+        "temperature_end": 0.005,
         "ramp_begin": 0.0,
         "ramp_end": 0.5,
         "every": "step",

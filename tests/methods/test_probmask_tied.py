@@ -40,7 +40,7 @@ def test_the_network_computes_with_the_weight_times_its_probability(name, steps)
     weights = [weight.double() for _, weight in parts(sparsifier)]
     size = sum(weight.numel() for weight in weights)
     theta = twin.threshold(weights, twin.kept_at(steps / STEPS, keep, size, 0.5))
-    tau = twin.temperature_at(steps / STEPS, 0.5, 1 / 3, 0.01)
+    tau = twin.temperature_at(steps / STEPS, 0.5, 1 / 3, 0.005)
     for (mask, weight), wide in zip(parts(sparsifier), weights, strict=True):
         s = twin.prob(wide, theta, tau)
         torch.testing.assert_close(mask(weight).double(), wide * s, rtol=1e-5, atol=1e-6)
@@ -195,13 +195,13 @@ def test_budget_and_temperature_of_every_update(settings, end):
             metrics = sparsifier.metrics()
             temperatures.append(metrics["temperature"])
             late = max(0, done - ramp_end) / (end - ramp_end)
-            assert temperatures[-1] == pytest.approx((1 / 3) * 0.03**late)
+            assert temperatures[-1] == pytest.approx((1 / 3) * 0.015**late)
             left = 1 - min(1, max(0, done - begin_at) / (ramp_end - begin_at))
             assert metrics["expected_sparsity"] == 1 - round(400 * (0.2 + 0.8 * left**3)) / 400
         step(model, optimizer, batch)
     constant = [t for i, t in enumerate(temperatures) if i / STEPS <= ramp_end]
     assert set(constant) == {1 / 3}
-    assert sparsifier.metrics()["temperature"] == pytest.approx(0.01)
+    assert sparsifier.metrics()["temperature"] == pytest.approx(0.005)
     falling = temperatures[len(constant) - 1 :]
     ratios = [b / a for a, b in itertools.pairwise(falling)]
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
@@ -222,7 +222,7 @@ def test_other_temperatures_and_epochs():
     assert [epoch[0][1] for epoch in epochs] == pytest.approx([0, 0.7, 0.8, 0.8])
 
 
-@pytest.mark.parametrize(("freeze_at", "tau"), [(0.5, 1 / 3), (0.7, 0.01), (1, 0.01)])
+@pytest.mark.parametrize(("freeze_at", "tau"), [(0.5, 1 / 3), (0.7, 0.005), (1, 0.005)])
 def test_the_freeze_leaves_the_weights_times_their_probabilities(freeze_at, tau):
     """Exactly the largest; from then on only these train."""
     model, optimizer, sparsifier = begin("conv", freeze_at=freeze_at, forget_by=0)

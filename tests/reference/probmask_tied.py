@@ -19,7 +19,7 @@ def train(
     lr,
     total,
     ramp_end=0.5,
-    temperature=(1 / 3, 0.01),
+    temperature=(1 / 3, 0.005),
     outside=None,
     forget_by=0.0,
     seen=lambda _: None,

@@ -20,6 +20,9 @@ _MACHINE = frozenset(
     ("accelerator", "channels_last", "devices", "strategy", "threads", "dense_twin")
 )
 
+# The method whose defaults are its recipe's, and the recipe that nobody has to name.
+_OF_RECIPES, _USUAL_RECIPE = "probmask", "tied"
+
 
 def deciding_settings(config: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides the result, without what has its default.
@@ -75,7 +78,11 @@ def _defaults_of(kind: str, name: str) -> Mapping[str, Any]:
 def unusual_settings(method: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a method that are not its defaults."""
     given = {key: value for key, value in method.items() if key != "name"}
-    return _differing(given, _defaults_of("methods", str(method["name"])))
+    usual = _defaults_of("methods", str(method["name"]))
+    if method["name"] == _OF_RECIPES and "recipe" in given:
+        recipe = str(given["recipe"])
+        usual = {**usual, **_defaults_of("recipes", recipe), "recipe": _USUAL_RECIPE}
+    return _differing(given, usual)
 
 
 def _differing(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from probmask.analysis.deciding import DEFAULTS
 from probmask.data import DATA
 from probmask.files import write_atomically
 from probmask.methods import METHODS
+from probmask.methods.recipes import RECIPES
 from probmask.models import MODELS
 from probmask.training.config import OptimizerConfig, TrainConfig
 
@@ -23,11 +24,13 @@ from probmask.training.config import OptimizerConfig, TrainConfig
 def gathered_defaults() -> dict[str, Any]:
     """The defaults as they stand in the code, in the form of JSON.
 
-    ``own_data`` names the data sets that are the user's: only their place tells them apart.
+    ``own_data`` names the data sets that are the user's: only their place tells them apart. Beside
+    the defaults of ProbMask stand what its recipes make of them.
     """
     found = {
         "run": _defaults(TrainConfig),
         "methods": {name: _defaults(kind) for name, kind in METHODS.items()},
+        "recipes": {name: asdict(recipe) for name, recipe in RECIPES.items()},
         "data": {name: asdict(entry.defaults) for name, entry in DATA.items()},
         "own_data": [name for name, entry in DATA.items() if entry.release is None],
         "models": {name: _arguments(entry.build) for name, entry in MODELS.items()},

@@ -12,5 +12,5 @@ def identity_of(config: TrainConfig) -> str:
     threads), versions, and whether a dense twin was trained beside it. Of the user's own data
     ("folder", "npz") the last part of its path stands for it.
     """
-    settings = {"name": config.method["name"], **make_method(config).settings()}
+    settings = {"name": config.method["name"], **make_method(config).full_settings()}
     return digest(deciding_settings(to_table(config), settings))

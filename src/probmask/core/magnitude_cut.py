@@ -4,6 +4,7 @@ The value at which the budget ends is found from two histograms, of the upper an
 of the magnitudes; a third pass writes the masks. Exact, and the same as `select_top` gives.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +38,43 @@ def cut_by_magnitude(
         weight.abs() if scale == 1 else weight.abs().float() * scale
         for weight, scale in zip(weights, scales, strict=True)
     ]
+    devices, dtypes = {value.device for value in values}, {value.dtype for value in values}
+    if len(devices) == len(dtypes) == 1 and "cpu" not in {device.type for device in devices}:
+        masks, threshold = cut_joined(values, keep)
+        if not math.isnan(threshold):
+            return masks, threshold
     masks = select_top(values, keep, names=names)
     return masks, cut_between(values, masks)
+
+
+def cut_joined(values: Sequence[Tensor], keep: int) -> tuple[list[Tensor], float]:
+    """The same of values that are joined for it: for a GPU, which has to be waited for only once.
+
+    The threshold is NaN if some value is, and the masks mean nothing.
+    """
+    flat = torch.cat([value.reshape(-1) for value in values])
+    size = len(flat)
+    if 0 < keep < size:
+        least = _kth_largest(flat, keep)
+        above, equal = flat > least, flat == least
+        mask = above | (equal & (equal.cumsum(0) <= keep - above.count_nonzero()))
+        removed = flat.masked_fill(mask, 0.0).amax().double()
+        threshold = removed + keep / size * (least.double() - removed)
+        threshold = torch.where(flat.amax().isnan(), torch.nan, threshold)
+    else:
+        mask = torch.full_like(flat, keep == size, dtype=torch.bool)
+        threshold = flat.amax() if keep == 0 else flat.amax() * 0
+    parts = torch.split(mask, [value.numel() for value in values])
+    masks = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+    return masks, float(threshold)
+
+
+def _kth_largest(flat: Tensor, k: int) -> Tensor:
+    """The k-th largest entry; a NaN counts as the largest."""
+    place = len(flat) - k
+    if torch.are_deterministic_algorithms_enabled():
+        return flat.sort().values[place]  # on a GPU it refuses kthvalue, for the index it gives too
+    return flat.kthvalue(place + 1).values
 
 
 class _Cut:

@@ -13,12 +13,23 @@ def cut_between(values: Sequence[Tensor], masks: Sequence[Tensor]) -> float:
     entries lie above it, but for ties. It is 0 if everything is kept. Values are not negative.
     """
     pairs = [pair for pair in zip(values, masks, strict=True) if pair[0].numel()]
-    kept = sum(int(torch.count_nonzero(mask)) for _, mask in pairs)
-    size = sum(value.numel() for value, _ in pairs)
+    if not pairs:
+        return 0.0
+    # Together, for a GPU waits whenever a number is asked for.
+    facts = torch.stack([_extremes(value, mask).to(pairs[0][0].device) for value, mask in pairs])
+    counts, most, smallest = facts.cpu().unbind(1)
+    kept, size = int(counts.sum()), sum(value.numel() for value, _ in pairs)
+    removed, least = float(most.amax()), float(smallest.amin())
     if kept == size:
         return 0.0
-    removed = max(float(value.masked_fill(mask, 0.0).amax()) for value, mask in pairs)
-    if kept == 0:
-        return removed
-    least = min(float(value.masked_fill(~mask, torch.inf).amin()) for value, mask in pairs)
-    return removed + kept / size * (least - removed)
+    return removed if kept == 0 else removed + kept / size * (least - removed)
+
+
+def _extremes(value: Tensor, mask: Tensor) -> Tensor:
+    """How many entries are kept, the largest removed (0 if none is), the least kept; in fp64."""
+    found = (
+        mask.count_nonzero(),
+        value.masked_fill(mask, 0.0).amax(),
+        value.masked_fill(~mask, torch.inf).amin(),
+    )
+    return torch.stack([each.double() for each in found])

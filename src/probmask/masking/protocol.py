@@ -276,6 +276,10 @@ class Method(ABC):
         """The method's settings by name, as its constructor takes them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def full_settings(self) -> dict[str, Any]:
+        """The same, None replaced by what it stands for where that can be told without a model."""
+        return self.settings()
+
 
 def keep_of(sparsity: float, size: int) -> int:
     """n - round(sparsity n): how many of ``size`` weights are kept."""

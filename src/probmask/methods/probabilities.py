@@ -16,9 +16,10 @@ from probmask.core.relaxation import bernoulli_mask
 from probmask.core.selection import select_top
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Context, Histogram, Masker, Progress, Trainables
+from probmask.masking.protocol import Context, Progress, Trainables
 from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
+from probmask.methods.deciding import DecidingMasker, count_undecided
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 PAPER_RATE = 6e-3
 _PAPER_UPDATES = 58_800
 _FUSED = ("cpu", "cuda", "xpu")  # devices on which Adam takes one pass over memory
-_BINS = 20  # of the histogram of probabilities
 
 
 class ProbMaskedWeight(MaskedWeight):
@@ -59,15 +59,12 @@ class ProbMaskedWeight(MaskedWeight):
         return masked_draw(weight, self.prob, self.key, self.temperature)
 
 
-class ProbMasker(Masker):
-    """ProbMask at work on one model."""
+class ProbMasker(DecidingMasker):
+    """ProbMask at work on one model whose probabilities are parameters of their own."""
 
     masks: tuple[ProbMaskedWeight, ...]
     site_mask: type[ProbMaskedWeight] = ProbMaskedWeight
     fused = True  # Adam in one pass over memory, a few units of the last place from the plain one
-    against_collapse = (
-        "; min_keep_per_layer=1 forbids it (on the command line: --set method.min_keep_per_layer=1)"
-    )
 
     def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
         super().__init__(sites, [self.site_mask(site) for site in sites])
@@ -144,21 +141,12 @@ class ProbMasker(Masker):
         """Budget, temperature, and how far the probabilities are from a decision."""
         size = sum(prob.numel() for prob in self.probs)
         expected = sum(float(prob.sum(dtype=torch.float64)) for prob in self.probs)
-        undecided = sum(int(((prob > 0.05) & (prob < 0.95)).count_nonzero()) for prob in self.probs)
         return {
             "temperature": self._temperature,
             "kept_fraction": self._kept_fraction,
             "expected_sparsity": 1 - expected / size,
-            "undecided_per_kept": undecided / max(1, self.budget.keep),
+            "undecided_per_kept": count_undecided(self.probs) / max(1, self.budget.keep),
         }
-
-    def histograms(self) -> dict[str, Histogram]:
-        """The probabilities of all layers, as long as they are learned."""
-        if self.frozen:
-            return {}
-        counts = sum(torch.histc(prob, _BINS, min=0, max=1).double() for prob in self.probs)
-        assert isinstance(counts, Tensor)
-        return {"prob": Histogram(0, 1, tuple(int(count) for count in counts))}
 
     def state_dict(self) -> dict[str, Any]:
         """The seed of the noise, the budget and temperature last used, and the frozen masks."""
@@ -191,10 +179,6 @@ class ProbMasker(Masker):
         if self.method.recipe_name == "paper":
             return PAPER_RATE
         return PAPER_RATE * math.cbrt(max(1.0, _PAPER_UPDATES / total_steps))
-
-    def progress(self, now: Progress) -> float:
-        """The part of the training that is done, for schedules."""
-        return now.epoch_fraction if self.settings.every == "epoch" else now.fraction
 
     def scheduled_budget(self, now: Progress) -> float:
         """The fraction of the budget's currency that is kept at this moment."""
@@ -258,8 +242,3 @@ class ProbMasker(Masker):
     def _select(self) -> list[Tensor]:
         ties = [weight.detach().abs() for weight in self.weights]
         return self.budget.select(self.probs, self.budget.final, ties=ties)
-
-    def warn_of_collapse(self, kept: Sequence[float]) -> None:
-        """Name layers without weights, unless each must keep some: then they will."""
-        if self.method.min_keep_per_layer == 0:
-            super().warn_of_collapse(kept)

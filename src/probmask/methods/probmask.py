@@ -9,8 +9,8 @@ default s is a function of w, which a threshold keeps within the budget (`tied`)
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
 from probmask.checks import check_choice, check_count, check_ramp, check_within
 from probmask.errors import InputError
@@ -186,6 +186,10 @@ class ProbMask(Method):
     def resolved(self) -> Recipe:
         """What the recipe decides, but for what was said."""
         return RECIPES[self.recipe_name].with_given(self.settings())
+
+    def full_settings(self) -> dict[str, Any]:
+        """The settings, with the recipe and what it decides."""
+        return {**self.settings(), "recipe": self.recipe_name, **asdict(self.resolved)}
 
     def budget(self, sites: Sequence[Site], context: Context) -> Budget:
         """What may be kept of these sites."""

@@ -30,7 +30,7 @@ RECIPES: dict[RecipeName, Recipe] = {
     "tied": Recipe(
         draws=1,
         temperature_start=1 / 3,
-        temperature_end=0.01,
+        temperature_end=0.005,
         ramp_begin=0.0,
         ramp_end=0.5,
         every="step",

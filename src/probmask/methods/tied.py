@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from probmask.core.shrink import kept_part, power_shrink, temper_removed_
 from probmask.core.threshold import cut_between
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Histogram, Progress
+from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
+from probmask.methods.deciding import DecidingMasker, count_undecided
 from probmask.methods.forgetting import fade_, is_fresh, was_loaded
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
-_BINS = 20  # of the histogram of probabilities
 
 
 class TiedWeight(ThresholdedWeight):
@@ -73,13 +73,10 @@ class TiedWeight(ThresholdedWeight):
         return torch.where(kept, kept_part(wide, threshold, self.power), 0.0)
 
 
-class TiedMasker(ThresholdMasker):
+class TiedMasker(DecidingMasker, ThresholdMasker):
     """ProbMask at work on one model whose weights are their own probabilities."""
 
     masks: tuple[TiedWeight, ...]
-    against_collapse = (
-        "; min_keep_per_layer=1 forbids it (on the command line: --set method.min_keep_per_layer=1)"
-    )
 
     def __init__(self, method: "ProbMask", sites: Sequence[Site], context: Context) -> None:
         self.method = method
@@ -90,7 +87,7 @@ class TiedMasker(ThresholdMasker):
         self._model: nn.Module | None = context.model  # until training begins
         self._fresh = is_fresh(context.model, len(sites))
         self.forgotten = 0.0  # of what the weights began with
-        self._undecided = 0.0
+        self._undecided = 0
         self._temperature = self.settings.temperature_start
         self._check_every = max(1, context.total_steps // 100)
         masks = [TiedWeight(site, 1 / self._temperature) for site in sites]
@@ -104,9 +101,10 @@ class TiedMasker(ThresholdMasker):
             clip_norm=method.clip_norm,
         )
 
-    def progress(self, now: Progress) -> float:
-        """The part of the training that is done, for schedules."""
-        return now.epoch_fraction if self.settings.every == "epoch" else now.fraction
+    @property
+    def probs(self) -> list[Tensor]:
+        """The probabilities of all sites."""
+        return [m.prob(weight) for m, weight in zip(self.masks, self.weights, strict=True)]
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Set temperature and threshold; freeze when it is time."""
@@ -177,7 +175,8 @@ class TiedMasker(ThresholdMasker):
     def freeze(self) -> None:
         """Fix the masks; a layer that has none of its weights left is named."""
         self.refresh_hard_masks()
-        self._undecided = self._count_undecided(settled=True)
+        pairs = zip(self.masks, self.weights, strict=True)
+        self._undecided = count_undecided([m.prob(weight, settled=True) for m, weight in pairs])
         super().freeze()
         for mask in self.masks:
             mask.start = None
@@ -187,21 +186,13 @@ class TiedMasker(ThresholdMasker):
         """Budget, temperature, and how far the probabilities are from a decision."""
         masks = [mask.hard if self.frozen else mask.active for mask in self.masks]
         kept = sum(int(mask.count_nonzero()) for mask in masks)
-        undecided = self._undecided if self.frozen else self._count_undecided()
+        undecided = self._undecided if self.frozen else count_undecided(self.probs)
         return {
             "temperature": self._temperature,
             "expected_sparsity": 1 - kept / self.size,
             "undecided_per_kept": undecided / max(1, self.keep),
             "forgotten": self.forgotten,
         }
-
-    def histograms(self) -> dict[str, Histogram]:
-        """The probabilities of all layers, as long as they are learned."""
-        if self.frozen:
-            return {}
-        counts = sum(torch.histc(prob, _BINS, min=0, max=1).double() for prob in self._probs())
-        assert isinstance(counts, Tensor)
-        return {"prob": Histogram(0, 1, tuple(int(count) for count in counts))}
 
     def state_dict(self) -> dict[str, Any]:
         """What has not yet been forgotten, and the masks once they are frozen."""
@@ -223,11 +214,6 @@ class TiedMasker(ThresholdMasker):
         self._undecided = state["undecided"]
         self._temperature = state["temperature"]
 
-    def warn_of_collapse(self, kept: Sequence[float]) -> None:
-        """Name layers without weights, unless each must keep some: then they will."""
-        if self.method.min_keep_per_layer == 0:
-            super().warn_of_collapse(kept)
-
     def _forget(self, forgotten: float) -> None:
         """Take away what the weights began with, up to this part of it."""
         for mask, weight in zip(self.masks, self.weights, strict=True):
@@ -243,12 +229,3 @@ class TiedMasker(ThresholdMasker):
         done = min(1.0, max(0.0, progress - begin) / max(end - begin, 1e-9))
         start = self.settings.temperature_start
         return float(start * (self.settings.temperature_end / start) ** done)
-
-    def _probs(self, *, settled: bool = False) -> list[Tensor]:
-        pairs = zip(self.masks, self.weights, strict=True)
-        return [mask.prob(weight, settled=settled) for mask, weight in pairs]
-
-    def _count_undecided(self, *, settled: bool = False) -> float:
-        """How many probabilities are neither close to 0 nor to 1."""
-        probs = self._probs(settled=settled)
-        return float(sum(int(((p > 0.05) & (p < 0.95)).count_nonzero()) for p in probs))

@@ -65,7 +65,7 @@ def expand(
 
 def name_of(config: TrainConfig, identity: str) -> str:
     """A directory's name: what the run is for people, and what makes it this one."""
-    label = label_of({"name": config.method["name"], **make_method(config).settings()})
+    label = label_of({"name": config.method["name"], **make_method(config).full_settings()})
     words = f"{config.data}-{config.model}-{label}"
     short = re.sub(r"[^A-Za-z0-9.=]+", "-", words)[:_LONGEST_LABEL].rstrip("-.")
     sparsity = config.method.get("sparsity", 0)

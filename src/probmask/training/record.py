@@ -51,7 +51,7 @@ def make_record(
         }
         for layer, uses in zip(summary.layers, macs.per_weight, strict=True)
     ]
-    settings = make_method(config).settings()
+    settings = make_method(config).full_settings()
     kept = [layer.kept for layer in summary.layers]
     sparse = macs.sparse(kept)
     # In the currency that was asked for.
