@@ -3,16 +3,17 @@
 A step is forward, backward, the optimizers of weights and probabilities, and the projection or the
 cut, with one draw, in the middle of a training: most probabilities at 0, some at 1, some between.
 The ways are timed in turn, in one process: dense, both recipes of ours (tied, the default, and
-learned), and the way of the released code (`released_step.py`). Peak memory is measured afterwards,
-each way in a process of its own: how far the resident memory rises above what it was before the
-network was made.
+learned), the way of the released code (`released_step.py`), and dense once more, which tells how
+far the machine can be trusted. Peak memory is measured afterwards, each way in a process of its
+own: how far the resident memory rises above what it was before the network was made.
 
-    OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2 --clock cpu
+    OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2
 
-``--clock cpu`` counts the processor's seconds of all threads, which other programs disturb least;
-threads that spin while they wait count too, hence OMP_WAIT_POLICY. ``--ways`` also takes any other
-method of the registry; ``--progress`` is where in the training the steps are: a learned mask is
-final from 0.6 on.
+Two clocks run: that of the wall, and the processor's seconds of all threads, which other programs
+disturb less; threads that spin while they wait count there too, hence OMP_WAIT_POLICY. A ratio is
+the median over rounds of the ratio to the dense step of the same round, with its quartiles.
+``--ways`` also takes any other method of the registry; ``--progress`` is where in the training the
+steps are: a learned mask is final from 0.6 on.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,21 +37,27 @@ from probmask.models import build_model
 from released_step import ReleasedStep
 
 OURS = ("tied", "learned")
-WAYS = ("dense", *OURS, "released")
+AGAIN = "dense again"
+WAYS = ("dense", *OURS, "released", AGAIN)
 TOTAL = 10_000  # updates of the training that the steps are taken from
 
 Step = Callable[[], None]
 
 
+Quartiles = tuple[float, float, float]
+
+
 @dataclass(frozen=True)
 class Measured:
-    """One way on one case: the median of its steps, and its peak memory above dense."""
+    """One way on one case: its median step by either clock, and its peak memory above dense."""
 
     case: str
     weights: int
     way: str
-    milliseconds: float
-    ratio: float
+    wall_milliseconds: float
+    wall_ratio: Quartiles
+    cpu_milliseconds: float
+    cpu_ratio: Quartiles
     extra_bytes_per_weight: float | None
 
 
@@ -66,7 +73,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
     if way == "released":
         released = ReleasedStep(model, optimizer, options.sparsity, 1 - 0.97 * options.progress)
         finish = released.after_backward
-    elif way != "dense":
+    elif way not in ("dense", AGAIN):
         settings = {"sparsity": options.sparsity}
         method = (
             probmask.ProbMask(recipe=way, **settings) if way in OURS else METHODS[way](**settings)
@@ -100,19 +107,22 @@ def spread_probabilities_(model: nn.Module) -> None:
             prob.copy_(torch.where(kind < 0.01, 1.0, torch.where(kind < 0.05, between, 0.0)))
 
 
-def time_ways(case: str, options: argparse.Namespace) -> tuple[dict[str, list[float]], int]:
-    """Milliseconds of each step of each way, the ways taken in turn."""
-    clock = time.process_time if options.clock == "cpu" else time.perf_counter
+def time_ways(
+    case: str, options: argparse.Namespace
+) -> tuple[dict[str, list[tuple[float, float]]], int]:
+    """Milliseconds of each step of each way by both clocks; each round begins with another way."""
     steps = {way: make_step(way, case, options) for way in options.ways}
     for step, _ in steps.values():
         for _ in range(2):
             step()
-    times: dict[str, list[float]] = {way: [] for way in steps}
-    for _ in range(options.repeats):
-        for way, (step, _) in steps.items():
-            start = clock()
-            step()
-            times[way].append(1e3 * (clock() - start))
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in steps}
+    for turn in range(options.repeats):
+        first = turn % len(options.ways)
+        for way in options.ways[first:] + options.ways[:first]:
+            wall, cpu = time.perf_counter(), time.process_time()
+            steps[way][0]()
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            times[way].append((1e3 * wall, 1e3 * cpu))
     return times, steps["dense"][1]
 
 
@@ -153,19 +163,41 @@ def resident(field: str) -> int:
 def measure(case: str, options: argparse.Namespace) -> list[Measured]:
     """All ways on one case."""
     times, weights = time_ways(case, options)
-    medians = {way: statistics.median(found) for way, found in times.items()}
-    # Neighbours in time share whatever disturbs the machine.
-    ratios = {
-        way: statistics.median(
-            mine / dense for mine, dense in zip(found, times["dense"], strict=True)
-        )
-        for way, found in times.items()
-    }
+    dense_wall, dense_cpu = zip(*times["dense"], strict=True)
     extra: dict[str, float | None] = dict.fromkeys(times)
     if options.memory:
-        peaks = {way: measure_memory(way, case, options) for way in times}
-        extra = {way: (peak - peaks["dense"]) / weights for way, peak in peaks.items()}
-    return [Measured(case, weights, way, medians[way], ratios[way], extra[way]) for way in times]
+        peaks = {way: measure_memory(way, case, options) for way in times if way != AGAIN}
+        extra |= {way: (peak - peaks["dense"]) / weights for way, peak in peaks.items()}
+    found = []
+    for way, pairs in times.items():
+        wall, cpu = zip(*pairs, strict=True)
+        medians = statistics.median(wall), statistics.median(cpu)
+        ratios = quartiles(wall, dense_wall), quartiles(cpu, dense_cpu)
+        clocks = (medians[0], ratios[0], medians[1], ratios[1])
+        found.append(Measured(case, weights, way, *clocks, extra[way]))
+    return found
+
+
+def quartiles(mine: Sequence[float], dense: Sequence[float]) -> Quartiles:
+    """Of the ratios of neighbours in time, which share whatever disturbs the machine."""
+    low, middle, high = statistics.quantiles(
+        (one / other for one, other in zip(mine, dense, strict=True)), method="inclusive"
+    )
+    return low, middle, high
+
+
+def as_line(row: Measured) -> str:
+    """A row of the table."""
+    cells = [row.case, row.way]
+    for milliseconds, ratio in (
+        (row.wall_milliseconds, row.wall_ratio),
+        (row.cpu_milliseconds, row.cpu_ratio),
+    ):
+        low, middle, high = ratio
+        cells += [f"{milliseconds:.0f}", f"{middle:.2f} ({low:.2f}–{high:.2f})"]
+    extra = row.extra_bytes_per_weight
+    cells.append("" if extra is None or row.way == "dense" else f"{extra:.1f}")
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -176,9 +208,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=ways)
     parser.add_argument("--sparsity", type=float, default=0.98)
     parser.add_argument("--progress", type=float, default=0.45)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--no-memory", dest="memory", action="store_false")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     parser.add_argument("--memory-of", choices=ways, help=argparse.SUPPRESS)
@@ -190,17 +221,17 @@ def main() -> None:
         return
     print(
         f"torch {torch.__version__}, {options.threads} threads, {platform.machine()}, "
-        f"{options.clock} clock, medians of {options.repeats}\n"
+        f"medians of {options.repeats} (and quartiles)\n"
     )
-    print("| network:batch | way | ms per step | times dense | bytes per weight above dense |")
-    print("|---|---|---|---|---|")
+    print(
+        "| network:batch | way | wall ms | times dense | CPU ms | times dense | bytes per weight |"
+    )
+    print("|---|---|---:|---:|---:|---:|---:|")
     found = []
     for case in options.cases:
         for row in measure(case, options):
             found.append(asdict(row))
-            extra = row.extra_bytes_per_weight
-            memory = "" if extra is None else f"{extra:.1f}"
-            print(f"| {case} | {row.way} | {row.milliseconds:.0f} | {row.ratio:.3f} | {memory} |")
+            print(as_line(row), flush=True)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
