@@ -45,6 +45,7 @@ SIZES = {
     "probabilities": Sizes(2, 1),
     "short_budget": Sizes(20 * 3, None),
     "leaderboard": Sizes(16 * 5 * 3 + 3, None),
+    "leaderboard_resnet20": Sizes(14 * 3 * 3, None),
 }
 SCALED = [
     (name, scale)

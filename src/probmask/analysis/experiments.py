@@ -36,6 +36,7 @@ _ORDER = (
     "temperature",
     "short_budget",
     "leaderboard",
+    "leaderboard_resnet20",
 )
 _FEWER_IMAGES = ("train_images", "test_images")
 
