@@ -69,7 +69,9 @@ def _in_full(method: Mapping[str, Any]) -> dict[str, Any]:
     recipe = method.get("recipe") or ("learned" if _is_learned_untold(method) else "tied")
     rest = {key: value for key, value in method.items() if key != "recipe"}
     given = {key: value for key, value in rest.items() if value is not None}
-    return {"name": method["name"], "recipe": recipe, **rest, **_RECIPES[recipe], **given}
+    full = {"name": method["name"], "recipe": recipe, **rest, **_RECIPES[recipe], **given}
+    # The threshold stayed until the masks were frozen.
+    return full | ({"choose_at": full["freeze_at"]} if recipe == "tied" else {})
 
 
 def _is_learned_untold(method: Mapping[str, Any]) -> bool:

@@ -40,6 +40,14 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
     return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
 
 
+def power_grow(effective: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
+    """The w that `power_shrink` takes to ``effective``: |w| = (|e|^p + θ^p)^(1/p)."""
+    size = effective.abs()
+    larger = torch.maximum(size, threshold).clamp_min(torch.finfo(effective.dtype).tiny)
+    total = (size / larger).pow(power) + (threshold / larger).pow(power)
+    return effective.sign() * larger * total.pow(1 / power)
+
+
 def temper_removed_(grad: Tensor, active: Tensor, *, share: float, most: float) -> None:
     """Outside the active entries: g <- share g, g first clamped to ± most times the RMS inside.
 

@@ -141,7 +141,11 @@ class ThresholdMasker(Masker):
             return
         if self.freeze_at is not None and now.fraction >= self.freeze_at:
             self.freeze()
-            return
+        else:
+            self.cut(now)
+
+    def cut(self, now: Progress) -> None:
+        """Train with the largest weights of the budget of this moment."""
         self._kept = self.budget(now)
         masks, thresholds = self.select(self._kept)
         for mask, active, threshold in zip(self.masks, masks, thresholds, strict=True):

@@ -25,7 +25,9 @@ from probmask.methods.tied import TiedMasker
 
 # Settings that only one way of learning has, but for values that ask for nothing.
 _LEARNED_ONLY = ("draws", "prob_lr", "select")
-_TIED_ONLY = ("outside", "forget_by")
+_TIED_ONLY = ("outside", "forget_by", "choose_at")
+# So much of the training before the masks are frozen the choice is final, if nothing else is said.
+_CHOSEN_BEFORE = 0.05
 _HARMLESS: dict[str, tuple[object, ...]] = {"draws": (1,), "select": ("top",)}
 
 
@@ -58,7 +60,9 @@ class ProbMask(Method):
     weights that are removed get the ``outside`` part of the gradient (0.5 for a sparsity above
     0.95, else 1). By ``forget_by`` of the training the values that the weights began with have
     faded out, so that a magnitude shows what was learned (0: they stay); None forgets by 0.5 in a
-    network that is fresh, which is one whose BatchNorm has seen no data, and trained by SGD.
+    network that is fresh, which is one whose BatchNorm has seen no data, and trained by SGD. At
+    ``choose_at`` (None: 0.05 before ``freeze_at``) the choice is final; from there to ``freeze_at``
+    the threshold falls to zero, and the probabilities of the chosen weights go to 1.
 
     ``compat="official"`` steps exactly as the released code does, accidents included: its epsilon
     and two uniforms in the relaxed mask, 21 bisections in fp32, the joint gradient of weights and
@@ -84,6 +88,7 @@ class ProbMask(Method):
     prob_lr: float | None = None
     outside: float | None = None
     forget_by: float | None = None
+    choose_at: float | None = None
     temperature_start: float | None = None
     temperature_end: float | None = None
     ramp_begin: float | None = None
@@ -111,6 +116,11 @@ class ProbMask(Method):
                 f"{settings.temperature_end:g}): the temperature falls; end must not be above "
                 "start."
             )
+        if self.choose_at is not None and self.choose_at > settings.freeze_at:
+            raise InputError(
+                f"ProbMask(choose_at={self.choose_at:g}, freeze_at={settings.freeze_at:g}): what "
+                "is frozen has been chosen; choose_at must not be above freeze_at."
+            )
         if settings.select == "sample" and self.min_keep_per_layer > 0:
             raise InputError(
                 f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
@@ -136,7 +146,7 @@ class ProbMask(Method):
             self._check(name, 1e-9, math.inf, "a positive number")
         for name in ("temperature_start", "temperature_end"):
             self._check(name, 1e-3, 1, "a temperature")
-        for name in ("ramp_begin", "ramp_end", "freeze_at", "forget_by"):
+        for name in ("ramp_begin", "ramp_end", "freeze_at", "forget_by", "choose_at"):
             self._check(name, 0, 1, "a part of the training")
         self._check("outside", 0, 1, "a part of the gradient")
 
@@ -186,6 +196,12 @@ class ProbMask(Method):
     def resolved(self) -> Recipe:
         """What the recipe decides, but for what was said."""
         return RECIPES[self.recipe_name].with_given(self.settings())
+
+    @property
+    def chosen_at(self) -> float:
+        """When the choice of tied probabilities is final, as a part of the training."""
+        end = self.resolved.freeze_at
+        return max(0.0, end - _CHOSEN_BEFORE) if self.choose_at is None else self.choose_at
 
     def full_settings(self) -> dict[str, Any]:
         """The settings, with the recipe and what it decides."""

@@ -30,11 +30,11 @@ RECIPES: dict[RecipeName, Recipe] = {
     "tied": Recipe(
         draws=1,
         temperature_start=1 / 3,
-        temperature_end=0.005,
+        temperature_end=1 / 3,
         ramp_begin=0.0,
         ramp_end=0.5,
         every="step",
-        freeze_at=1.0,
+        freeze_at=0.95,
         select="top",
     ),
     "learned": Recipe(

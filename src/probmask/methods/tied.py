@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from probmask.core.shrink import kept_part, power_shrink, temper_removed_
+from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed_
 from probmask.core.threshold import cut_between
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Progress
@@ -63,6 +63,14 @@ class TiedWeight(ThresholdedWeight):
         """
         super().cut(active, threshold, whole=False)
 
+    def lower_threshold_(self, weight: Tensor, threshold: Tensor) -> None:
+        """Let the weights that are kept give up what the threshold took: their w s stays."""
+        wide = weight if weight.dtype == torch.float64 else weight.float()
+        effective = self.effective(wide, self.active, self.threshold)
+        grown = power_grow(effective, threshold, self.power)
+        weight.copy_(torch.where(self.active, grown, wide))
+        self.threshold.copy_(threshold)
+
     def prob(self, weight: Tensor, *, settled: bool = False) -> Tensor:
         """The probability that each weight is kept: at this moment, or of the final budget."""
         wide = weight.detach().float()
@@ -87,6 +95,8 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         self._model: nn.Module | None = context.model  # until training begins
         self._fresh = is_fresh(context.model, len(sites))
         self.forgotten = 0.0  # of what the weights began with
+        # The thresholds at which the choice became final; none as long as it is open.
+        self._chosen_above: list[float] | None = None
         self._undecided = 0
         self._temperature = self.settings.temperature_start
         self._check_every = max(1, context.total_steps // 100)
@@ -114,14 +124,28 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
                 mask.power.fill_(1 / self._temperature)
         super().before_forward(now, draw)
 
+    def cut(self, now: Progress) -> None:
+        """Train with the largest weights of the budget of this moment, until they are chosen."""
+        if self._chosen_above is None:
+            super().cut(now)
+
+    def choose(self) -> list[Tensor]:
+        """The largest weights of the final budget, or those that have been chosen."""
+        if self._chosen_above is None:
+            return super().choose()
+        for mask in self.masks:
+            mask.settle(float(mask.threshold), whole=False)
+        return [mask.active for mask in self.masks]
+
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Bound the gradients of removed weights by those of the kept ones; then clip."""
         if not self.frozen:
             if now.step == 0:
                 self._begin(now, optimizers)
+            share = self.outside if self._chosen_above is None else 0.0
             for mask, weight in zip(self.masks, self.weights, strict=True):
                 if weight.grad is not None:
-                    temper_removed_(weight.grad, mask.active, share=self.outside, most=_MOST)
+                    temper_removed_(weight.grad, mask.active, share=share, most=_MOST)
         super().after_backward(now, optimizers)
 
     def _begin(self, now: Progress, optimizers: WeightOptimizers) -> None:
@@ -140,13 +164,16 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
                 mask.start = weight.detach().clone()
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Forget some more of what the weights began with; name layers that have lost all."""
+        """Forget some more of what the weights began with; take the threshold back in the end."""
         if self.frozen:
             return
+        done = (now.step + 1) / now.total_steps
         if self.forget_by and self.forgotten < 1:
-            self._forget(min(1.0, (now.step + 1) / now.total_steps / self.forget_by))
+            self._forget(min(1.0, done / self.forget_by))
         if now.step % self._check_every == 0:
             self.warn_of_collapse([float(mask.active.count_nonzero()) for mask in self.masks])
+        if done >= self.method.chosen_at:
+            self._take_threshold_back(done)
 
     def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
         """The largest weights of all sites, and the threshold of each site that they exceed."""
@@ -203,6 +230,9 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             "forget_by": self.forget_by,
             "undecided": self._undecided,
             "temperature": self._temperature,
+            "chosen": None if self._chosen_above is None else [m.active for m in self.masks],
+            "chosen_above": self._chosen_above,
+            "thresholds": [float(mask.threshold) for mask in self.masks],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -213,6 +243,14 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         self.forgotten, self.forget_by = state["forgotten"], state["forget_by"]
         self._undecided = state["undecided"]
         self._temperature = state["temperature"]
+        self._chosen_above = state["chosen_above"]
+        if state["chosen"] is not None:
+            self._kept = self.keep
+            for mask, active, low in zip(
+                self.masks, state["chosen"], state["thresholds"], strict=True
+            ):
+                mask.cut(active, low, whole=False)
+                mask.power.fill_(1 / self._temperature)
 
     def _forget(self, forgotten: float) -> None:
         """Take away what the weights began with, up to this part of it."""
@@ -222,6 +260,23 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             if forgotten == 1:
                 mask.start = None
         self.forgotten = forgotten
+
+    def _take_threshold_back(self, done: float) -> None:
+        """Choose, and lower the threshold to zero until the masks are frozen.
+
+        It has selected, and has no more to do. What it took from a weight that stays, the weight
+        loses for good, so that the network computes what it did, and its probability goes to 1.
+        """
+        if self._chosen_above is None:
+            masks, self._chosen_above = self.select(self.keep)
+            self._kept = self.keep
+            for mask, active, threshold in zip(self.masks, masks, self._chosen_above, strict=True):
+                mask.cut(active, threshold, whole=False)
+        begin, end = self.method.chosen_at, self.settings.freeze_at
+        left = max(0.0, 1 - (done - begin) / max(end - begin, 1e-9))
+        pairs = zip(self.masks, self.weights, self._chosen_above, strict=True)
+        for mask, weight, threshold in pairs:
+            mask.lower_threshold_(weight, torch.full_like(mask.threshold, left * threshold))
 
     def _scheduled_temperature(self, progress: float) -> float:
         """It stays while the budget falls, and then falls itself, evenly in its logarithm."""
