@@ -35,7 +35,7 @@ def conv_network(weights, others, batch):
 @pytest.mark.parametrize("forget_by", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("sparsity", [0.8, 0.96])
 def test_every_update_is_the_one_made_by_hand(forget_by, sparsity):
-    batches = make_batches("conv", STEPS - 1)
+    batches = make_batches("conv", STEPS)
     plain = build("conv")
     expected = []
     twin.train(
@@ -94,7 +94,7 @@ def test_only_weights_that_are_trained_are_forgotten():
     given = model[0].weight.clone()
     rest = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(rest, lr=0.1)
-    method = probmask.ProbMask(sparsity=0.8, forget_by=0.5, freeze_at=1)
+    method = probmask.ProbMask(sparsity=0.8, forget_by=0.5, choose_at=1, freeze_at=1)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
     train(model, optimizer, make_batches("conv", STEPS - 1))
     (_, first), (_, second) = parts(sparsifier)

@@ -69,6 +69,12 @@ REFUSED = [
     ),
     ({"outside": 2}, "ProbMask(outside=2): a part of the gradient, from 0 to 1."),
     ({"forget_by": -0.1}, "ProbMask(forget_by=-0.1): a part of the training, from 0 to 1."),
+    ({"choose_at": 1.1}, "ProbMask(choose_at=1.1): a part of the training, from 0 to 1."),
+    (
+        {"choose_at": 0.8, "freeze_at": 0.7},
+        "ProbMask(choose_at=0.8, freeze_at=0.7): what is frozen has been chosen; choose_at must "
+        "not be above freeze_at.",
+    ),
     (  # above where the recipe starts
         {"temperature_end": 0.5},
         (
@@ -203,7 +209,7 @@ def test_settings_make_the_same_method_again():
         ({}, "tied"),
         ({"draws": 1, "select": "top"}, "tied"),  # what the tied recipe has anyway
         ({"scope": "layer", "cost": "flops", "min_keep_per_layer": 1}, "tied"),
-        ({"outside": 0.1, "forget_by": 0}, "tied"),
+        ({"outside": 0.1, "forget_by": 0, "choose_at": 0.5}, "tied"),
         ({"reinitialize": True, "clip_norm": 3, "freeze_at": 0.6}, "tied"),
         ({"train_weights": False}, "learned"),
         ({"compat": "official"}, "learned"),
@@ -224,11 +230,11 @@ RECIPES = {
     "tied": {
         "draws": 1,
         "temperature_start": 1 / 3,
-        "temperature_end": 0.005,
+        "temperature_end": 1 / 3,
         "ramp_begin": 0.0,
         "ramp_end": 0.5,
         "every": "step",
-        "freeze_at": 1.0,
+        "freeze_at": 0.95,
         "select": "top",
     },
     "learned": {

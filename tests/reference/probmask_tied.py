@@ -19,7 +19,9 @@ def train(
     lr,
     total,
     ramp_end=0.5,
-    temperature=(1 / 3, 0.005),
+    tau=1 / 3,
+    choose_at=0.9,
+    freeze_at=0.95,
     outside=None,
     forget_by=0.0,
     seen=lambda _: None,
@@ -35,26 +37,68 @@ def train(
     velocity = [torch.zeros_like(x) for x in (*w, *others)]
     n = sum(weight.numel() for weight in w)
     keep = n - round(sparsity * n)
+    end = End(keep, total, choose_at, freeze_at, tau)
     for step, batch in enumerate(batches):
-        theta = threshold(w, kept_at(step / total, keep, n, ramp_end))
-        tau = temperature_at(step / total, ramp_end, *temperature)
-        effective = [(x * prob(x, theta, tau)).requires_grad_() for x in w]
+        if end.chosen is None:
+            theta = threshold(w, kept_at(step / total, keep, n, ramp_end))
+            actives = [x.abs() > theta for x in w]
+        else:
+            theta, actives = end.theta, end.chosen
+        effective = [
+            torch.where(active, x * prob(x, theta, tau), 0.0).requires_grad_()
+            for active, x in zip(actives, w, strict=True)
+        ]
         leaves = [other.clone().requires_grad_() for other in others]
         network(effective, leaves, batch).backward()
+        share = outside if end.chosen is None else 0.0
         grads = [
-            tempered(e.grad, x.abs() > theta, outside) for e, x in zip(effective, w, strict=True)
+            tempered(e.grad, active, share) for e, active in zip(effective, actives, strict=True)
         ]
         grads += [leaf.grad for leaf in leaves]
         for x, grad, v in zip((*w, *others), grads, velocity, strict=True):
             v.mul_(MOMENTUM).add_(grad + DECAY * x)
             x -= lr * v
-        if forget_by:
+        if forget_by and not end.frozen:
             left = max(0.0, 1 - (step + 1) / total / forget_by)
             for x, x0 in zip(w, start, strict=True):
                 x -= max(0.0, float((x * x0).sum() / (x0 * x0).sum()) - left) * x0
             forget_by = 0.0 if left == 0 else forget_by
+        end.after_update(w, step)
+        end.freeze_if_due(w, step + 1)
         seen([x.clone() for x in w])
     return w, others
+
+
+class End:
+    """The last part of a training: a choice, a threshold that falls to zero, a frozen mask."""
+
+    def __init__(self, keep, total, choose_at, freeze_at, tau):
+        self.keep, self.total, self.tau = keep, total, tau
+        self.choose_at, self.freeze_at = choose_at, freeze_at
+        self.chosen = None
+        self.frozen = False
+
+    def after_update(self, w, step):
+        done = (step + 1) / self.total
+        if done < self.choose_at - 1e-9 or self.frozen:
+            return
+        if self.chosen is None:
+            self.first = self.theta = threshold(w, self.keep)
+            self.chosen = [x.abs() > self.theta for x in w]
+        left = max(0.0, 1 - (done - self.choose_at) / (self.freeze_at - self.choose_at))
+        p = 1 / self.tau
+        for x, active in zip(w, self.chosen, strict=True):
+            effective = (x * prob(x, self.theta, self.tau)).abs()
+            size = (effective**p + (left * self.first) ** p) ** self.tau
+            x.copy_(torch.where(active, x.sign() * size, x))
+        self.theta = left * self.first
+
+    def freeze_if_due(self, w, step):
+        if step / self.total >= self.freeze_at and not self.frozen:
+            self.frozen = True
+            for x, active in zip(w, self.chosen, strict=True):
+                x.copy_(torch.where(active, x * prob(x, self.theta, self.tau), 0.0))
+            self.theta = 0 * self.theta
 
 
 def kept_at(done, keep, n, ramp_end):
@@ -72,9 +116,9 @@ def threshold(w, keep):
     return goes + keep / len(sizes) * (stays - goes)
 
 
-def temperature_at(done, ramp_end, start, end):
+def temperature_at(done, ramp_end, start, end, freeze_at):
     """Constant while the budget falls; then evenly in its logarithm."""
-    return start * (end / start) ** (max(0.0, done - ramp_end) / (1 - ramp_end))
+    return start * (end / start) ** (max(0.0, done - ramp_end) / (freeze_at - ramp_end))
 
 
 def prob(x, theta, tau):
