@@ -2,18 +2,20 @@
 
     python benchmarks/soft_and_hard.py RUN.toml --sparsity 0.98 0.99 --seeds 0 1
 
-Trains ProbMask's default recipe to the last update and measures the network twice, BatchNorm
-estimated anew both times: computing with w s, as it was trained, and with w wherever s > 0. Once
-the probabilities have converged there is no difference. On validation images if the configuration
-holds some out (`select_on = "val"`), else on test images.
+Trains ProbMask's default recipe and stops three times to measure the network: when the choice is
+about to become final (`choose_at`), when the mask is about to be frozen (`freeze_at`), and at the
+end. Each time twice, BatchNorm estimated anew: computing with w s, as it is trained, and with w
+wherever s > 0. Once the probabilities have converged there is no difference. On validation images
+if the configuration holds some out (`select_on = "val"`), else on test images.
 """
 
 import argparse
 import copy
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -21,8 +23,9 @@ from torch import nn
 
 from probmask.data import DataSource
 from probmask.masking.batchnorm import reestimate_batchnorm
+from probmask.methods.probmask import ProbMask
 from probmask.methods.tied import TiedWeight
-from probmask.training.config import TrainConfig, load_config
+from probmask.training.config import TrainConfig, load_config, make_method
 from probmask.training.evaluate import evaluate_model
 from probmask.training.loop import Training
 from probmask.training.preparation import load_run_data
@@ -32,27 +35,59 @@ from probmask.training.run_directory import RunDirectory
 _HARD = 1e9  # the power at which s is 1 as soon as a weight exceeds the threshold
 
 
-def measure(config: TrainConfig, data: DataSource) -> tuple[float, float, float]:
-    """Accuracy with soft and hard mask in percent, and the undecided in percent of the kept."""
+class Measured(NamedTuple):
+    """One moment: accuracy with soft and hard mask, and the undecided of the kept, in percent."""
+
+    updates: int
+    soft: float
+    hard: float
+    undecided: float
+
+
+def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
+    """Train, and measure just before the choice, before the masks are frozen, and at the end."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    fabric = Fabric(accelerator="cpu", devices=1)
+    found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(config, data, RunDirectory(Path(folder)), fabric)
+        directory = RunDirectory(Path(folder))
+        training = Training(config, data, directory, Fabric(accelerator="cpu", devices=1))
+        moments = moments_of(config, training.total_steps)
+
+        def look(*_: Any) -> None:
+            if training.step + 1 in moments:
+                found.append(measure_now(training, config, data))
+
+        training.raw_optimizer.register_step_post_hook(look)
         training.run(Quiet("", 0))
+    return found
+
+
+def moments_of(config: TrainConfig, total: int) -> set[int]:
+    """After how many updates to look."""
+    method = make_method(config)
+    assert isinstance(method, ProbMask)
+    chosen, frozen = method.chosen_at * total, method.resolved.freeze_at * total
+    return {math.ceil(chosen) - 1, math.ceil(frozen), total}
+
+
+def measure_now(training: Training, config: TrainConfig, data: DataSource) -> Measured:
+    """Both masks on copies of the network as it is."""
     undecided = 100 * training.sparsifier.metrics()["undecided_per_kept"]
-    soft, hard = training.model, copy.deepcopy(training.model)
+    soft, hard = copy.deepcopy(training.model), copy.deepcopy(training.model)
     for module in hard.modules():
         if isinstance(module, TiedWeight):
             module.power.fill_(_HARD)
-    batches = list(data.training(config.epochs, batch_size=config.batch_size, seed=config.seed))
+    accuracies = (accuracy(model, config, data) for model in (soft, hard))
+    return Measured(training.step + 1, *accuracies, undecided)
 
-    def accuracy(model: nn.Module) -> float:
-        reestimate_batchnorm(model, (batch.images for batch in batches))
-        part: Literal["val", "test"] = "val" if config.select_on == "val" else "test"
-        return evaluate_model(model, data, part=part).accuracy
 
-    return accuracy(soft), accuracy(hard), undecided
+def accuracy(model: nn.Module, config: TrainConfig, data: DataSource) -> float:
+    """In percent, BatchNorm estimated anew."""
+    batches = data.training(config.epochs, batch_size=config.batch_size, seed=config.seed)
+    reestimate_batchnorm(model, (batch.images for batch in batches))
+    part: Literal["val", "test"] = "val" if config.select_on == "val" else "test"
+    return evaluate_model(model, data, part=part).accuracy
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,15 +97,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sparsity", type=float, nargs="+", default=[0.98])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args(arguments)
-    print("| sparsity | seed | soft mask, % | hard mask, % | undecided per kept, % |")
-    print("|---:|---:|---:|---:|---:|")
+    print("| sparsity | seed | updates | soft mask, % | hard mask, % | undecided per kept, % |")
+    print("|---:|---:|---:|---:|---:|---:|")
     for sparsity in options.sparsity:
         for seed in options.seeds:
             method = {"name": "probmask", "sparsity": sparsity}
             config = load_config(options.run, [("method", method), ("seed", seed)])
-            soft, hard, undecided = measure(config, load_run_data(config))
-            row = f"| {100 * sparsity:g} | {seed} | {soft:.2f} | {hard:.2f} | {undecided:.2f} |"
-            print(row, flush=True)
+            for found in measure(config, load_run_data(config)):
+                cells = [f"{100 * sparsity:g}", str(seed), f"{found.updates:,}"]
+                cells += [f"{x:.2f}" for x in (found.soft, found.hard, found.undecided)]
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
