@@ -53,6 +53,34 @@ def test_the_best_of_each_sparsity_is_marked_and_equals_share_it():
     assert best == {("gmp", 0.95), ("rigl", 0.95), ("rigl", 0.98)}
 
 
+def test_methods_are_ranked_at_the_sparsity_that_most_of_them_have():
+    (setting,) = compare(
+        runs_of(
+            record("gmp", 0.95, accuracy=60.0),
+            record("rigl", 0.95, accuracy=61.0),
+            record("str", 0.95, accuracy=59.0),
+            record("gmp", 0.98, accuracy=50.0),
+            record("feather", 0.98, accuracy=70.0),
+            record("st3", 0.9, accuracy=70.0),
+        )
+    )
+    assert setting.ranking == ["rigl", "gmp", "str", "st3", "feather"]
+
+
+def test_among_equally_common_sparsities_the_highest_ranks_and_who_missed_it_is_last():
+    missed = record("str", 0.98, accuracy=90.0)
+    missed["layers"][0]["kept"] += 50
+    (setting,) = compare(
+        runs_of(
+            missed,
+            *(record("gmp", sparsity, accuracy=60.0) for sparsity in (0.95, 0.98)),
+            *(record("rigl", sparsity, accuracy=50.0) for sparsity in (0.95, 0.98)),
+            record("feather", 0.95, accuracy=99.0),
+        )
+    )
+    assert setting.ranking == ["gmp", "rigl", "str", "feather"]
+
+
 def test_a_run_that_missed_its_sparsity_is_not_compared():
     missed = record("str", accuracy=90.0)
     missed["layers"][0]["kept"] += 50

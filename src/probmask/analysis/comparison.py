@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -132,6 +133,19 @@ class Setting:
             if len(rivals) > 1:
                 found.update(place for place in rivals if self.cells[place].mean == top)
         return frozenset(found)
+
+
+    @cached_property
+    def ranking(self) -> list[str]:
+        """The methods, best first, at the sparsity that most of them have, or else the highest.
+
+        Those that were not trained to that sparsity come last, in the order of their cells.
+        """
+        counts = Counter(cell.level for cell in self.cells)
+        common = max(counts, key=lambda level: (counts[level], level))
+        judged = [cell for cell in self.cells if cell.level == common]
+        judged.sort(key=lambda cell: (not cell.verified, -cell.mean))
+        return list(dict.fromkeys(cell.label for cell in (*judged, *self.cells)))
 
 
 def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:

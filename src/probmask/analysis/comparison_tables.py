@@ -75,7 +75,7 @@ def _line(setting: Setting, place: int) -> dict[str, Any]:
 def _print_table(setting: Setting, *, markdown: bool) -> None:
     title = ", ".join((setting.title, *setting.details))
     print(f"**{_plain(title)}**\n" if markdown else title)
-    labels = list(dict.fromkeys(cell.label for cell in setting.cells))
+    labels = setting.ranking
     levels = sorted({cell.level for cell in setting.cells})
     places = {(cell.label, cell.level): place for place, cell in enumerate(setting.cells)}
     columns: dict[str, list[str]] = {"method": labels}
