@@ -72,8 +72,10 @@ REFUSED = [
     ({"choose_at": 1.1}, "ProbMask(choose_at=1.1): a part of the training, from 0 to 1."),
     (
         {"choose_at": 0.8, "freeze_at": 0.7},
-        "ProbMask(choose_at=0.8, freeze_at=0.7): what is frozen has been chosen; choose_at must "
-        "not be above freeze_at.",
+        (
+            "ProbMask(choose_at=0.8, freeze_at=0.7): what is frozen has been chosen; choose_at must "
+            "not be above freeze_at."
+        ),
     ),
     (  # above where the recipe starts
         {"temperature_end": 0.5},

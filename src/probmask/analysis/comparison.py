@@ -134,7 +134,6 @@ class Setting:
                 found.update(place for place in rivals if self.cells[place].mean == top)
         return frozenset(found)
 
-
     @cached_property
     def ranking(self) -> list[str]:
         """The methods, best first, at the sparsity that most of them have, or else the highest.
