@@ -73,8 +73,8 @@ REFUSED = [
     (
         {"choose_at": 0.8, "freeze_at": 0.7},
         (
-            "ProbMask(choose_at=0.8, freeze_at=0.7): what is frozen has been chosen; choose_at must "
-            "not be above freeze_at."
+            "ProbMask(choose_at=0.8, freeze_at=0.7): what is frozen has been chosen; choose_at "
+            "must not be above freeze_at."
         ),
     ),
     (  # above where the recipe starts
