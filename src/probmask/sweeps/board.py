@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from probmask.analysis.records import Run
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -63,12 +65,14 @@ class Board:
         """A run tells where it is."""
         self.running[name].show(status)
 
-    def finish(self, name: str, accuracy: float) -> None:
-        """A run has come to its end."""
-        seconds = time.monotonic() - self.running.pop(name).begun
+    def finish(self, name: str, run: Run) -> None:
+        """A run has come to its end; the test images are not shown where others are to judge."""
+        took = duration(time.monotonic() - self.running.pop(name).begun)
         self.done += 1
         self.done_here += 1
-        self.say(f"[{self.done}/{self.total}] {name}: {accuracy:.2f} % in {duration(seconds)}")
+        held_out = run.validation_accuracy
+        result = f"{run.accuracy:.2f} %" if held_out is None else f"{held_out:.2f} % (validation)"
+        self.say(f"[{self.done}/{self.total}] {name}: {result} in {took}")
 
     def fail(self, name: str, reason: str) -> None:
         """A run has failed."""

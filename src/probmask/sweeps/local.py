@@ -113,7 +113,7 @@ class _Pool:
         self._free.append(child.slot)
         _close(child)
         if child.outcome is not None and child.outcome["kind"] == "finished":
-            self._board.finish(planned.name, self._directory.put_record(planned).accuracy)
+            self._board.finish(planned.name, self._directory.put_record(planned))
             return
         reason = child.outcome["reason"] if child.outcome else _last_words(child)
         self._directory.put_failure(planned, reason)

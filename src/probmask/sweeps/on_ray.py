@@ -124,7 +124,7 @@ class _Cluster:
             self._board.fail(planned.name, came["reason"])
             return
         self._bring_home(RunDirectory(job.directory), came["files"])
-        self._board.finish(planned.name, self._directory.put_record(planned).accuracy)
+        self._board.finish(planned.name, self._directory.put_record(planned))
 
     def _bring_home(self, run: RunDirectory, files: Mapping[str, bytes]) -> None:
         run.path.mkdir(parents=True, exist_ok=True)
