@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.made_up import record
+from analysis import made_up
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.cli import main
 from probmask.errors import InputError
@@ -279,7 +279,7 @@ def test_a_line_for_every_event():
         board.start("b", resumed=True)
         board.show("a", STATUS)
         assert board.summary().startswith("1 of 4 done, 2 running, 1 to come")
-        board.finish("a", Run("a", record(accuracy=91.234)))
+        board.finish("a", Run("a", made_up.record(accuracy=91.234)))
         board.fail("b", "no luck")
         assert board.summary().startswith("2 of 4 done, 0 running, 1 to come, 1 failed; about")
     assert lines[:2] == ["a: begins", "b: goes on"]
@@ -292,7 +292,7 @@ def test_where_images_are_held_out_their_accuracy_is_shown_not_that_of_the_test(
     board = Board(1, done=0, failed=0, say=lines.append)
     board.start("a", resumed=False)
     selection = {"on": "val", "correct": 8712, "total": 10000, "accuracy": 87.12}
-    board.finish("a", Run("a", {**record(accuracy=91.234), "selection": selection}))
+    board.finish("a", Run("a", {**made_up.record(accuracy=91.234), "selection": selection}))
     assert lines[1].startswith("[1/1] a: 87.12 % (validation) in ")
 
 
