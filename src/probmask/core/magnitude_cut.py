@@ -1,9 +1,10 @@
 """The largest weights of all tensors, and the threshold between them and the rest.
 
 The value at which the budget ends is found as by Floyd and Rivest: a sample tells about where it
-is, and one pass counts what is above that, and every value close to it. If the sample misled, two
-histograms, of the upper and of the lower bits of the magnitudes, find the value in any case. A last
-pass writes the masks. Exact, and the same as `select_top` gives.
+is, and a pass counts what is above that, and every value close to it; if it was not close enough,
+once more. If the sample misleads altogether, two histograms, of the upper and of the lower bits of
+the magnitudes, find the value in any case. A last pass writes the masks. Exact, and the same as
+`select_top` gives.
 """
 
 import math
@@ -18,11 +19,11 @@ from probmask.core.compiled import Span, in_parts_of, kernels_for
 from probmask.core.selection import select_top
 from probmask.core.threshold import cut_between
 
-# The sample holds at least so many entries, in runs that come one after the other in memory.
-_SAMPLE, _STEP, _RUN = 1 << 15, 256, 64
-# fp32 values that are counted around its guess: 0.4 to 0.8 % of it to either side. The sample is
-# off by a tenth of a per cent of all entries, which is less.
+# The sample holds at least so many entries, in runs that are one line of the cache each.
+_SAMPLE, _STEP, _RUN = 1 << 15, 256, 16
+# fp32 values that are counted around a guess: 0.4 to 0.8 % of it to either side.
 _WINDOW = 1 << 16
+_GUESSES = 3  # as a rule one or two are enough
 _INFINITY = 0x7F800000  # the bits of the largest fp32 value; what is above is no number
 
 
@@ -98,7 +99,7 @@ class _Cut:
 
     def masks(self, keep: int) -> tuple[list[Tensor], float] | None:
         """The masks of so many, and the threshold."""
-        found = self._near(self._guess(keep), keep) or self._anywhere(keep)
+        found = self._near(keep) or self._anywhere(keep)
         if found is None:
             return None
         cut, rest = found
@@ -115,38 +116,51 @@ class _Cut:
         least, most = (float(np.array(bits, np.int32).view(np.float32)) for bits in (cut, removed))
         return masks, most + keep / sum(self._sizes) * (least - most)
 
-    def _guess(self, keep: int) -> int:
-        """About the bits of the least value that is kept."""
-        size = sum(self._sizes)
-        step = max(1, min(size // _SAMPLE, _STEP))
+    def _near(self, keep: int) -> tuple[int, int] | None:
+        """The bits of the least value kept, how many of it; None if no guess hits, or for NaNs."""
+        sample = self._sample()
+        ratio = len(sample) / sum(self._sizes)
+        from_top = keep * ratio
+        for _ in range(_GUESSES):
+            guess = int(sample[min(max(0, len(sample) - 1 - int(from_top)), len(sample) - 1)])
+            base = min(max(0, guess - _WINDOW // 2), _INFINITY + 1 - _WINDOW)
+            counts, above, top = self._window(base)
+            inside = int(counts.sum())
+            if top > _INFINITY:
+                return None
+            if above < keep <= above + inside:
+                place, rest = _reach(counts, keep - above)
+                return base + place, rest
+            # It is on this side of an edge above which the number is known by now: the sample has
+            # to tell no more than how far from it, and errs by far less.
+            edge, known = (base + _WINDOW, above) if keep <= above else (base, above + inside)
+            from_top = len(sample) - int(np.searchsorted(sample, edge)) + (keep - known) * ratio
+        return None
+
+    def _sample(self) -> Any:
+        """The bits of some of the values, sorted."""
+        step = max(1, min(sum(self._sizes) // _SAMPLE, _STEP))
         runs = []
         for x, scale in self._entries:
             whole = len(x) // (step * _RUN) * step * _RUN
             sampled = x[:whole].reshape(-1, step, _RUN)[:, 0].ravel() if whole else x[::step]
             with np.errstate(over="ignore"):
                 runs.append(np.abs(sampled) * scale)
-        values = np.concatenate(runs)
-        place = min(len(values) - 1, len(values) * (size - keep) // size)
-        return int(np.partition(values, place)[place].view(np.int32))
+        return np.sort(np.concatenate(runs).view(np.int32))
 
-    def _near(self, guess: int, keep: int) -> tuple[int, int] | None:
-        """The bits of the least value kept, how many of it; None if that is not near, or NaNs."""
-        base = min(max(0, guess - _WINDOW // 2), _INFINITY + 1 - _WINDOW)
+    def _window(self, base: int) -> tuple[Any, int, int]:
+        """How often each value from these bits on occurs, how many are above, the largest bits."""
 
         def part(spans: list[Span]) -> tuple[Any, int, int]:
             counts, above, top = np.zeros(_WINDOW, np.int32), 0, 0
             for k, begin, end in spans:
                 x, scale = self._entries[k]
                 more, most = self._kernels.count_window(x[begin:end], scale, base, counts)
-                above, top = above + more, max(top, most)
+                above, top = above + int(more), max(top, int(most))
             return counts, above, top
 
-        all_counts, aboves, tops = zip(*in_parts_of(self._sizes, part), strict=True)
-        counts, above = np.sum(all_counts, 0), sum(aboves)
-        if max(tops) > _INFINITY or not above < keep <= above + counts.sum():
-            return None
-        place, rest = _reach(counts, keep - above)
-        return base + place, rest
+        counts, above, top = zip(*in_parts_of(self._sizes, part), strict=True)
+        return np.sum(counts, 0), sum(above), max(top)
 
     def _anywhere(self, keep: int) -> tuple[int, int] | None:
         """The same wherever it is; None if there are NaNs."""
