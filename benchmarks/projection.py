@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from probmask.core import budget_root
+from probmask.core.budget_passes import PlainPasses
+from probmask.core.compiled_passes import CompiledPasses
 from probmask.core.projection import project_
 from probmask.masking.sites import find_sites
 from probmask.models import build_model
@@ -61,18 +62,24 @@ def bisect_(probs: Sequence[Tensor], keep: float) -> float:
 
 def count_passes(probs: Sequence[Tensor], keep: float) -> int:
     """How often `project_` evaluates the budget over all entries."""
-    n, passes, kept = sum(z.numel() for z in probs), 0, budget_root._kept
+    passes, ways = 0, (PlainPasses, CompiledPasses)
+    plain = [way.kept for way in ways]
 
-    def counting(chunks: budget_root.Chunks, *rest: object, exact: bool) -> float:
-        nonlocal passes
-        passes += sum(len(z) for z, _ in chunks) == n
-        return kept(chunks, *rest, exact=exact)
+    def counted(kept: Callable[..., float]) -> Callable[..., float]:
+        def counting(*given: object, **options: object) -> float:
+            nonlocal passes
+            passes += 1
+            return kept(*given, **options)
 
-    budget_root._kept = counting
+        return counting
+
+    for way, kept in zip(ways, plain, strict=True):
+        way.kept = counted(kept)
     try:
         project_([z.clone() for z in probs], keep)
     finally:
-        budget_root._kept = kept
+        for way, kept in zip(ways, plain, strict=True):
+            way.kept = kept
     return passes
 
 

@@ -31,3 +31,16 @@ def test_parts_of_all_sizes_share_one_pool(monkeypatch):
         assert [begin for begin, _ in parts] == ends[:-1]
         assert ends[-1] == count
         assert compiled._pool(os.getpid(), 3) is pool
+
+
+def test_parts_of_many_tensors_are_all_of_each_once(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    sizes = [0, 50_000, 7, 0, 100_000, 1]
+    parts = compiled.in_parts_of(sizes, lambda spans: spans)
+    assert len(parts) == 3
+    ends = [0] * len(sizes)
+    for k, begin, end in (span for spans in parts for span in spans):
+        assert ends[k] == begin < end
+        ends[k] = end
+    assert ends == sizes
+    assert compiled.in_parts_of([], lambda spans: spans) == [[]]

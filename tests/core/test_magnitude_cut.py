@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmask.core.magnitude_cut import cut_by_magnitude, cut_joined
+from probmask.core.magnitude_cut import _Cut, cut_by_magnitude, cut_joined
 from probmask.core.threshold import cut_between
 from probmask.errors import NonFiniteError
 from reference.selection import select_top
@@ -59,6 +59,52 @@ def test_threads_share_the_work():
     order = values.argsort(descending=True, stable=True)
     assert torch.equal(torch.cat(masks).nonzero().flatten(), order[:keep].sort().values)
     assert threshold == float(values[order[keep]])
+
+
+def misleading(count):
+    """Small where a sample of runs looks, large elsewhere."""
+    weight = torch.randn(count)
+    weight[: count // 64 * 64].view(-1, 64)[::2] *= 1e-3
+    return weight
+
+
+LARGE = {
+    "normal": torch.randn,
+    "heavy tails": lambda count: torch.randn(count) ** 9,
+    "misleading": misleading,
+    "equal but one": lambda count: torch.ones(count).index_fill_(0, torch.tensor([7]), 2.0),
+    "zero": torch.zeros,
+    "tiny": lambda count: 1e-40 * torch.randn(count),
+    "largest": lambda count: torch.randn(count).clamp(-1, 1) * torch.finfo(torch.float32).max,
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("keep", [1, 3000, 60_000, 139_999])
+def test_a_sample_may_mislead_but_the_cut_is_exact(name, keep):
+    torch.manual_seed(0)
+    weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
+    masks, threshold = cut_by_magnitude(weights, (1.0,) * 3, keep, NAMES)
+    values = torch.cat([w.abs() for w in weights])
+    order = values.argsort(descending=True, stable=True)
+    assert torch.equal(torch.cat(masks).nonzero().flatten(), order[:keep].sort().values)
+    kept, removed = (float(values[order[k]]) for k in (keep - 1, keep))
+    assert threshold == pytest.approx(removed + keep / 140_000 * (kept - removed), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("name", ["normal", "misleading", "equal but one"])
+def test_by_the_sample_or_by_histograms_the_value_is_the_same(name):
+    kernels = pytest.importorskip("probmask.core.cut_kernels")
+    torch.manual_seed(0)
+    weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
+    cut = _Cut(kernels, weights, (1.0, 2.0, 0.5))
+    for keep in (1, 3000, 60_000, 139_999):
+        exact = cut._anywhere(keep)
+        hits = name == "normal" and keep < 139_999  # the least of all may be anywhere
+        assert cut._near(keep) in ((exact,) if hits else (None, exact))
+        counts, above, _ = cut._window(exact[0] - 100)
+        assert above + counts[101:].sum() + exact[1] == keep
+        assert counts[100] >= exact[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

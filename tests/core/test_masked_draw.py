@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,46 @@ def test_value_and_gradients_are_those_of_the_twin(way, tau):
     tolerance = (4e-6 + 3e-7 / tau) * (10 if way == "plain" else 1)
     for mine, true in zip(found, expected(*given, tau), strict=True):
         torch.testing.assert_close(mine.double(), true, rtol=tolerance, atol=1e-18)
+
+
+def mostly_closed(open_part, count=5003):
+    """Most probabilities at 0 or 1, so that the open ones are gathered; some blocks have none."""
+    weight, prob, grad = problem(count)
+    generator = torch.Generator().manual_seed(2)
+    closed = torch.rand(count, generator=generator) >= open_part
+    prob = torch.where(closed, (prob > 0.6).float(), prob)
+    prob[1000:2100] = 0
+    return weight, prob, grad
+
+
+@pytest.mark.parametrize("open_part", [0.0, 0.003, 0.05, 0.25])
+@pytest.mark.parametrize("tau", [1.0, 0.5, 0.03])
+def test_few_open_probabilities_are_those_of_the_twin_too(way, open_part, tau):
+    given = mostly_closed(open_part)
+    found = drawn(*given, tau)
+    tolerance = (4e-6 + 3e-7 / tau) * (10 if way == "plain" else 1)
+    for mine, true in zip(found, expected(*given, tau), strict=True):
+        torch.testing.assert_close(mine.double(), true, rtol=tolerance, atol=1e-18)
+
+
+@pytest.mark.parametrize("open_part", [0.0, 0.003, 0.05, 0.25, 1.0])
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_gathered_or_not_the_bits_are_the_same(open_part, tau):
+    kernels = pytest.importorskip("probmask.core.draw_kernels")
+    weight, prob, grad = mostly_closed(open_part)
+    weight[17], prob[5], prob[6], grad[19] = torch.inf, torch.nan, -0.0, torch.nan
+    w, s, g = (x.numpy() for x in (weight, prob, grad))
+    places = np.arange(len(w), dtype=np.int32)
+    given = 40, np.uint32(KEY[0]), np.uint32(KEY[1]), np.float32(1 / tau)
+    found, plain = np.zeros((2, 3, len(w)), np.float32)
+    kernels.forward(w, s, found[0], *given)
+    kernels._forward(w, s, places, plain[0], *given)
+    ends = np.float32(tau == 1)
+    kernels.backward(g, w, s, found[1], found[2], *given, ends)
+    kernels._backward(g, w, s, places, plain[1], plain[2], *given, ends)
+    number = ~np.isnan(plain)
+    assert np.array_equal(number, ~np.isnan(found))
+    assert np.array_equal(found[number].view(np.int32), plain[number].view(np.int32))
 
 
 @pytest.mark.parametrize("end", [0.0, 1.0])

@@ -11,9 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from probmask.core import projection
+from probmask.core.compiled_passes import kernels_over
 from probmask.core.projection import project_
 from probmask.errors import InputError, NonFiniteError
 from reference.projection import project, project_huge, project_with_costs
+
+pytestmark = pytest.mark.usefixtures("way")
 
 SHAPES = [(7,), (3, 5), (), (4, 2, 3, 3), (0,), (1,), (2, 0, 3), (250, 270)]
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -311,6 +315,39 @@ def test_same_input_same_bits() -> None:
     assert len(set(results)) == 1
 
 
+def test_the_number_of_threads_changes_no_bit(way: str) -> None:
+    if way == "plain":
+        pytest.skip("PyTorch's sums depend on the threads")
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        probs = draw("after Adam", shapes=[(900, 900), (70_001,), (33,)])
+        results.append((project_(probs, 5000.0), flat(probs).tobytes()))
+    assert len(set(results)) == 1
+
+
+def test_compiled_and_plain_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    for costs in (None, [1.0, 0.3, 7.0]):
+        results = []
+        for kernels in (kernels_over, lambda sites: None):
+            monkeypatch.setattr(projection, "kernels_over", kernels)
+            probs = draw("after Adam", shapes=[(900, 900), (70_001,), (33,)])
+            v = project_(probs, 5000.0, costs=costs)
+            results.append((v, flat(probs)))
+        (v, s), (w, t) = results
+        assert v == pytest.approx(w, rel=1e-6)
+        np.testing.assert_allclose(s, t, atol=4e-7 * v, rtol=1e-6)
+
+
+def test_a_tensor_knows_that_it_was_written() -> None:
+    probs = [torch.rand(40), torch.nn.Parameter(torch.rand(6, 5)), torch.rand(4, 6).t()]
+    versions = [z._version for z in probs]
+    project_(probs, 3.0)
+    assert all(z._version > old for z, old in zip(probs, versions, strict=True))
+    with torch.inference_mode():
+        project_([torch.rand(40)], 3.0)
+
+
 # Layout
 
 
@@ -494,6 +531,17 @@ def test_shards_agree_with_the_whole(name: str, keep: float) -> None:
     np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=slack(expected, keep))
     if 0 < keep < 1e9:
         assert abs(sum(flat(shard).sum() for shard in shards[:2]) - keep) < 1e-6 * keep
+
+
+def test_ranks_with_and_without_kernels_agree() -> None:
+    """fp64 on one of them has no kernels; all look at the same values of v."""
+    probs = draw("after Adam", shapes=[(300_000,), (64, 10)])
+    shards = [[probs[0][:1000].clone()], [probs[0][1000:].double(), probs[1].clone()]]
+    v = project_(probs, 3000.0)
+    first, second = project_shards(shards, 3000.0)
+    assert first == second
+    assert first == pytest.approx(v, rel=1e-6)
+    assert abs(sum(flat(shard).sum() for shard in shards) - 3000.0) < 3e-3
 
 
 def test_every_rank_hears_of_a_nan() -> None:

@@ -1,5 +1,6 @@
 """Shrinking and tempered gradients: compiled and plain against their definitions in fp64."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,19 @@ def test_close_to_the_threshold_nothing_is_lost():
         torch.testing.assert_close(
             found.double(), weight.double() * part ** (1 / power), rtol=4e-6, atol=0
         )
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.3, 0.62, 0.64, 1.0])
+@pytest.mark.parametrize("theta", [0.0, 0.2])
+def test_gathered_or_not_the_bits_are_the_same(part, theta):
+    kernels = pytest.importorskip("probmask.core.shrink_kernels")
+    torch.manual_seed(0)
+    weight, active = torch.randn(5003), torch.rand(5003) < part
+    given = weight.numpy(), active.numpy(), np.float32(theta), np.float32(3)
+    found, plain = np.zeros((2, 5003), np.float32)
+    kernels.power(*given, found)
+    kernels._power(*given, plain)
+    assert np.array_equal(found.view(np.int32), plain.view(np.int32))
 
 
 def test_ties_at_the_threshold_are_zero_even_if_active():

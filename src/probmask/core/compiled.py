@@ -2,12 +2,12 @@
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 _LEAST = 1 << 15  # entries below which waking another thread takes longer than they do
 _PLAIN = (Tensor, nn.Parameter)
+Span = tuple[int, int, int]
 
 
 def kernels_for(name: str, *tensors: Tensor) -> Any:
@@ -41,6 +42,20 @@ def in_parts(count: int, work: Callable[[int, int], Any]) -> list[Any]:
     pool = _pool(os.getpid(), torch.get_num_threads() - 1)
     pending = [pool.submit(work, *part) for part in others]
     return [work(*first), *(each.result() for each in pending)]
+
+
+def in_parts_of(sizes: Sequence[int], work: Callable[[list[Span]], Any]) -> list[Any]:
+    """The same of tensors of these sizes together: threads are handed work once, not for each.
+
+    ``work`` gets what belongs to its part: which tensor, from which entry on and up to which.
+    """
+    bounds = list(pairwise(accumulate(sizes, initial=0)))
+
+    def part(begin: int, end: int) -> Any:
+        spans = [(k, max(begin, a) - a, min(end, b) - a) for k, (a, b) in enumerate(bounds)]
+        return work([span for span in spans if span[1] < span[2]])
+
+    return in_parts(sum(sizes), part)
 
 
 @lru_cache

@@ -11,6 +11,7 @@ from probmask.core.vector_math import bits_of
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 LOW = 15  # bits of the second digit; the first has the 16 above it
 _LOW = np.int32(LOW)
+_BLOCK = 64
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
 
@@ -28,6 +29,31 @@ def count_second(x, scale, first, counts):
         bits = bits_of(abs(x[i]) * scale)
         if bits >> _LOW == first:
             counts[bits & _LOW_MASK] += 1
+
+
+@njit(**_OPTIONS)
+def count_window(x, scale, base, counts):
+    """Count the bits of |x| scale from ``base`` on; how many are above them, and the largest bits.
+
+    Few are inside: most blocks are looked at by vector code only.
+    """
+    end = np.int32(base + len(counts))
+    above, top = 0, np.int32(0)
+    for begin in range(0, len(x), _BLOCK):
+        part = x[begin : min(len(x), begin + _BLOCK)]
+        over, from_base = np.int32(0), np.int32(0)
+        for i in range(len(part)):
+            bits = bits_of(abs(part[i]) * scale)
+            over = np.int32(over + np.int32(bits >= end))
+            from_base = np.int32(from_base + np.int32(bits >= base))
+            top = max(top, bits)
+        above += over
+        if from_base > over:
+            for i in range(len(part)):
+                bits = bits_of(abs(part[i]) * scale)
+                if (bits >= base) & (bits < end):
+                    counts[bits - base] += 1
+    return above, top
 
 
 @njit(**_OPTIONS)

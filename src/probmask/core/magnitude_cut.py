@@ -1,7 +1,10 @@
 """The largest weights of all tensors, and the threshold between them and the rest.
 
-The value at which the budget ends is found from two histograms, of the upper and of the lower bits
-of the magnitudes; a third pass writes the masks. Exact, and the same as `select_top` gives.
+The value at which the budget ends is found as by Floyd and Rivest: a sample tells about where it
+is, and a pass counts what is above that, and every value close to it; if it was not close enough,
+once more. If the sample misleads altogether, two histograms, of the upper and of the lower bits of
+the magnitudes, find the value in any case. A last pass writes the masks. Exact, and the same as
+`select_top` gives.
 """
 
 import math
@@ -12,10 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmask.core.compiled import in_parts, kernels_for
+from probmask.core.compiled import Span, in_parts_of, kernels_for
 from probmask.core.selection import select_top
 from probmask.core.threshold import cut_between
 
+# The sample holds at least so many entries, in runs that are one line of the cache each.
+_SAMPLE, _STEP, _RUN = 1 << 15, 256, 16
+# fp32 values that are counted around a guess: 0.4 to 0.8 % of it to either side.
+_WINDOW = 1 << 16
+_GUESSES = 3  # as a rule one or two are enough
 _INFINITY = 0x7F800000  # the bits of the largest fp32 value; what is above is no number
 
 
@@ -31,9 +39,9 @@ def cut_by_magnitude(
     size = sum(weight.numel() for weight in weights)
     simple = all(w.dtype == torch.float32 and w.is_contiguous() for w in weights)
     if kernels is not None and simple and 0 < keep < size:
-        cut = _Cut(kernels, weights, scales)
-        if cut.ordered:
-            return cut.masks(keep, size)
+        found = _Cut(kernels, weights, scales).masks(keep)
+        if found is not None:
+            return found
     values = [
         weight.abs() if scale == 1 else weight.abs().float() * scale
         for weight, scale in zip(weights, scales, strict=True)
@@ -78,7 +86,7 @@ def _kth_largest(flat: Tensor, k: int) -> Tensor:
 
 
 class _Cut:
-    """One cut through these weights; `ordered` unless some are NaN."""
+    """One cut through these weights; None if some are NaN."""
 
     def __init__(self, kernels: Any, weights: Sequence[Tensor], scales: Sequence[float]) -> None:
         self._kernels = kernels
@@ -87,55 +95,112 @@ class _Cut:
             (weight.reshape(-1).numpy(), np.float32(scale))
             for weight, scale in zip(weights, scales, strict=True)
         ]
-        self._first = self._histogram(1 << 31 - kernels.LOW, kernels.count_first)
-        # Infinity is the first entry of its digit, NaNs are the others.
-        self.ordered = not self._first[_INFINITY >> kernels.LOW :].any()
+        self._sizes = [weight.numel() for weight in weights]
 
-    def masks(self, keep: int, size: int) -> tuple[list[Tensor], float]:
+    def masks(self, keep: int) -> tuple[list[Tensor], float] | None:
         """The masks of so many, and the threshold."""
-        low = self._kernels.LOW
-        first, rest = _reach(self._first, keep)
-        second = self._histogram(1 << low, self._kernels.count_second, np.int32(first))
-        last, rest = _reach(second, rest)
-        cut = np.int32(first << low | last)  # the bits of the least value kept
-        masks = []
-        removed = -1
-        for weight, (x, scale) in zip(self._weights, self._entries, strict=True):
-            mask = torch.empty(weight.shape, dtype=torch.bool, device="cpu")
-            equal, below = self._mark(x, scale, cut, mask.view(-1).numpy())
-            if equal:
-                flat = mask.view(-1).numpy()
-                taken = min(equal, rest)
-                value = np.array(cut).view(np.float32)
-                flat[np.flatnonzero(np.abs(x) * scale == value)[:taken]] = True
-                rest -= taken
-                removed = max(removed, int(cut) if taken < equal else -1)
-            removed = max(removed, below)
-            masks.append(mask)
+        found = self._near(keep) or self._anywhere(keep)
+        if found is None:
+            return None
+        cut, rest = found
+        masks = [torch.empty(w.shape, dtype=torch.bool, device="cpu") for w in self._weights]
+        flat = [mask.view(-1).numpy() for mask in masks]
+        equal, removed = self._mark(np.int32(cut), flat)
+        value = np.array(cut, np.int32).view(np.float32)
+        for k in np.flatnonzero(equal):
+            x, scale = self._entries[k]
+            taken = min(equal[k], rest)
+            flat[k][np.flatnonzero(np.abs(x) * scale == value)[:taken]] = True
+            rest -= taken
+            removed = max(removed, cut if taken < equal[k] else -1)
         least, most = (float(np.array(bits, np.int32).view(np.float32)) for bits in (cut, removed))
-        return masks, most + keep / size * (least - most)
+        return masks, most + keep / sum(self._sizes) * (least - most)
 
-    def _mark(self, x: Any, scale: Any, cut: Any, out: Any) -> tuple[int, int]:
-        def part(begin: int, end: int) -> tuple[int, int]:
-            equal, below = self._kernels.mark(x[begin:end], scale, cut, out[begin:end])
-            return int(equal), int(below)
+    def _near(self, keep: int) -> tuple[int, int] | None:
+        """The bits of the least value kept, how many of it; None if no guess hits, or for NaNs."""
+        sample = self._sample()
+        ratio = len(sample) / sum(self._sizes)
+        from_top = keep * ratio
+        for _ in range(_GUESSES):
+            guess = int(sample[min(max(0, len(sample) - 1 - int(from_top)), len(sample) - 1)])
+            base = min(max(0, guess - _WINDOW // 2), _INFINITY + 1 - _WINDOW)
+            counts, above, top = self._window(base)
+            inside = int(counts.sum())
+            if top > _INFINITY:
+                return None
+            if above < keep <= above + inside:
+                place, rest = _reach(counts, keep - above)
+                return base + place, rest
+            # It is on this side of an edge above which the number is known by now: the sample has
+            # to tell no more than how far from it, and errs by far less.
+            edge, known = (base + _WINDOW, above) if keep <= above else (base, above + inside)
+            from_top = len(sample) - int(np.searchsorted(sample, edge)) + (keep - known) * ratio
+        return None
 
-        equal, below = zip(*in_parts(len(x), part), strict=True)
-        return sum(equal), max(below)
+    def _sample(self) -> Any:
+        """The bits of some of the values, sorted."""
+        step = max(1, min(sum(self._sizes) // _SAMPLE, _STEP))
+        runs = []
+        for x, scale in self._entries:
+            whole = len(x) // (step * _RUN) * step * _RUN
+            sampled = x[:whole].reshape(-1, step, _RUN)[:, 0].ravel() if whole else x[::step]
+            with np.errstate(over="ignore"):
+                runs.append(np.abs(sampled) * scale)
+        return np.sort(np.concatenate(runs).view(np.int32))
+
+    def _window(self, base: int) -> tuple[Any, int, int]:
+        """How often each value from these bits on occurs, how many are above, the largest bits."""
+
+        def part(spans: list[Span]) -> tuple[Any, int, int]:
+            counts, above, top = np.zeros(_WINDOW, np.int32), 0, 0
+            for k, begin, end in spans:
+                x, scale = self._entries[k]
+                more, most = self._kernels.count_window(x[begin:end], scale, base, counts)
+                above, top = above + int(more), max(top, int(most))
+            return counts, above, top
+
+        counts, above, top = zip(*in_parts_of(self._sizes, part), strict=True)
+        return np.sum(counts, 0), sum(above), max(top)
+
+    def _anywhere(self, keep: int) -> tuple[int, int] | None:
+        """The same wherever it is; None if there are NaNs."""
+        low = self._kernels.LOW
+        upper = self._histogram(1 << 31 - low, self._kernels.count_first)
+        # Infinity is the first entry of its digit, NaNs are the others.
+        if upper[_INFINITY >> low :].any():
+            return None
+        first, rest = _reach(upper, keep)
+        lower = self._histogram(1 << low, self._kernels.count_second, np.int32(first))
+        last, rest = _reach(lower, rest)
+        return first << low | last, rest
 
     def _histogram(self, bins: int, count: Any, *digit: Any) -> Any:
-        """Of all entries, each thread counting its part of every tensor on its own."""
-        total = np.zeros(bins, np.int64)
-        for x, scale in self._entries:
-
-            def part(begin: int, end: int, x: Any = x, scale: Any = scale) -> Any:
-                counts = np.zeros(bins, np.int32)
+        def part(spans: list[Span]) -> Any:
+            counts = np.zeros(bins, np.int32)
+            for k, begin, end in spans:
+                x, scale = self._entries[k]
                 count(x[begin:end], scale, *digit, counts)
-                return counts
+            return counts
 
-            for counts in in_parts(len(x), part):
-                total += counts
-        return total
+        return np.sum(in_parts_of(self._sizes, part), 0)
+
+    def _mark(self, cut: Any, masks: list[Any]) -> tuple[list[int], int]:
+        """Set what is above; how many of each tensor are equal, and the largest bits below."""
+
+        def part(spans: list[Span]) -> list[tuple[int, int, int]]:
+            found = []
+            for k, begin, end in spans:
+                x, scale = self._entries[k]
+                found.append(
+                    (k, *self._kernels.mark(x[begin:end], scale, cut, masks[k][begin:end]))
+                )
+            return found
+
+        equal, removed = [0] * len(masks), -1
+        for k, same, below in (one for part in in_parts_of(self._sizes, part) for one in part):
+            equal[k] += int(same)
+            removed = max(removed, int(below))
+        return equal, removed
 
 
 def _reach(counts: Any, keep: int) -> tuple[int, int]:

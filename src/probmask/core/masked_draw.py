@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from probmask.core.compiled import in_parts, kernels_for
 from probmask.core.counter_noise import logistic
+from probmask.core.large_pages import room_for
 from probmask.core.relaxation import logit, relaxed_slope
 
 
@@ -61,8 +62,7 @@ def _wide(x: Tensor) -> Tensor:
 
 def _room_for(x: Tensor) -> Tensor:
     """For a result of this shape, in row-major order, in fp32 at least."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.empty(x.shape, dtype=wide, device="cpu")
+    return room_for(x.shape, torch.promote_types(x.dtype, torch.float32))
 
 
 def _flat(x: Tensor) -> Any:

@@ -7,21 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from probmask.core.budget_root import (
-    Chunks,
+from probmask.core.budget_passes import (
     Cost,
     Entries,
     Extent,
-    Sample,
+    Passes,
+    PlainPasses,
     Shift,
     Total,
-    clip,
-    solve,
+    extremes,
 )
+from probmask.core.budget_root import Sample, solve, stride_for
+from probmask.core.compiled_passes import CompiledPasses, kernels_over
 from probmask.errors import InputError, NonFiniteError
-
-# Entries handled at a time: they stay in cache, and dispatch costs little beside the arithmetic.
-_CHUNK = 1 << 19
 
 
 def project_(
@@ -58,14 +56,13 @@ def project_(
 
     keep = float(keep)  # numpy's numbers would warn where ours turn infinite
     sites = _sites(probs, costs, names)
-    extent = _survey(sites, total)
-    chunks = _chunks(sites)
+    passes, n = _passes(sites, total)
+    extent = _survey(sites, passes, n, total)
     if keep == 0 or extent.top == 0:
         shift = Shift(extent.top, extent.top, 1.0)  # every v ≥ max z/c leaves Σ c·s = 0
     else:
-        shift = solve(chunks, Sample(sites, extent, total), keep, extent, total)
-    for z, c in chunks:
-        _write_(z, c, shift)
+        shift = solve(passes, Sample(passes, extent, total), keep, extent)
+    passes.write_(shift)
     for site in sites:
         if not site.ordered.is_contiguous():
             site.ordered.copy_(site.z.view(site.ordered.shape))
@@ -110,23 +107,37 @@ def _site(z: Tensor, c: Cost, name: str) -> Entries:
     return Entries(ordered, ordered.reshape(-1), c, name)
 
 
-def _survey(sites: Sequence[Entries], total: Total) -> Extent:
+def _passes(sites: Sequence[Entries], total: Total) -> tuple[Passes, int]:
+    """The way to pass over the entries, and their number on all ranks.
+
+    Compiled unless some rank cannot: the others would look at other values of v.
+    """
+    kernels = kernels_over(sites)
+    found = [float(kernels is None), float(sum(len(site.z) for site in sites))]
+    device = sites[0].z.device if sites else None
+    without, n = total(torch.tensor(found, dtype=torch.float64, device=device))
+    if without:
+        return PlainPasses(sites, total), int(n)
+    return CompiledPasses(kernels, sites, total), int(n)
+
+
+def _survey(sites: Sequence[Entries], passes: Passes, n: int, total: Total) -> Extent:
     """The extent of the problem; an error for what has no projection."""
-    costs = _extremes([site.c for site in sites], empty=1.0)
+    costs = extremes([site.c for site in sites], empty=1.0)
     for site, (low, high) in zip(sites, costs, strict=True):
         if not (low > 0 and high < math.inf):
             raise InputError(
                 f"project_(cost {high if low > 0 else low} for {site.name}): costs must be "
                 "positive and finite; leave out of probs what costs nothing."
             )
-    ends = _extremes([site.z for site in sites], empty=0.0)
+    ends = passes.extremes(stride_for(n))
     finite = [math.isfinite(low) and math.isfinite(high) for low, high in ends]
     broken = [site.name for site, good in zip(sites, finite, strict=True) if not good]
     # The sum of the maxima bounds them all, and a sum is what `reduce` offers.
     top = sum(max(high, 0.0) / c for (_, high), (c, _) in zip(ends, costs, strict=True))
-    found = [float(len(broken)), top, float(sum(len(site.z) for site in sites))]
+    found = [float(len(broken)), top]
     device = sites[0].z.device if sites else None
-    failures, top, n = total(torch.tensor(found, dtype=torch.float64, device=device))
+    failures, top = total(torch.tensor(found, dtype=torch.float64, device=device))
     if failures:
         raise NonFiniteError(
             f"project_({', '.join(broken) or 'a tensor of another rank'}): NaN and infinity have "
@@ -136,30 +147,6 @@ def _survey(sites: Sequence[Entries], total: Total) -> Extent:
         least=min((low for low, _ in ends), default=0.0),
         most=max((high for _, high in ends), default=0.0),
         top=min(top * (1 + 1e-15), sys.float_info.max),  # 1e-15: z/c and v·c are rounded
-        n=int(n),
+        n=n,
         unit=all(pair == (1, 1) for pair in costs),
     )
-
-
-def _extremes(values: Sequence[Cost], *, empty: float) -> list[tuple[float, float]]:
-    """(min, max) of each, NaN if that is among the entries; waits for the device only once."""
-    tensors = [t for t in values if isinstance(t, Tensor)]
-    pairs = [torch.stack(t.aminmax()) if len(t) else t.new_full((2,), empty) for t in tensors]
-    found = iter(torch.stack([pair.double() for pair in pairs]).tolist() if pairs else [])
-    return [tuple(next(found)) if isinstance(t, Tensor) else (t, t) for t in values]
-
-
-def _chunks(sites: Sequence[Entries]) -> Chunks:
-    chunks: Chunks = []
-    for site in sites:
-        z = torch.split(site.z, _CHUNK)
-        c = torch.split(site.c, _CHUNK) if isinstance(site.c, Tensor) else [site.c] * len(z)
-        chunks += zip(z, c, strict=True)
-    return chunks
-
-
-def _write_(z: Tensor, c: Cost, shift: Shift) -> None:
-    if shift.share == 1:
-        clip(z, c, shift.a, out=z)
-    else:
-        z.copy_(clip(z, c, shift.a) * shift.share + clip(z, c, shift.b) * (1 - shift.share))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from probmask.core.compiled import in_parts, kernels_for
+from probmask.core.large_pages import room_for
 
 
 def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
     """
     kernels = kernels_for("shrink_kernels", weight, active, threshold, power)
     if kernels is not None and weight.dtype == torch.float32:
-        out = torch.empty(weight.shape, dtype=torch.float32, device="cpu")
+        out = room_for(weight.shape)
         w, a, o = _flat(weight), _flat(active), _flat(out)
         cut, p = np.float32(threshold.item()), np.float32(power.item())
 
