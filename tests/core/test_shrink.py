@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from probmask.core.shrink import kept_part, power_shrink, temper_removed_
+from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed_
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -26,6 +26,21 @@ def test_it_is_the_root_of_the_difference_of_powers(theta, power):
     expected = torch.where(active, in_double(weight, theta, power), 0.0)
     torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=0)
     assert not torch.signbit(found[~active]).any()
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("theta", [0.0, 1e-30, 0.7, 2.0])
+def test_growing_takes_shrinking_back(theta, power):
+    torch.manual_seed(0)
+    size = torch.cat((torch.zeros(1), torch.rand(3000) * max(2 * theta, 1e-20)))
+    theta, power = torch.tensor(theta), torch.tensor(power)
+    grown = power_grow(size, theta, power)
+    assert grown[0] == theta
+    assert bool((grown >= torch.maximum(size, theta) * (1 - 1e-6)).all())
+    # Where almost all of a weight is the threshold's, fp32 has no digits left for what is kept.
+    told_apart = size > 0.3 * theta
+    found = power_shrink(grown, grown > theta, theta, power)
+    torch.testing.assert_close(found[told_apart], size[told_apart], rtol=1e-3, atol=0)
 
 
 def test_three_is_feathers_rule():

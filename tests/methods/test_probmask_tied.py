@@ -334,6 +334,25 @@ def test_once_chosen_nobody_comes_or_goes():
         assert torch.equal(layer.weight != 0, active)
 
 
+def test_what_falls_below_the_threshold_goes_down_with_it_and_is_never_zero():
+    model, optimizer, sparsifier = tied("conv", steps=90, total_steps=100)
+    mask, weight = parts(sparsifier)[0]
+    place = mask.active.flatten().nonzero()[0]
+    first = float(mask.threshold)
+    for group in optimizer.param_groups:
+        group.update(lr=0.0)
+    with torch.no_grad():
+        weight.view(-1)[place] = -0.5 * first
+    seen = []
+    for batch in make_batches("conv", 5):
+        step(model, optimizer, batch)
+        seen.append(float(weight.detach().view(-1)[place]))
+    falls = [-0.8, -0.6, -0.4, -0.2, -(2.0**-20)]
+    assert seen == pytest.approx([fall * first for fall in falls], rel=1e-3)
+    sparsifier.finalize()
+    assert int(sum(layer.weight.count_nonzero() for layer in (model[0], model[4]))) == 94
+
+
 @pytest.mark.parametrize("steps", [89, 90, 92, 94, 96])
 def test_a_resume_while_the_threshold_falls_is_exact(steps):
     batches = make_batches("conv", 100)

@@ -90,6 +90,7 @@ class End:
         for x, active in zip(w, self.chosen, strict=True):
             effective = (x * prob(x, self.theta, self.tau)).abs()
             size = (effective**p + (left * self.first) ** p) ** self.tau
+            size = size.clamp(min=self.first * 2.0**-20)
             x.copy_(torch.where(active, x.sign() * size, x))
         self.theta = left * self.first
 

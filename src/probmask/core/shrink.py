@@ -41,12 +41,11 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
     return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
 
 
-def power_grow(effective: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
-    """The w that `power_shrink` takes to ``effective``: |w| = (|e|^p + θ^p)^(1/p)."""
-    size = effective.abs()
-    larger = torch.maximum(size, threshold).clamp_min(torch.finfo(effective.dtype).tiny)
+def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
+    """The |w| that `power_shrink` takes to ``size``: (size^p + θ^p)^(1/p); θ itself to 0."""
+    larger = torch.maximum(size, threshold).clamp_min(torch.finfo(size.dtype).tiny)
     total = (size / larger).pow(power) + (threshold / larger).pow(power)
-    return effective.sign() * larger * total.pow(1 / power)
+    return larger * total.pow(1 / power)
 
 
 def temper_removed_(grad: Tensor, active: Tensor, *, share: float, most: float) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
 
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
+_LEAST = 2.0**-20  # of the last threshold: what a weight that is kept has at least
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
 
 
@@ -63,12 +64,16 @@ class TiedWeight(ThresholdedWeight):
         """
         super().cut(active, threshold, whole=False)
 
-    def lower_threshold_(self, weight: Tensor, threshold: Tensor) -> None:
-        """Let the weights that are kept give up what the threshold took: their w s stays."""
+    def lower_threshold_(self, weight: Tensor, threshold: Tensor, least: float) -> None:
+        """Let the weights that are kept give up what the threshold took: their w s stays.
+
+        One that has fallen below the threshold goes down with it, but not below ``least``: what is
+        kept is never zero, or the network would have fewer weights than it was asked to keep.
+        """
         wide = weight if weight.dtype == torch.float64 else weight.float()
         effective = self.effective(wide, self.active, self.threshold)
-        grown = power_grow(effective, threshold, self.power)
-        weight.copy_(torch.where(self.active, grown, wide))
+        grown = power_grow(effective.abs(), threshold, self.power).clamp_min(least)
+        weight.copy_(torch.where(self.active, torch.where(wide < 0, -grown, grown), wide))
         self.threshold.copy_(threshold)
 
     def prob(self, weight: Tensor, *, settled: bool = False) -> Tensor:
@@ -276,7 +281,8 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         left = max(0.0, 1 - (done - begin) / max(end - begin, 1e-9))
         pairs = zip(self.masks, self.weights, self._chosen_above, strict=True)
         for mask, weight, threshold in pairs:
-            mask.lower_threshold_(weight, torch.full_like(mask.threshold, left * threshold))
+            lower = torch.full_like(mask.threshold, left * threshold)
+            mask.lower_threshold_(weight, lower, least=_LEAST * threshold)
 
     def _scheduled_temperature(self, progress: float) -> float:
         """It stays while the budget falls, and then falls itself, evenly in its logarithm."""
