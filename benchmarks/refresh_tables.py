@@ -16,7 +16,9 @@ from pathlib import Path
 from probmask.cli import main as run_command
 
 ROOT = Path(__file__).parents[1]
-_TABLE = re.compile(r"(<!-- probmask (compare .*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_TABLE = re.compile(
+    r"(<!-- probmask (compare [^\n]*) -->\n)(?:(?!<!--).)*(<!-- end -->\n)", re.DOTALL
+)
 
 
 def refresh(page: Path) -> bool:

@@ -68,7 +68,7 @@ def moments_of(config: TrainConfig, total: int) -> set[int]:
     method = make_method(config)
     assert isinstance(method, ProbMask)
     chosen, frozen = method.chosen_at * total, method.resolved.freeze_at * total
-    return {math.ceil(chosen) - 1, math.ceil(frozen), total}
+    return {math.ceil(chosen) - 1, math.ceil(frozen) - 1, total}
 
 
 def measure_now(training: Training, config: TrainConfig, data: DataSource) -> Measured:

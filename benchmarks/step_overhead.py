@@ -224,7 +224,8 @@ def main() -> None:
         f"medians of {options.repeats} (and quartiles)\n"
     )
     print(
-        "| network:batch | way | wall ms | times dense | CPU ms | times dense | bytes per weight |"
+        "| network:batch | way | wall ms | times dense | CPU ms | times dense | "
+        "bytes per weight above dense |"
     )
     print("|---|---|---:|---:|---:|---:|---:|")
     found = []

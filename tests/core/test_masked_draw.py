@@ -74,14 +74,16 @@ def test_few_open_probabilities_are_those_of_the_twin_too(way, open_part, tau):
 
 @pytest.mark.parametrize("open_part", [0.0, 0.003, 0.05, 0.25, 1.0])
 @pytest.mark.parametrize("tau", [1.0, 0.5])
-def test_gathered_or_not_the_bits_are_the_same(open_part, tau):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gathered_or_not_the_bits_are_the_same(dtype, open_part, tau):
     kernels = pytest.importorskip("probmask.core.draw_kernels")
     weight, prob, grad = mostly_closed(open_part)
+    weight, grad = weight.to(dtype) / 3, grad.to(dtype) / 3
     weight[17], prob[5], prob[6], grad[19] = torch.inf, torch.nan, -0.0, torch.nan
     w, s, g = (x.numpy() for x in (weight, prob, grad))
     places = np.arange(len(w), dtype=np.int32)
     given = 40, np.uint32(KEY[0]), np.uint32(KEY[1]), np.float32(1 / tau)
-    found, plain = np.zeros((2, 3, len(w)), np.float32)
+    found, plain = np.zeros((2, 3, len(w)), w.dtype)
     kernels.forward(w, s, found[0], *given)
     kernels._forward(w, s, places, plain[0], *given)
     ends = np.float32(tau == 1)
@@ -89,7 +91,7 @@ def test_gathered_or_not_the_bits_are_the_same(open_part, tau):
     kernels._backward(g, w, s, places, plain[1], plain[2], *given, ends)
     number = ~np.isnan(plain)
     assert np.array_equal(number, ~np.isnan(found))
-    assert np.array_equal(found[number].view(np.int32), plain[number].view(np.int32))
+    assert np.array_equal(found[number].view(np.uint8), plain[number].view(np.uint8))
 
 
 @pytest.mark.parametrize("end", [0.0, 1.0])

@@ -1,5 +1,6 @@
 """Tied probabilities: the rule, the gradients of removed weights, schedules, budgets."""
 
+import copy
 import io
 import itertools
 
@@ -351,6 +352,54 @@ def test_what_falls_below_the_threshold_goes_down_with_it_and_is_never_zero():
     assert seen == pytest.approx([fall * first for fall in falls], rel=1e-3)
     sparsifier.finalize()
     assert int(sum(layer.weight.count_nonzero() for layer in (model[0], model[4]))) == 94
+
+
+@pytest.mark.parametrize("steps", [5, 60, 91, 93, 94])
+@pytest.mark.parametrize("settings", [{}, {"cost": "flops"}, {"choose_at": 1, "freeze_at": 1}])
+def test_wherever_a_training_ends_as_many_weights_are_not_zero_as_are_kept(settings, steps):
+    batches = make_batches("conv", steps)
+    model, optimizer, sparsifier = begin(
+        "conv", total_steps=100, example_inputs=batches[0][0], **settings
+    )
+    for group in optimizer.param_groups:
+        group.update(lr=0.5)  # so that some fall below the threshold
+    train(model, optimizer, batches)
+    kept = sparsifier.finalize().kept
+    assert kept > 50
+    assert int(sum(layer.weight.count_nonzero() for layer in (model[0], model[4]))) == kept
+
+
+@pytest.mark.parametrize("steps", [89, 92, 94, 97])
+def test_the_weights_alone_tell_what_is_kept(steps):
+    """A network that gets nothing else, as an averaged copy does, has the same mask."""
+    model, _, sparsifier = tied("conv", steps=steps, total_steps=100)
+    copied, _, other = tied("conv", total_steps=100)
+    copied.load_state_dict(model.state_dict())
+    sparsifier._masker.refresh_hard_masks()
+    other._masker.refresh_hard_masks()
+    for (mask, _), (same, _) in zip(parts(sparsifier), parts(other), strict=True):
+        assert torch.equal(mask.hard, same.hard)
+
+
+def test_how_many_were_undecided_when_frozen_is_not_counted_again():
+    _, _, sparsifier = tied("conv", steps=95, total_steps=100, choose_at=0.9, freeze_at=0.9)
+    before = sparsifier.metrics()["undecided_per_kept"]
+    assert before > 0.3
+    masker = sparsifier._masker
+    sparsifier.finalize()
+    assert masker.metrics()["undecided_per_kept"] == before
+
+
+def test_back_to_the_beginning():
+    model, optimizer, sparsifier = begin("conv")
+    states = [copy.deepcopy(x.state_dict()) for x in (model, optimizer, sparsifier)]
+    batches = make_batches("conv", STEPS)
+    train(model, optimizer, batches)
+    once = state_of(model)
+    for part, state in zip((model, optimizer, sparsifier), states, strict=True):
+        part.load_state_dict(state)
+    train(model, optimizer, batches)
+    assert_same_state(state_of(model), once)
 
 
 @pytest.mark.parametrize("steps", [89, 90, 92, 94, 96])

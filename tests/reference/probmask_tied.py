@@ -91,7 +91,8 @@ class End:
             effective = (x * prob(x, self.theta, self.tau)).abs()
             size = (effective**p + (left * self.first) ** p) ** self.tau
             size = size.clamp(min=self.first * 2.0**-20)
-            x.copy_(torch.where(active, x.sign() * size, x))
+            lower = left * self.first
+            x.copy_(torch.where(active, x.sign() * size, x.clamp(-lower, lower)))
         self.theta = left * self.first
 
     def freeze_if_due(self, w, step):

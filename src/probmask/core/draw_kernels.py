@@ -114,8 +114,8 @@ def forward(weight, prob, out, first, key0, key1, a):
     """out = w m."""
     everywhere = np.arange(_BLOCK).astype(np.int32)
     places = np.zeros(_BLOCK, np.int32)
-    few = np.ones((3, _BLOCK), np.float32)
-    few_w, few_s, few_out = few[0], few[1], few[2]
+    few_w, few_out = np.ones((2, _BLOCK), weight.dtype)
+    few_s = np.ones(_BLOCK, prob.dtype)
     for begin in range(0, len(out), _BLOCK):
         part = slice(begin, min(len(out), begin + _BLOCK))
         w, s, o, start = weight[part], prob[part], out[part], first + begin
@@ -149,8 +149,8 @@ def backward(grad, weight, prob, to_weight, to_prob, first, key0, key1, a, at_en
     """to_weight = g m, to_prob = g w dm/ds; `at_ends` multiplies the slope at s = 0 and s = 1."""
     everywhere = np.arange(_BLOCK).astype(np.int32)
     places = np.zeros(_BLOCK, np.int32)
-    few = np.ones((5, _BLOCK), np.float32)
-    few_g, few_w, few_s, few_to_w, few_to_s = few[0], few[1], few[2], few[3], few[4]
+    few_g, few_w, few_to_w = np.ones((3, _BLOCK), weight.dtype)
+    few_s, few_to_s = np.ones((2, _BLOCK), prob.dtype)
     for begin in range(0, len(grad), _BLOCK):
         part = slice(begin, min(len(grad), begin + _BLOCK))
         g, w, s, start = grad[part], weight[part], prob[part], first + begin

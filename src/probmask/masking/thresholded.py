@@ -1,8 +1,8 @@
 """Weights that are in the network as long as they exceed a threshold, which all of them may cross.
 
 Unlike under a stored mask, a weight outside goes on being trained: it gets the gradient of the
-effective weight, or a part of it, and comes back when it has grown. Everything is a function of
-the weights and of the progress, so that nothing has to be saved for a resume.
+effective weight, or a part of it, and comes back when it has grown. Here everything is a function
+of the weights and of the progress, so that nothing has to be saved for a resume.
 """
 
 from abc import abstractmethod

@@ -68,12 +68,15 @@ class TiedWeight(ThresholdedWeight):
         """Let the weights that are kept give up what the threshold took: their w s stays.
 
         One that has fallen below the threshold goes down with it, but not below ``least``: what is
-        kept is never zero, or the network would have fewer weights than it was asked to keep.
+        kept is never zero, or the network would have fewer weights than it was asked to keep. And
+        those that are removed stay below the threshold, so that the weights go on telling who is
+        kept: an averaged copy has nothing else to go by.
         """
         wide = weight if weight.dtype == torch.float64 else weight.float()
         effective = self.effective(wide, self.active, self.threshold)
         grown = power_grow(effective.abs(), threshold, self.power).clamp_min(least)
-        weight.copy_(torch.where(self.active, torch.where(wide < 0, -grown, grown), wide))
+        kept = torch.where(wide < 0, -grown, grown)
+        weight.copy_(torch.where(self.active, kept, wide.clamp(-threshold, threshold)))
         self.threshold.copy_(threshold)
 
     def prob(self, weight: Tensor, *, settled: bool = False) -> Tensor:
@@ -177,8 +180,9 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             self._forget(min(1.0, done / self.forget_by))
         if now.step % self._check_every == 0:
             self.warn_of_collapse([float(mask.active.count_nonzero()) for mask in self.masks])
-        if done >= self.method.chosen_at:
-            self._take_threshold_back(done)
+        begin, end = self.method.chosen_at, self.settings.freeze_at
+        if done >= begin:
+            self._take_threshold_back(max(0.0, 1 - (done - begin) / max(end - begin, 1e-9)))
 
     def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
         """The largest weights of all sites, and the threshold of each site that they exceed."""
@@ -206,9 +210,13 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
 
     def freeze(self) -> None:
         """Fix the masks; a layer that has none of its weights left is named."""
+        if self.frozen:
+            return
         self.refresh_hard_masks()
         pairs = zip(self.masks, self.weights, strict=True)
         self._undecided = count_undecided([m.prob(weight, settled=True) for m, weight in pairs])
+        if self.keep < self.size:
+            self._take_threshold_back(0.0)
         super().freeze()
         for mask in self.masks:
             mask.start = None
@@ -227,7 +235,8 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What has not yet been forgotten, and the masks once they are frozen."""
+        """What has not yet been forgotten, what has been chosen, the masks once they are frozen."""
+        chosen = [mask.active.clone() for mask in self.masks]
         return {
             **super().state_dict(),
             "start": [mask.start for mask in self.masks],
@@ -235,7 +244,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             "forget_by": self.forget_by,
             "undecided": self._undecided,
             "temperature": self._temperature,
-            "chosen": None if self._chosen_above is None else [m.active for m in self.masks],
+            "chosen": None if self._chosen_above is None else chosen,
             "chosen_above": self._chosen_above,
             "thresholds": [float(mask.threshold) for mask in self.masks],
         }
@@ -245,7 +254,9 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         super().load_state_dict(state)
         for mask, weight, start in zip(self.masks, self.weights, state["start"], strict=True):
             mask.start = None if start is None else torch.empty_like(weight).copy_(start)
-        self.forgotten, self.forget_by = state["forgotten"], state["forget_by"]
+        self.forgotten = state["forgotten"]
+        if state["forget_by"] is not None:  # else it was saved before the training began
+            self.forget_by = state["forget_by"]
         self._undecided = state["undecided"]
         self._temperature = state["temperature"]
         self._chosen_above = state["chosen_above"]
@@ -256,6 +267,8 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             ):
                 mask.cut(active, low, whole=False)
                 mask.power.fill_(1 / self._temperature)
+        for mask in self.masks:
+            mask.outdate()  # it may have been made of the weights alone
 
     def _forget(self, forgotten: float) -> None:
         """Take away what the weights began with, up to this part of it."""
@@ -266,8 +279,9 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
                 mask.start = None
         self.forgotten = forgotten
 
-    def _take_threshold_back(self, done: float) -> None:
-        """Choose, and lower the threshold to zero until the masks are frozen.
+    @torch.no_grad()
+    def _take_threshold_back(self, left: float) -> None:
+        """Choose, and lower the threshold to this part of what it was then.
 
         It has selected, and has no more to do. What it took from a weight that stays, the weight
         loses for good, so that the network computes what it did, and its probability goes to 1.
@@ -277,8 +291,6 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             self._kept = self.keep
             for mask, active, threshold in zip(self.masks, masks, self._chosen_above, strict=True):
                 mask.cut(active, threshold, whole=False)
-        begin, end = self.method.chosen_at, self.settings.freeze_at
-        left = max(0.0, 1 - (done - begin) / max(end - begin, 1e-9))
         pairs = zip(self.masks, self.weights, self._chosen_above, strict=True)
         for mask, weight, threshold in pairs:
             lower = torch.full_like(mask.threshold, left * threshold)
