@@ -113,12 +113,16 @@ def test_every_other_record_is_read_as_it_is(made):
     assert upgraded(made) == made
 
 
+TO_THE_END = {"choose_at": 1.0, "freeze_at": 1.0}
+
+
 @pytest.mark.parametrize(
     ("settings", "today"),
     [
-        ({}, {"temperature_end": 0.01}),
-        ({"recipe": "tied"}, {"temperature_end": 0.01}),
-        ({"temperature_end": 0.005}, {}),
+        ({}, {"temperature_end": 0.01, **TO_THE_END}),
+        ({"recipe": "tied"}, {"temperature_end": 0.01, **TO_THE_END}),
+        ({"temperature_end": 0.005}, {"temperature_end": 0.005, **TO_THE_END}),
+        ({"freeze_at": 0.8}, {"temperature_end": 0.01, "choose_at": 0.8, "freeze_at": 0.8}),
         ({"recipe": "paper"}, {"recipe": "paper"}),
         ({"recipe": "learned", "ramp_end": 0.6}, {"recipe": "learned", "ramp_end": 0.6}),
         ({"draws": 2}, {"recipe": "learned", "draws": 2}),

@@ -49,7 +49,8 @@ def test_the_record_says_what_was_asked_and_what_was_reached(run):
     assert record["sparsity"] == {"asked": 0.9, "reached": 1 - keep / SIZE}
     assert record["updates"] == 4 * (1442 // 256)
     assert record["config"]["method"] == {"name": "probmask", "sparsity": 0.9}
-    assert record["method"] == ProbMask(sparsity=0.9).settings() | {"name": "probmask"}
+    assert record["method"] == ProbMask(sparsity=0.9).full_settings() | {"name": "probmask"}
+    assert record["method"]["recipe"] == "tied"
     assert record["seconds"] > 0
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["numba"] == numba.__version__

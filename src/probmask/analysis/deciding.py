@@ -79,9 +79,11 @@ def unusual_settings(method: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a method that are not its defaults."""
     given = {key: value for key, value in method.items() if key != "name"}
     usual = _defaults_of("methods", str(method["name"]))
-    if method["name"] == _OF_RECIPES and "recipe" in given:
-        recipe = str(given["recipe"])
-        usual = {**usual, **_defaults_of("recipes", recipe), "recipe": _USUAL_RECIPE}
+    if method["name"] == _OF_RECIPES:
+        given = {key: value for key, value in given.items() if value is not None}  # the recipe's
+        if "recipe" in given:
+            recipe = str(given["recipe"])
+            usual = {**usual, **_defaults_of("recipes", recipe), "recipe": _USUAL_RECIPE}
     return _differing(given, usual)
 
 
