@@ -1,4 +1,4 @@
-"""Claim: `project_` is at least 5 times as fast as 21 plain bisection passes, and exact to 1e-6.
+"""Claim: `project_` is at least 4 times as fast as 21 plain bisection passes, and exact to 1e-6.
 
 The rival is what the ProbMask release runs after every step: 21 passes of
 Σ clip(z - v, 0, 1) in fp32, tensor by tensor, then sub_ and clamp_. Both are timed in turn, in one

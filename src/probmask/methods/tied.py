@@ -3,7 +3,8 @@
 The probability that a weight is kept is a function of its magnitude, of a threshold for all layers,
 set anew at every update so that the budget of the moment is kept, and of a temperature:
 s = (1 - (θ / |w|)^(1/τ))^τ above the threshold, else 0. The loss moves the weights, also those that
-are removed, and thereby the probabilities, which go to 0 and 1 as the temperature falls. A thousand
+are removed, and thereby the probabilities. Late in the training the choice becomes final, and the
+threshold is taken back to zero: the probabilities of the chosen weights go to 1. A thousand
 updates are enough for that: a magnitude carries all that the training has learned of a weight, a
 probability of its own only what came through a noisy mask.
 
