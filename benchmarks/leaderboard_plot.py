@@ -19,7 +19,7 @@ from probmask.analysis.records import find_records
 
 _OURS = "probmask"
 _INK, _MUTED, _ACCENT = "#1f2430", "#9aa3b2", "#d1495b"
-_APART = 0.8  # points of accuracy between two labels
+_APART = 0.028  # of the height: between two labels
 
 
 def draw(setting: Setting, path: Path) -> None:
@@ -72,10 +72,12 @@ def _draw_line(axes: Axes, label: str, cells: list[Cell], levels: list[float]) -
 def _name_lines(axes: Axes, lines: dict[str, list[Cell]], levels: list[float]) -> None:
     """Names at the right end of each line, moved apart where they would overlap."""
     lowest = float("-inf")
+    bottom, top = axes.get_ylim()
+    apart = _APART * (top - bottom)
     ends = sorted(lines.items(), key=lambda line: line[1][-1].mean)
     for label, cells in ends:
         x, y = levels.index(cells[-1].sparsity), cells[-1].mean
-        height = max(y, lowest + _APART) if x == len(levels) - 1 else y
+        height = max(y, lowest + apart) if x == len(levels) - 1 else y
         if x == len(levels) - 1:
             lowest = height
         ours = label == _OURS

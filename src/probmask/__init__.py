@@ -11,7 +11,13 @@ from probmask.version import __version__
 if TYPE_CHECKING:
     from probmask import data, methods, models, runtime
     from probmask.artifact import load, load_into, read, save
-    from probmask.errors import ArtifactError, CheckpointError, InputError, LayerCollapseWarning
+    from probmask.errors import (
+        ArtifactError,
+        CheckpointError,
+        EarlyEndWarning,
+        InputError,
+        LayerCollapseWarning,
+    )
     from probmask.masking.freezing import FrozenMasks, freeze_masks
     from probmask.masking.protocol import Masker, Method, Probe
     from probmask.masking.sparsifier import Sparsifier, attach
@@ -25,6 +31,7 @@ _HOMES = {
     "ArtifactError": "probmask.errors",
     "CheckpointError": "probmask.errors",
     "Dense": "probmask.methods.dense",
+    "EarlyEndWarning": "probmask.errors",
     "FrozenMasks": "probmask.masking.freezing",
     "InputError": "probmask.errors",
     "LayerCollapseWarning": "probmask.errors",
@@ -50,6 +57,7 @@ __all__ = [
     "ArtifactError",
     "CheckpointError",
     "Dense",
+    "EarlyEndWarning",
     "FrozenMasks",
     "InputError",
     "LayerCollapseWarning",

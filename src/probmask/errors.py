@@ -29,6 +29,10 @@ class LayerCollapseWarning(UserWarning):
     """A layer has lost, or is about to lose, all of its weights."""
 
 
+class EarlyEndWarning(UserWarning):
+    """Training ended while its budget was still falling, and many weights went at once."""
+
+
 class UnreadableImageWarning(UserWarning):
     """An image file cannot be read, and is left out."""
 

@@ -174,6 +174,20 @@ def test_an_averaged_model_outlives_the_training(recipe):
     assert torch.equal(averaged(inputs), expected)
 
 
+def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(recipe, tmp_path):
+    model, optimizer, sparsifier = halfway(recipe, steps=8)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for batch in make_batches("mlp", 12, seed=3):
+        step(model, optimizer, batch)
+        averaged.update_parameters(model)
+    model.load_state_dict(averaged.module.state_dict())
+    assert sparsifier.finalize().kept == 80
+    for index in (0, 2, 4):
+        weight, average = model[index].weight, averaged.module[index].parametrizations.weight
+        assert torch.equal(weight, torch.where(weight != 0, average.original, 0))
+    probmask.save(model, tmp_path / "average.safetensors")
+
+
 def test_the_average_of_one_network_is_that_network(recipe):
     """Also in what is no parameter: a temperature has to follow, or the weights would shrink."""
     model, optimizer, _ = halfway(recipe, steps=2)

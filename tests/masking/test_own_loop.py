@@ -1,5 +1,7 @@
 """The ten lines of the README on networks that the package has never seen."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -115,6 +117,23 @@ def test_the_mean_of_the_loop_survives_stopping_early(recipe):
     )
     train(model, sgd(model), make_batches("mlp", 4))
     assert sparsifier.finalize().kept == 400 - round(0.8 * 400)
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(0, True), (5, True), (25, False), (30, False)])
+def test_an_end_before_the_budget_has_fallen_is_said(recipe, steps, warned):
+    model = build("mlp")
+    optimizer = sgd(model)
+    method = probmask.ProbMask(sparsity=0.9, recipe=recipe, min_keep_per_layer=1)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=30, seed=3)
+    train(model, optimizer, make_batches("mlp", steps))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", probmask.EarlyEndWarning)
+        sparsifier.finalize()
+    said = [str(w.message) for w in found if w.category is probmask.EarlyEndWarning]
+    assert len(said) == warned
+    if warned:
+        assert said[0].startswith(f"finalize() after {steps} of 30 updates: ")
+        assert "now 90 % are" in said[0]
 
 
 def test_training_may_go_on_beyond_total_steps(recipe):

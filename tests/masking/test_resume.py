@@ -8,6 +8,7 @@ import torch
 
 import probmask
 from probmask.masking.parametrization import MaskedWeight
+from probmask.methods import METHODS as METHODS_OF_ALL
 from reference.networks import (
     assert_same_state,
     build,
@@ -123,6 +124,30 @@ def test_going_back_from_after_the_freeze_to_before_it(name):
         part.load_state_dict(state)
     go_on(*parts, batches[5:])
     assert_same_state(expected, state_of(parts[0]))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (probmask.ProbMask(sparsity=0.5), "sparsity was 0.8 and is 0.5"),
+        (probmask.ProbMask(sparsity=0.8, outside=0.1), "outside was None and is 0.1"),
+        (probmask.ProbMask(sparsity=0.8, ramp_end=0.6), "ramp_end was 0.5 and is 0.6"),
+        (METHODS_OF_ALL["feather"](sparsity=0.8), "method was 'probmask' and is 'feather'"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(other, said):
+    saved = begin(METHODS["tied"])[3].state_dict()
+    sparsifier = begin(other)[3]
+    with pytest.raises(probmask.InputError, match=said):
+        sparsifier.load_state_dict(saved)
+    assert sparsifier.now.step == 0
+
+
+def test_a_checkpoint_of_a_longer_training_is_refused():
+    saved = begin(METHODS["tied"])[3].state_dict()
+    shorter = probmask.attach(build("conv"), METHODS["tied"], total_steps=STEPS // 2)
+    with pytest.raises(probmask.InputError, match="total_steps was 20 and is 10"):
+        shorter.load_state_dict(saved)
 
 
 def masks_of(model):

@@ -106,7 +106,8 @@ def _refuse_unfinished(model: nn.Module) -> None:
                 where = f"{prefix}.{name}" if prefix else name
                 raise InputError(
                     f"save(model): there is a mask on {where} still; call finalize() first, of the "
-                    "sparsifier or of what freeze_masks gave"
+                    "sparsifier or of what freeze_masks gave; a copy has "
+                    "none: load its state_dict() into the model that has, and finalize that."
                 )
 
 

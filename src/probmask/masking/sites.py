@@ -138,8 +138,9 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
         )
     if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
         raise InputError(
-            f"attach(model): {path} is already parametrized; finalize the earlier sparsifier or "
-            f"remove that parametrization first, or pass exclude=."
+            f"attach(model): {path} is already parametrized; finalize the earlier sparsifier (of a "
+            "copy: of the model that was copied, with the copy's state_dict() loaded) or remove "
+            "that parametrization first, or pass exclude=."
         )
     if not weight.is_floating_point():
         raise InputError(f"include={path!r}: {name} holds {weight.dtype}, not real numbers.")

@@ -1,5 +1,6 @@
 """The sparsifier: ties a method to a model and to the optimizer that trains it."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -10,7 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from probmask.checks import check_count
-from probmask.errors import InputError
+from probmask.errors import EarlyEndWarning, InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.optimizers import (
@@ -25,6 +26,8 @@ from probmask.masking.protocol import Context, Histogram, Method, Phase, Probe, 
 from probmask.masking.ranks import from_first_rank
 from probmask.masking.sites import Site, find_sites
 from probmask.masking.summary import LayerSummary, Summary
+
+_MANY = 1.1  # times as many weights as stay: so many fewer at once are worth a warning
 
 
 class Sparsifier:
@@ -138,14 +141,17 @@ class Sparsifier:
         """Leave a plain ``nn.Module`` with exactly the budget, and say what was kept.
 
         Weights that are masked out become exactly zero; a layer that has none left is named in a
-        `LayerCollapseWarning`. With ``data``, an iterable of batches,
-        BatchNorm statistics are estimated anew for the network as it now is.
+        `LayerCollapseWarning`. It may be called at any update; one before the budget has fallen
+        gets an `EarlyEndWarning`, for what has to go then goes at once. With ``data``, an
+        iterable of batches, BatchNorm statistics are estimated anew for the network as it now is.
         """
         if self._finalized:
             raise InputError("finalize(): this sparsifier is finished; attach a new one.")
         batches = None if data is None else batches_for_batchnorm(self._model, data)
+        removed = self.metrics().get("expected_sparsity", 1.0)
         self._masker.freeze()
         summary = self.summary()
+        self._warn_of_early_end(removed, summary.sparsity)
         self._masker.warn_of_collapse([layer.kept for layer in summary.layers])
         settle(self.sites, self._masker.masks, self._parameter_order)
         self._release_optimizers()
@@ -156,21 +162,43 @@ class Sparsifier:
             reestimate_batchnorm(self._model, batches)
         return summary
 
+    def _warn_of_early_end(self, before: float, after: float) -> None:
+        step, total = self._step, self._context.total_steps
+        if step < total and 1 - before > _MANY * (1 - after):
+            warnings.warn(
+                f"finalize() after {step} of {total} updates: {100 * before:.4g} % of the weights "
+                f"had been removed, now {100 * after:.4g} % are, the rest at once. Train to the "
+                "end, or tell attach the total_steps that you make.",
+                EarlyEndWarning,
+                stacklevel=3,
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-exact resume needs beside the state of model and optimizers."""
         return {
             "step": self._step,
+            "training": self._training(),
             "method": self._masker.state_dict(),
             "trainables": [group.optimizer.state_dict() for group in self._trainables],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; the model's own state is loaded beforehand."""
+        _check_same(state["training"], self._training())
         self._step = state["step"]
         for group, saved in zip(self._trainables, state["trainables"], strict=True):
             group.optimizer.load_state_dict(saved)
         self._masker.load_state_dict(state["method"])
         self._prepare(0)
+
+    def _training(self) -> dict[str, Any]:
+        """What tells a checkpoint of another training from one of this."""
+        return {
+            "method": self.method.name,
+            **self.method.full_settings(),
+            "total_steps": self._context.total_steps,
+            "steps_per_epoch": self._context.steps_per_epoch,
+        }
 
     def _before_step(
         self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -351,6 +379,21 @@ def attach(
     if optimizers:
         sparsifier.use(*optimizers)
     return sparsifier
+
+
+def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a state of another training, and say in what it differs."""
+    keys = list(here) if saved["method"] == here["method"] else ["method"]
+    different = [
+        f"{key} was {saved.get(key)!r} and is {here[key]!r}"
+        for key in keys
+        if saved.get(key) != here[key]
+    ]
+    if different:
+        raise InputError(
+            f"load_state_dict(): a checkpoint of another training: {'; '.join(different)}. Call "
+            "attach with the arguments that it was saved with."
+        )
 
 
 def _phase_ends(phases: Sequence[Phase], total_steps: int) -> tuple[int, ...]:

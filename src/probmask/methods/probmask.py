@@ -27,6 +27,7 @@ from probmask.methods.tied import TiedMasker
 _LEARNED_ONLY = ("draws", "prob_lr", "select")
 _TIED_ONLY = ("outside", "forget_by", "choose_at")
 # So much of the training before the masks are frozen the choice is final, if nothing else is said.
+# Records hold None for it: for another value they need an upgrade, as recipes did before.
 _CHOSEN_BEFORE = 0.05
 _HARMLESS: dict[str, tuple[object, ...]] = {"draws": (1,), "select": ("top",)}
 
