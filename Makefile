@@ -10,6 +10,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo    train a 98 % sparse network on embedded data, beside its dense twin"
 	@echo "make test    lint, type-check and test everything"
+	@echo "make setup   only what the two do first: .venv, with all that is needed"
 	@echo "make format  put the code into the one format"
 	@echo "make clean   remove .venv, caches and the demo's run"
 

@@ -7,6 +7,7 @@ ends, `<!-- end -->`; what is between is replaced by what the command prints. Ru
 were added; `tests/test_docs.py` fails as long as a page shows another table.
 """
 
+import argparse
 import contextlib
 import io
 import re
@@ -43,9 +44,15 @@ def printed(command: str) -> str:
 
 def main() -> None:
     """Refresh all pages, and name those that have changed."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        if refresh(page):
-            print(f"{page.relative_to(ROOT)}: refreshed")
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    changed = [page for page in pages if refresh(page)]
+    for page in changed:
+        print(f"{page.relative_to(ROOT)}: refreshed")
+    if not changed:
+        print("nothing to change: all tables are those of the records")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Accuracy with the probabilities as they are, and with the hard mask instead of them.
 
-    python benchmarks/soft_and_hard.py RUN.toml --sparsity 0.98 0.99 --seeds 0 1
+    python benchmarks/soft_and_hard.py short_budget --data-dir DIR --sparsity 0.98 0.99 --seeds 0 1
 
-Trains ProbMask's default recipe and stops three times to measure the network: when the choice is
-about to become final (`choose_at`), when the mask is about to be frozen (`freeze_at`), and at the
-end. Each time twice, BatchNorm estimated anew: computing with w s, as it is trained, and with w
-wherever s > 0. Once the probabilities have converged there is no difference. On validation images
-if the configuration holds some out (`select_on = "val"`), else on test images.
+Trains ProbMask's default recipe under the conditions of an experiment (`probmask reproduce --list`,
+at the laptop's scale) and stops three times to measure the network: when the choice is about to
+become final (`choose_at`), when the mask is about to be frozen (`freeze_at`), and at the end. Each
+time twice, BatchNorm estimated anew: computing with w s, as it is trained, and with w wherever
+s > 0. Once the probabilities have converged there is no difference. On validation images if the
+experiment holds some out (`select_on = "val"`), else on test images.
 """
 
 import argparse
@@ -21,11 +22,14 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
+from probmask.analysis.experiments import find_experiment
 from probmask.data import DataSource
+from probmask.errors import InputError
 from probmask.masking.batchnorm import reestimate_batchnorm
 from probmask.methods.probmask import ProbMask
 from probmask.methods.tied import TiedWeight
-from probmask.training.config import TrainConfig, load_config, make_method
+from probmask.sweeps.grid import expand
+from probmask.training.config import TrainConfig, make_method
 from probmask.training.evaluate import evaluate_model
 from probmask.training.loop import Training
 from probmask.training.preparation import load_run_data
@@ -92,21 +96,35 @@ def accuracy(model: nn.Module, config: TrainConfig, data: DataSource) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, help="the configuration of a run, TOML")
-    parser.add_argument("--sparsity", type=float, nargs="+", default=[0.98])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiment", help="whose conditions to train under, as short_budget")
+    parser.add_argument("--data-dir", metavar="DIR", help="where its data is")
+    parser.add_argument("--sparsity", type=float, nargs="+", default=[0.98], metavar="S")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
     options = parser.parse_args(arguments)
+    try:
+        planned = plan(options)
+    except InputError as error:
+        parser.error(str(error))
     print("| sparsity | seed | updates | soft mask, % | hard mask, % | undecided per kept, % |")
     print("|---:|---:|---:|---:|---:|---:|")
-    for sparsity in options.sparsity:
-        for seed in options.seeds:
-            method = {"name": "probmask", "sparsity": sparsity}
-            config = load_config(options.run, [("method", method), ("seed", seed)])
-            for found in measure(config, load_run_data(config)):
-                cells = [f"{100 * sparsity:g}", str(seed), f"{found.updates:,}"]
-                cells += [f"{x:.2f}" for x in (found.soft, found.hard, found.undecided)]
-                print(f"| {' | '.join(cells)} |", flush=True)
+    for config, data in planned:
+        for found in measure(config, data):
+            sparsity = config.method["sparsity"]
+            cells = [f"{100 * sparsity:g}", str(config.seed), f"{found.updates:,}"]
+            cells += [f"{x:.2f}" for x in (found.soft, found.hard, found.undecided)]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def plan(options: argparse.Namespace) -> list[tuple[TrainConfig, DataSource]]:
+    """The runs to train, with their data."""
+    common = find_experiment(options.experiment).sweep("laptop")["run"]
+    grid = {"sparsity": options.sparsity, "seed": options.seeds, "method": "probmask"}
+    overrides = [] if options.data_dir is None else [("data_dir", options.data_dir)]
+    runs = expand({"run": common, "grid": [grid]}, overrides, source=options.experiment)
+    return [(run.config, load_run_data(run.config)) for run in runs]
 
 
 if __name__ == "__main__":

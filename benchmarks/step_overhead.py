@@ -27,13 +27,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import probmask
 from probmask.methods import METHODS
-from probmask.models import build_model
+from probmask.models import MODELS, build_model
 from released_step import ReleasedStep
 
 OURS = ("tied", "learned")
@@ -82,7 +83,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
             model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
         )
     spread_probabilities_(model)
-    images = torch.randn(int(batch), 3, 32, 32)
+    images = torch.randn(int(batch), *MODELS[name].image_shape)
     labels = torch.randint(10, (int(batch),))
 
     def step() -> None:
@@ -200,21 +201,46 @@ def as_line(row: Measured) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def read_options() -> argparse.Namespace:
+    """What was asked for, refused in one line where that makes no sense."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cases, ways = ["resnet32:128", "vgg19:64", "vgg19:16"], list(WAYS)
+    known = [*WAYS, *sorted(set(METHODS) - {"dense"})]
+
+    def add(flag: str, told: str, **settings: Any) -> None:
+        parser.add_argument(flag, help=told, **settings)
+
+    told = f"networks of `probmask list models` and their batches ({' '.join(cases)})"
+    add("--cases", told, nargs="+", metavar="NETWORK:BATCH", default=cases)
+    told = f"what to time ({' '.join(ways)}); any method's name is one, too"
+    add("--ways", told, nargs="+", metavar="WAY", default=ways, choices=known)
+    add("--sparsity", "at the end of the training (0.98)", type=float, metavar="S", default=0.98)
+    told = "where in the training the steps are, from 0 to 1 (0.45)"
+    add("--progress", told, type=float, metavar="P", default=0.45)
+    add("--repeats", "rounds, 2 or more (11)", type=int, metavar="N", default=11)
+    told = "of PyTorch and of the kernels (PyTorch's)"
+    add("--threads", told, type=int, metavar="N", default=torch.get_num_threads())
+    add("--no-memory", "measure no memory", dest="memory", action="store_false")
+    add("--out", "a JSON file for the figures", type=Path, metavar="FILE")
+    add("--memory-of", argparse.SUPPRESS, choices=known)
+    options = parser.parse_args()
+    for case in options.cases:
+        name, _, batch = case.partition(":")
+        if name not in MODELS or not batch.isdigit() or int(batch) < 2:
+            parser.error(f"--cases {case}: expected NETWORK:BATCH, of {', '.join(MODELS)}.")
+    if options.repeats < 2:
+        parser.error(f"--repeats {options.repeats}: quartiles need 2 rounds or more.")
+    if not 0 <= options.progress < 1:
+        parser.error(f"--progress {options.progress:g}: a part of the training, in [0, 1).")
+    options.ways = ["dense", *(way for way in options.ways if way != "dense")]
+    return options
+
+
 def main() -> None:
     """Print one row per case and way."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=["resnet32:128", "vgg19:64", "vgg19:16"])
-    ways = [*WAYS, *sorted(set(METHODS) - {"dense"})]
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=ways)
-    parser.add_argument("--sparsity", type=float, default=0.98)
-    parser.add_argument("--progress", type=float, default=0.45)
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--no-memory", dest="memory", action="store_false")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    parser.add_argument("--memory-of", choices=ways, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    options.ways = ["dense", *(way for way in options.ways if way != "dense")]
+    options = read_options()
     torch.set_num_threads(options.threads)
     if options.memory_of:
         print_memory(options.memory_of, options.cases[0], options)

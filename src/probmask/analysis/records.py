@@ -95,6 +95,12 @@ class Run:
         return float(accuracy) if is_number(accuracy) else None
 
     @property
+    def told_accuracy(self) -> str:
+        """The accuracy to show in passing: not that on test images where others are to judge."""
+        held_out = self.validation_accuracy
+        return f"{self.accuracy:.2f} %" if held_out is None else f"{held_out:.2f} % (validation)"
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The configuration of the run."""
         config: Mapping[str, Any] = self.record["config"]

@@ -82,15 +82,19 @@ def print_plan(plan: "Plan", out: Path, options: argparse.Namespace) -> None:
     """Show what has become of the runs, or what is still to come."""
     missing = _missing_data(plan, options)
     if options.json:
-        told = {"missing_data": missing} if options.dry_run else {}
-        print_json({"out": str(out), "runs": plan_rows(plan), **told})
+        more = {"missing_data": missing} if options.dry_run else {}
+        print_json({"out": str(out), "runs": plan_rows(plan), **more})
         return
     from probmask.analysis.tables import print_rows
 
     rows = plan_rows(plan)
+    told = {planned.name: run.told_accuracy for planned, run in plan.finished}
     print_rows(
-        ("run", "state", "accuracy %", "record"),
-        [(row["name"], row["state"], _accuracy(row), _elsewhere(row, out)) for row in rows],
+        ("run", "state", "accuracy", "record"),
+        [
+            (row["name"], row["state"], told.get(row["name"], "–"), _elsewhere(row, out))
+            for row in rows
+        ],
         optional=("record",),
     )
     for row in rows:
@@ -111,10 +115,6 @@ def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:
     return missing_data(plan.jobs, download=options.download)
 
 
-def _accuracy(row: Mapping[str, Any]) -> str:
-    return "–" if row["accuracy"] is None else f"{row['accuracy']:.2f}"
-
-
 def _elsewhere(row: Mapping[str, Any], out: Path) -> str:
     """Where the record is, if it came from outside the sweep."""
     record = row["record"]
@@ -123,7 +123,7 @@ def _elsewhere(row: Mapping[str, Any], out: Path) -> str:
 
 def plan_rows(plan: "Plan") -> list[dict[str, Any]]:
     """Every run with what has become of it."""
-    empty = {"accuracy": None, "record": None, "reason": None}
+    empty = {"accuracy": None, "validation_accuracy": None, "record": None, "reason": None}
     rows: list[dict[str, Any]] = [
         {
             **empty,
@@ -131,6 +131,7 @@ def plan_rows(plan: "Plan") -> list[dict[str, Any]]:
             "identity": planned.identity,
             "state": "finished",
             "accuracy": run.accuracy,
+            "validation_accuracy": run.validation_accuracy,
             "record": str(run.path),
         }
         for planned, run in plan.finished

@@ -66,13 +66,11 @@ class Board:
         self.running[name].show(status)
 
     def finish(self, name: str, run: Run) -> None:
-        """A run has come to its end; the test images are not shown where others are to judge."""
+        """A run has come to its end."""
         took = duration(time.monotonic() - self.running.pop(name).begun)
         self.done += 1
         self.done_here += 1
-        held_out = run.validation_accuracy
-        result = f"{run.accuracy:.2f} %" if held_out is None else f"{held_out:.2f} % (validation)"
-        self.say(f"[{self.done}/{self.total}] {name}: {result} in {took}")
+        self.say(f"[{self.done}/{self.total}] {name}: {run.told_accuracy} in {took}")
 
     def fail(self, name: str, reason: str) -> None:
         """A run has failed."""
