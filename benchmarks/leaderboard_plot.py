@@ -2,9 +2,9 @@
 
     python benchmarks/leaderboard_plot.py docs/results/records docs/images/leaderboard.png
 
-Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). Where there are several trainings among the
-records, the one with most runs is drawn; a point is the mean over seeds, the band reaches from the
-worst to the best of them.
+Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). Where there are several trainings
+among the records, the one with most runs is drawn; a point is the mean over seeds, the band reaches
+from the worst to the best of them.
 """
 
 import argparse

@@ -22,7 +22,7 @@ def check_sparsity(caller: str, sparsity: object) -> None:
             return
         hint = f"; for {sparsity:g} % pass {sparsity / 100:g}" if 2 <= sparsity < 100 else ""
     else:
-        hint = ""
+        hint = _no_number(sparsity)
     raise InputError(
         f"{caller}(sparsity={sparsity!r}): sparsity is the fraction removed, in [0, 1){hint}."
     )
@@ -44,7 +44,13 @@ def check_within(
         if low <= value <= high:
             return
     bounds = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-    raise InputError(f"{caller}({name}={value!r}): {meaning}, {bounds}.")
+    raise InputError(f"{caller}({name}={value!r}): {meaning}, {bounds}{_no_number(value)}.")
+
+
+def _no_number(value: object) -> str:
+    """That a value has the wrong type, if it has."""
+    right = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if right else f"; a {type(value).__name__} is no number"
 
 
 def check_ramp(caller: str, *, meaning: str, **ends: float) -> None:

@@ -22,8 +22,20 @@ REFUSED = [
     ({"sparsity": 1}, "ProbMask(sparsity=1): sparsity is the fraction removed, in [0, 1)."),
     ({"sparsity": 1.0}, "ProbMask(sparsity=1.0): sparsity is the fraction removed, in [0, 1)."),
     ({"sparsity": -0.1}, "ProbMask(sparsity=-0.1): sparsity is the fraction removed, in [0, 1)."),
-    ({"sparsity": "0.9"}, "ProbMask(sparsity='0.9'): sparsity is the fraction removed, in [0, 1)."),
-    ({"sparsity": True}, "ProbMask(sparsity=True): sparsity is the fraction removed, in [0, 1)."),
+    (
+        {"sparsity": "0.9"},
+        (
+            "ProbMask(sparsity='0.9'): sparsity is the fraction removed, in [0, 1); "
+            "a str is no number."
+        ),
+    ),
+    (
+        {"sparsity": True},
+        (
+            "ProbMask(sparsity=True): sparsity is the fraction removed, in [0, 1); "
+            "a bool is no number."
+        ),
+    ),
     (
         {"sparsity": float("nan")},
         "ProbMask(sparsity=nan): sparsity is the fraction removed, in [0, 1).",
@@ -59,7 +71,10 @@ REFUSED = [
     ),
     ({"ramp_end": 60}, "ProbMask(ramp_end=60): a part of the training, from 0 to 1."),
     ({"freeze_at": 1.5}, "ProbMask(freeze_at=1.5): a part of the training, from 0 to 1."),
-    ({"freeze_at": "late"}, "ProbMask(freeze_at='late'): a part of the training, from 0 to 1."),
+    (
+        {"freeze_at": "late"},
+        "ProbMask(freeze_at='late'): a part of the training, from 0 to 1; a str is no number.",
+    ),
     (
         {"ramp_begin": 0.7, "ramp_end": 0.6},
         (
@@ -122,43 +137,43 @@ REFUSED = [
     (
         {"recipe": "tied", "draws": 2},
         (
-            "ProbMask(recipe='tied', draws=2): a setting of learned probabilities; drop one of "
-            "the two."
+            "ProbMask(recipe='tied', draws=2): draws is a setting of learned "
+            "probabilities; drop one of the two."
         ),
     ),
     (
         {"recipe": "tied", "prob_lr": 0.01},
         (
-            "ProbMask(recipe='tied', prob_lr=0.01): a setting of learned probabilities; drop one "
-            "of the two."
+            "ProbMask(recipe='tied', prob_lr=0.01): prob_lr is a setting of learned "
+            "probabilities; drop one of the two."
         ),
     ),
     (
         {"recipe": "tied", "select": "sample"},
         (
-            "ProbMask(recipe='tied', select='sample'): a setting of learned probabilities; drop "
-            "one of the two."
+            "ProbMask(recipe='tied', select='sample'): select is a setting of learned "
+            "probabilities; drop one of the two."
         ),
     ),
     (
         {"recipe": "learned", "outside": 1},
         (
-            "ProbMask(recipe='learned', outside=1): a setting of tied probabilities; drop one of "
-            "the two."
+            "ProbMask(recipe='learned', outside=1): outside is a setting of tied "
+            "probabilities; drop one of the two."
         ),
     ),
     (
         {"recipe": "paper", "forget_by": 0.5},
         (
-            "ProbMask(recipe='paper', forget_by=0.5): a setting of tied probabilities; drop one "
-            "of the two."
+            "ProbMask(recipe='paper', forget_by=0.5): forget_by is a setting of tied "
+            "probabilities; drop one of the two."
         ),
     ),
     (  # which makes them learned
         {"draws": 2, "forget_by": 0},
         (
-            "ProbMask(recipe='learned', forget_by=0): a setting of tied probabilities; drop one "
-            "of the two."
+            "ProbMask(draws=2, forget_by=0): forget_by is a setting of tied "
+            "probabilities; drop one of the two."
         ),
     ),
     (

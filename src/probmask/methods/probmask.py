@@ -177,9 +177,9 @@ class ProbMask(Method):
         for name in others:
             if getattr(self, name) not in (None, *_HARMLESS.get(name, ())):
                 raise InputError(
-                    f"ProbMask(recipe={self.recipe_name!r}, {name}={getattr(self, name)!r}): a "
-                    f"setting of {'learned' if tied else 'tied'} probabilities; drop one of the "
-                    "two."
+                    f"ProbMask({self._reason}, {name}={getattr(self, name)!r}): "
+                    f"{name} is a setting of {'learned' if tied else 'tied'} probabilities; drop "
+                    "one of the two."
                 )
 
     @property
@@ -187,11 +187,25 @@ class ProbMask(Method):
         """The recipe asked for, or the one that goes with the other settings."""
         if self.recipe is not None:
             return self.recipe
-        wanted = any(
-            getattr(self, name) not in (None, *_HARMLESS.get(name, ())) for name in _LEARNED_ONLY
-        )
-        learned = wanted or self.compat is not None or not self.train_weights
-        return "learned" if learned else "tied"
+        return "learned" if self._asking_for_learned else "tied"
+
+    @property
+    def _asking_for_learned(self) -> list[str]:
+        """The settings that make sense with learned probabilities only."""
+        asking = [
+            name
+            for name in _LEARNED_ONLY
+            if getattr(self, name) not in (None, *_HARMLESS.get(name, ()))
+        ]
+        asking += [] if self.compat is None else ["compat"]
+        return asking if self.train_weights else [*asking, "train_weights"]
+
+    @property
+    def _reason(self) -> str:
+        """The setting that decided about the recipe."""
+        asking = self._asking_for_learned
+        name = "recipe" if self.recipe is not None or not asking else asking[0]
+        return f"{name}={getattr(self, name)!r}"
 
     @property
     def resolved(self) -> Recipe:
