@@ -50,7 +50,7 @@ def check_within(
 def _no_number(value: object) -> str:
     """That a value has the wrong type, if it has."""
     right = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if right else f"; a {type(value).__name__} is no number"
+    return "" if right else f"; {value!r} is no number"
 
 
 def check_ramp(caller: str, *, meaning: str, **ends: float) -> None:

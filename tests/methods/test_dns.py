@@ -166,7 +166,10 @@ def test_a_layer_of_equal_weights_and_low_precision():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"c": "big"}, "DNS(c='big'): deviations above the mean, from -100 to 100."),
+        (
+            {"c": "big"},
+            "DNS(c='big'): deviations above the mean, from -100 to 100; 'big' is no number.",
+        ),
         ({"band": 1}, "DNS(band=1): a part of the threshold, from 0 to 0.99."),
         ({"gamma": -1}, "DNS(gamma=-1): how fast surgery gets rarer, at least 0."),
         ({"scope": "net"}, "DNS(scope='net'): one of 'global', 'layer'."),

@@ -26,14 +26,14 @@ REFUSED = [
         {"sparsity": "0.9"},
         (
             "ProbMask(sparsity='0.9'): sparsity is the fraction removed, in [0, 1); "
-            "a str is no number."
+            "'0.9' is no number."
         ),
     ),
     (
         {"sparsity": True},
         (
             "ProbMask(sparsity=True): sparsity is the fraction removed, in [0, 1); "
-            "a bool is no number."
+            "True is no number."
         ),
     ),
     (
@@ -73,7 +73,7 @@ REFUSED = [
     ({"freeze_at": 1.5}, "ProbMask(freeze_at=1.5): a part of the training, from 0 to 1."),
     (
         {"freeze_at": "late"},
-        "ProbMask(freeze_at='late'): a part of the training, from 0 to 1; a str is no number.",
+        "ProbMask(freeze_at='late'): a part of the training, from 0 to 1; 'late' is no number.",
     ),
     (
         {"ramp_begin": 0.7, "ramp_end": 0.6},

@@ -139,7 +139,10 @@ def test_evaluation_is_at_the_final_budget_and_training_goes_on_as_before():
     ("settings", "text"),
     [
         ({"ramp_end": 20}, "Spartan(ramp_end=20): a part of the training, from 0 to 1."),
-        ({"freeze_at": None}, "Spartan(freeze_at=None): a part of the training, from 0 to 1."),
+        (
+            {"freeze_at": None},
+            "Spartan(freeze_at=None): a part of the training, from 0 to 1; None is no number.",
+        ),
         ({"sharpness_end": 0}, "Spartan(sharpness_end=0): a sharpness, from 1e-06 to 1e+09."),
     ],
 )

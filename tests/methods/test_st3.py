@@ -122,7 +122,10 @@ def test_with_sigma_it_ends_at_the_budget_and_resumes():
     ("settings", "text"),
     [
         ({"ramp_begin": 5}, "ST3(ramp_begin=5): a part of the training, from 0 to 1."),
-        ({"ramp_end": None}, "ST3(ramp_end=None): a part of the training, from 0 to 1."),
+        (
+            {"ramp_end": None},
+            "ST3(ramp_end=None): a part of the training, from 0 to 1; None is no number.",
+        ),
         ({"freeze_at": 2}, "ST3(freeze_at=2): a part of the training, from 0 to 1."),
         ({"ramp_begin": 0.6}, "ST3(ramp_begin=0.6, ramp_end=0.47): sparsity rises"),
         ({"sigma": "yes"}, "ST3(sigma='yes'): one of True, False."),
