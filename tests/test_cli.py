@@ -187,6 +187,13 @@ def test_resume_of_a_directory_without_a_run(tmp_path, capsys):
     assert snapshot(tmp_path) == {}
 
 
+def test_resume_of_a_finished_run_says_so_and_trains_nothing(run, capsys):
+    before = snapshot(run.directory)
+    assert main(["train", "--resume", str(run.directory)]) == 0
+    assert "finished already" in capsys.readouterr().err
+    assert snapshot(run.directory) == before
+
+
 def test_resume_with_two_directories_is_refused(run, tmp_path, capsys):
     refused(capsys, "train", "--resume", run.directory, "--out", tmp_path / "other")
     assert snapshot(tmp_path) == {}

@@ -104,9 +104,12 @@ def run(options: argparse.Namespace) -> None:
     if options.download:
         wanted = config or RunDirectory(Path(str(out))).read_config()
         fetch(wanted.data, wanted.data_dir, options)
+    finished = resume and out is not None and RunDirectory(out).finished
     outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
     if not is_first_rank():
         return
+    if finished:
+        say(f"{out}: finished already; this is what came out of it.")
     if options.json:
         print_json(
             {"directory": str(outcome.directory), "run": outcome.record, "dense": outcome.dense}
