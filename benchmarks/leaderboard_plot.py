@@ -4,7 +4,7 @@
 
 Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). Where there are several trainings
 among the records, the one with most runs is drawn; a point is the mean over seeds, the band reaches
-from the worst to the best of them.
+from the worst to the best of them. Dashed: the dense network.
 """
 
 import argparse
@@ -13,12 +13,14 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from probmask.analysis.comparison import Cell, Setting, compare
 from probmask.analysis.records import find_records
 
 _OURS = "probmask"
 _INK, _MUTED, _ACCENT = "#1f2430", "#9aa3b2", "#d1495b"
+_HALO = [withStroke(linewidth=2.5, foreground="white")]  # of names that lines go through
 _APART = 0.028  # of the height: between two labels
 
 
@@ -30,6 +32,7 @@ def draw(setting: Setting, path: Path) -> None:
     axes = figure.subplots()
     for label, cells in sorted(lines.items(), key=lambda line: line[0] == _OURS):
         _draw_line(axes, label, cells, levels)
+    _draw_dense(axes, setting)
     _name_lines(axes, lines, levels)
     axes.set_xticks(range(len(levels)), [f"{100 * level:g} %" for level in levels])
     axes.set_xlim(-0.15, len(levels) - 0.25)
@@ -90,7 +93,25 @@ def _name_lines(axes: Axes, lines: dict[str, list[Cell]], levels: list[float]) -
             fontsize=9 if ours else 8,
             fontweight="bold" if ours else "normal",
             color=_ACCENT if ours else _INK,
+            path_effects=_HALO,
         )
+
+
+def _draw_dense(axes: Axes, setting: Setting) -> None:
+    """What the network reaches with all of its weights, if somebody has trained it so."""
+    for cell in setting.cells:
+        if cell.label == "dense":
+            axes.axhline(cell.mean, color=_INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+            axes.annotate(
+                "dense",
+                (1, cell.mean),
+                xycoords=("axes fraction", "data"),
+                xytext=(-4, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+                color=_INK,
+            )
 
 
 def main() -> None:
