@@ -73,11 +73,12 @@ class TiedWeight(ThresholdedWeight):
         those that are removed stay below the threshold, so that the weights go on telling who is
         kept: an averaged copy has nothing else to go by.
         """
-        wide = weight if weight.dtype == torch.float64 else weight.float()
-        effective = self.effective(wide, self.active, self.threshold)
+        kept = weight[self.active]  # few, so that the powers cost next to nothing
+        wide = kept if kept.dtype == torch.float64 else kept.float()
+        effective = self.effective(wide, self.active[self.active], self.threshold)
         grown = power_grow(effective.abs(), threshold, self.power).clamp_min(least)
-        kept = torch.where(wide < 0, -grown, grown)
-        weight.copy_(torch.where(self.active, kept, wide.clamp(-threshold, threshold)))
+        weight.clamp_(-threshold, threshold)
+        weight[self.active] = torch.where(wide < 0, -grown, grown).to(weight.dtype)
         self.threshold.copy_(threshold)
 
     def prob(self, weight: Tensor, *, settled: bool = False) -> Tensor:
