@@ -18,9 +18,10 @@ if TYPE_CHECKING:
         InputError,
         LayerCollapseWarning,
     )
+    from probmask.masking.attaching import attach
     from probmask.masking.freezing import FrozenMasks, freeze_masks
     from probmask.masking.protocol import Masker, Method, Probe
-    from probmask.masking.sparsifier import Sparsifier, attach
+    from probmask.masking.sparsifier import Sparsifier
     from probmask.masking.summary import Summary
     from probmask.methods.dense import Dense
     from probmask.methods.probmask import ProbMask
@@ -41,7 +42,7 @@ _HOMES = {
     "Probe": "probmask.masking.protocol",
     "Sparsifier": "probmask.masking.sparsifier",
     "Summary": "probmask.masking.summary",
-    "attach": "probmask.masking.sparsifier",
+    "attach": "probmask.masking.attaching",
     "freeze_masks": "probmask.masking.freezing",
     "load": "probmask.artifact",
     "load_into": "probmask.artifact",
