@@ -150,6 +150,14 @@ def test_a_checkpoint_of_a_longer_training_is_refused():
         shorter.load_state_dict(saved)
 
 
+def test_a_state_of_something_else_is_refused():
+    model, optimizer, _, sparsifier = begin(METHODS["tied"])
+    whole = {"model": model.state_dict(), "sparsifier": sparsifier.state_dict()}
+    for other in (whole, optimizer.state_dict(), {}):
+        with pytest.raises(probmask.InputError, match=r"has no .*'training'.*state_dict\(\) gave"):
+            sparsifier.load_state_dict(other)
+
+
 def masks_of(model):
     return [
         (name, module) for name, module in model.named_modules() if isinstance(module, MaskedWeight)

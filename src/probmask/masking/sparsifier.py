@@ -180,6 +180,12 @@ class Sparsifier:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; the model's own state is loaded beforehand."""
+        if absent := {"step", "training", "method", "trainables"} - set(state):
+            raise InputError(
+                f"load_state_dict(): has no {', '.join(map(repr, sorted(absent)))}, so it is not a "
+                "sparsifier's state, or one of another version of probmask; hand over what "
+                "sparsifier.state_dict() gave."
+            )
         _check_same(state["training"], self._training())
         self._step = state["step"]
         for group, saved in zip(self._trainables, state["trainables"], strict=True):

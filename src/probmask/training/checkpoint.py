@@ -18,7 +18,7 @@ from torch import Tensor
 from probmask.errors import CheckpointError
 from probmask.files import write_atomically
 
-_FORMAT = "probmask-checkpoint-1"
+_FORMAT = "probmask-checkpoint-2"
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -39,7 +39,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise _damaged(path, str(error)) from error
     if metadata.get("format") != _FORMAT:
-        raise CheckpointError(f"{path}: is not a checkpoint of this version of probmask.")
+        raise CheckpointError(
+            f"{path}: is not a checkpoint of this version of probmask; go on with the version that "
+            "wrote it, or start anew with another --out."
+        )
     if metadata.get("digest") != _digest(metadata.get("state", ""), tensors):
         raise _damaged(path, "its digest does not match its content")
     # Copies: what is mapped would hold on to a file that is about to be replaced.
