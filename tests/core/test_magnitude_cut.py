@@ -118,6 +118,22 @@ def test_other_dtypes_and_layouts(dtype):
             assert all(torch.equal(m, e) for m, e in zip(masks, expected, strict=True))
 
 
+@pytest.mark.parametrize("keep", [1, 50, 300, 431])
+def test_equal_values_go_by_the_index_whatever_the_layout(keep):
+    torch.manual_seed(0)
+    weights = [torch.randint(-3, 4, (8, 6, 3, 3)).float() for _ in range(3)]
+    expected = select_top([w.abs() for w in weights], keep)
+    laid_out = [
+        weights[0].contiguous(memory_format=torch.channels_last),
+        weights[1].transpose(0, 1).contiguous().transpose(0, 1),
+        weights[2].repeat(1, 1, 1, 2)[..., ::2].copy_(weights[2]),  # with gaps
+    ]
+    for given_ in (laid_out, laid_out[:2]):
+        masks, _ = cut_by_magnitude(given_, (1.0,) * len(given_), keep, NAMES)
+        right = expected if given_ is laid_out else select_top([w.abs() for w in weights[:2]], keep)
+        assert all(torch.equal(m, e) for m, e in zip(masks, right, strict=True))
+
+
 def test_infinity_is_large_and_nan_is_refused():
     weights = [torch.tensor([1.0, -torch.inf, 0.5]), torch.ones(2), torch.zeros(1)]
     assert cut_by_magnitude(weights, (1.0,) * 3, 1, NAMES)[0][0].tolist() == [False, True, False]

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed_
+from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed
+
+HALF = torch.tensor(0.5)
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -92,7 +94,10 @@ def test_layouts_and_threads():
     active, theta, power = weight.abs() > 1, torch.tensor(1.0), torch.tensor(7.0)
     plain = power_shrink(weight, active, theta, power)
     laid_out = weight.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(power_shrink(laid_out, active, theta, power), plain)
+    for mask in (active, active.contiguous(memory_format=torch.channels_last)):
+        found = power_shrink(laid_out, mask, theta, power)
+        assert torch.equal(found, plain)
+    assert found.is_contiguous(memory_format=torch.channels_last)
     wide = power_shrink(weight.double(), active, theta, power)
     torch.testing.assert_close(plain.double(), wide, rtol=4e-6, atol=0)
 
@@ -124,17 +129,26 @@ def test_a_removed_gradient_is_clamped_and_shared(size, layout, dtype):
     active.view(-1)[:3] = False
     if len(size) == 4:
         grad = grad.contiguous(memory_format=layout)
+    given = grad.clone()
     rms = grad[active].double().square().mean().sqrt().item()
     expected = torch.where(active, grad, 0.5 * grad.clamp(-3 * rms, 3 * rms))
-    temper_removed_(grad, active, share=0.5, most=3.0)
-    torch.testing.assert_close(grad, expected, rtol=1e-6, atol=0)
+    for laid_out in (active, torch.empty_like(grad, dtype=torch.bool).copy_(active)):
+        found = temper_removed(grad, laid_out, HALF, most=3.0)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        assert torch.equal(grad, given)
 
 
 def test_without_active_weights_there_is_no_gradient_and_nan_is_not_hidden():
     grad = torch.tensor([1.0, -2.0])
-    temper_removed_(grad, torch.tensor([False, False]), share=0.5, most=3.0)
-    assert grad.tolist() == [0, 0]
+    assert temper_removed(grad, torch.tensor([False, False]), HALF, most=3.0).tolist() == [0, 0]
     grad = torch.tensor([1.0, torch.nan, 3.0])
-    temper_removed_(grad, torch.tensor([True, False, False]), share=0.5, most=2.0)
-    assert grad[1].isnan()
-    assert grad[::2].tolist() == [1, 1]
+    found = temper_removed(grad, torch.tensor([True, False, False]), HALF, most=2.0)
+    assert found[1].isnan()
+    assert found[::2].tolist() == [1, 1]
+
+
+def test_a_tempered_gradient_has_a_derivative():
+    grad = torch.tensor([1.0, 0.5, 9.0], requires_grad=True)
+    found = temper_removed(grad, torch.tensor([True, False, False]), HALF, most=2.0)
+    (slope,) = torch.autograd.grad(found[1], grad)
+    assert slope.tolist() == [0, 0.5, 0]

@@ -14,3 +14,12 @@ def room_for(shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
     """
     wide = np.float64 if dtype == torch.float64 else np.float32
     return torch.from_numpy(np.empty(tuple(shape), wide))
+
+
+def room_like(tensor: Tensor) -> Tensor:
+    """The same for fp32 entries that lie in the order in which this tensor's do."""
+    if tensor.is_contiguous():
+        return room_for(tensor.shape)
+    laid_out = torch.empty_like(tensor, device="meta")
+    flat = room_for(torch.Size((tensor.numel(),)))
+    return flat.as_strided(laid_out.shape, laid_out.stride())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from probmask.core.compiled import Span, in_parts_of, kernels_for
+from probmask.core.layout import as_stored
 from probmask.core.selection import select_top
 from probmask.core.threshold import cut_between
 
@@ -37,7 +38,7 @@ def cut_by_magnitude(
     weights = [weight.detach() for weight in weights]
     kernels = kernels_for("cut_kernels", *weights)
     size = sum(weight.numel() for weight in weights)
-    simple = all(w.dtype == torch.float32 and w.is_contiguous() for w in weights)
+    simple = all(w.dtype == torch.float32 and as_stored(w) for w in weights)
     if kernels is not None and simple and 0 < keep < size:
         found = _Cut(kernels, weights, scales).masks(keep)
         if found is not None:
@@ -92,7 +93,7 @@ class _Cut:
         self._kernels = kernels
         self._weights = weights
         self._entries = [
-            (weight.reshape(-1).numpy(), np.float32(scale))
+            (_stored(weight), np.float32(scale))
             for weight, scale in zip(weights, scales, strict=True)
         ]
         self._sizes = [weight.numel() for weight in weights]
@@ -103,14 +104,14 @@ class _Cut:
         if found is None:
             return None
         cut, rest = found
-        masks = [torch.empty(w.shape, dtype=torch.bool, device="cpu") for w in self._weights]
-        flat = [mask.view(-1).numpy() for mask in masks]
-        equal, removed = self._mark(np.int32(cut), flat)
+        masks = [torch.empty_like(weight, dtype=torch.bool) for weight in self._weights]
+        equal, removed = self._mark(np.int32(cut), [_stored(mask) for mask in masks])
         value = np.array(cut, np.int32).view(np.float32)
         for k in np.flatnonzero(equal):
-            x, scale = self._entries[k]
+            weight, scale = self._weights[k].numpy(), self._entries[k][1]
             taken = min(equal[k], rest)
-            flat[k][np.flatnonzero(np.abs(x) * scale == value)[:taken]] = True
+            places = np.nonzero(np.abs(weight) * scale == value)  # in row-major order
+            masks[k].numpy()[tuple(index[:taken] for index in places)] = True
             rest -= taken
             removed = max(removed, cut if taken < equal[k] else -1)
         least, most = (float(np.array(bits, np.int32).view(np.float32)) for bits in (cut, removed))
@@ -201,6 +202,13 @@ class _Cut:
             equal[k] += int(same)
             removed = max(removed, int(below))
         return equal, removed
+
+
+def _stored(x: Tensor) -> Any:
+    """The entries as they lie in memory."""
+    vectors = as_stored(x)
+    assert vectors is not None
+    return vectors[0].numpy()
 
 
 def _reach(counts: Any, keep: int) -> tuple[int, int]:

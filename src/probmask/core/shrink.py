@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from probmask.core.compiled import in_parts, kernels_for
-from probmask.core.large_pages import room_for
+from probmask.core.large_pages import room_like
+from probmask.core.layout import as_stored
 
 
 def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
@@ -28,17 +29,17 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
     With a threshold of zero it is the weight itself, to the bit.
     """
     kernels = kernels_for("shrink_kernels", weight, active, threshold, power)
-    if kernels is not None and weight.dtype == torch.float32:
-        out = room_for(weight.shape)
-        w, a, o = _flat(weight), _flat(active), _flat(out)
-        cut, p = np.float32(threshold.item()), np.float32(power.item())
+    if kernels is None or weight.dtype != torch.float32:
+        return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
+    out = room_like(weight)
+    w, a, o = _stored_like(out, weight, active, out)
+    cut, p = np.float32(threshold.item()), np.float32(power.item())
 
-        def part(begin: int, end: int) -> None:
-            kernels.power(w[begin:end], a[begin:end], cut, p, o[begin:end])
+    def part(begin: int, end: int) -> None:
+        kernels.power(w[begin:end], a[begin:end], cut, p, o[begin:end])
 
-        in_parts(len(o), part)
-        return out if weight.is_contiguous() else torch.empty_like(weight).copy_(out)
-    return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
+    in_parts(len(o), part)
+    return out
 
 
 def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
@@ -48,28 +49,37 @@ def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
     return larger * total.pow(1 / power)
 
 
-def temper_removed_(grad: Tensor, active: Tensor, *, share: float, most: float) -> None:
-    """Outside the active entries: g <- share g, g first clamped to ± most times the RMS inside.
+def temper_removed(grad: Tensor, active: Tensor, share: Tensor, *, most: float) -> Tensor:
+    """Outside the active entries share·g, g first clamped to ± most times the RMS inside; else g.
 
-    In place. With nothing active there is nothing to compare with: the gradient becomes zero.
+    Laid out as ``active`` is. With nothing active there is nothing to compare with: all is zero.
     """
-    kernels = kernels_for("shrink_kernels", grad, active)
-    if kernels is not None and grad.dtype == torch.float32 and grad.is_contiguous():
-        g, a = _flat(grad), _flat(active)
-        sums = in_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
-        total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
-        limit = np.float32(most * math.sqrt(total / count) if count else 0.0)
+    kernels = kernels_for("shrink_kernels", grad, active, share)
+    if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
+        inside = torch.where(active, grad, 0.0).double().square().sum()
+        rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)
+        return torch.where(active, grad, share.to(grad.dtype) * grad.clamp(-most * rms, most * rms))
+    out = room_like(active)
+    g, a, o = _stored_like(out, grad, active, out)
+    sums = in_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
+    total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
+    limit = np.float32(most * math.sqrt(total / count) if count else 0.0)
+    factor = np.float32(share.item())
 
-        def part(begin: int, end: int) -> None:
-            kernels.temper(g[begin:end], a[begin:end], np.float32(share), limit)
+    def part(begin: int, end: int) -> None:
+        kernels.temper(g[begin:end], a[begin:end], factor, limit, o[begin:end])
 
-        in_parts(len(g), part)
-        return
-    inside = torch.where(active, grad, 0.0).double().square().sum()
-    rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)
-    grad.copy_(torch.where(active, grad, share * grad.clamp(-most * rms, most * rms)))
+    in_parts(len(g), part)
+    return out
 
 
-def _flat(x: Tensor) -> Any:
-    """The entries in row-major order, as NumPy has them; a copy where that is not how they lie."""
-    return x.detach().reshape(-1).numpy()
+def _stored_like(out: Tensor, *tensors: Tensor) -> list[Any]:
+    """The entries of each as NumPy has them, in the order that ``out`` has in memory."""
+    found = []
+    for tensor in tensors:
+        vectors = as_stored(out, tensor.detach())
+        if vectors is None:
+            vectors = as_stored(out, torch.empty_like(out, dtype=tensor.dtype).copy_(tensor.detach()))
+        assert vectors is not None
+        found.append(vectors[1].numpy())
+    return found

@@ -79,10 +79,10 @@ def squares(grad, active):
 
 
 @njit(**_OPTIONS)
-def temper(grad, active, share, limit):
-    """Where not active: g <- share g, g first clamped to ± limit; NaN stays."""
+def temper(grad, active, share, limit, out):
+    """out = g where active, else share g, g first clamped to ± limit; NaN stays."""
     for i in range(len(grad)):
         g, kept = grad[i], active[i]
         bound = _INFINITE if kept else limit
         factor = _ONE if kept else share
-        grad[i] = factor * min(max(g, -bound), bound)
+        out[i] = factor * min(max(g, -bound), bound)

@@ -20,6 +20,7 @@ from probmask.masking.protocol import Masker, Progress
 from probmask.masking.sites import Site
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
+Back = Callable[[Tensor, Tensor], Tensor]
 
 _EXTREME = 0.95
 
@@ -74,9 +75,15 @@ class ThresholdedWeight(MaskedWeight):
         self.settled_threshold.fill_(threshold)
         self.settled_whole = whole
 
+    def passed_back(self, grad: Tensor, active: Tensor) -> Tensor:
+        """What the weight gets of the gradient of the effective weight."""
+        if self.outside == 1:
+            return grad
+        return torch.where(active, grad, self.outside * grad)
+
     def _apply_rule(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
         result: Tensor = _StraightThrough.apply(  # type: ignore[no-untyped-call]
-            weight, active, threshold, self._in_full_precision, self.outside
+            weight, active, threshold, self._in_full_precision, self.passed_back
         )
         return result
 
@@ -86,22 +93,20 @@ class ThresholdedWeight(MaskedWeight):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """rule(w); the gradient passes as it is, outside the active weights a part of it."""
+    """rule(w); the gradient goes to w as it is, except for what ``passed_back`` does."""
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, active: Tensor, threshold: Tensor, rule: Rule, outside: float
+        ctx: Any, weight: Tensor, active: Tensor, threshold: Tensor, rule: Rule, passed_back: Back
     ) -> Tensor:
         ctx.save_for_backward(active)
-        ctx.outside = outside
+        ctx.passed_back = passed_back
         return rule(weight, active, threshold)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.outside != 1:
-            (active,) = ctx.saved_tensors
-            grad = torch.where(active, grad, ctx.outside * grad)
-        return grad, None, None, None, None
+        (active,) = ctx.saved_tensors
+        return ctx.passed_back(grad, active), None, None, None, None
 
 
 class ThresholdMasker(Masker):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed_
+from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed
 from probmask.core.threshold import cut_between
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Progress
@@ -48,15 +48,23 @@ class TiedWeight(ThresholdedWeight):
 
     power: Tensor
 
-    def __init__(self, site: Site, power: float) -> None:
-        super().__init__(site)
-        filled = torch.full((), power, device=site.weight.device)
-        self.register_buffer("power", filled, persistent=False)
+    def __init__(self, site: Site, power: float, outside: float) -> None:
+        super().__init__(site, outside=outside)
+        device = site.weight.device
+        self.register_buffer("power", torch.full((), power, device=device), persistent=False)
+        self.share_outside = torch.full((), outside, device=device)  # none once it is chosen
         self.start: Tensor | None = None
 
     def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
         """The weight as far as it is kept."""
         return power_shrink(weight, active, threshold, self.power)
+
+    def passed_back(self, grad: Tensor, active: Tensor) -> Tensor:
+        """The gradient of removed weights, in part, is bounded by that of the kept ones.
+
+        Here, where it arrives: whoever clips the gradient in a training loop has to find it so.
+        """
+        return temper_removed(grad, active, self.share_outside, most=_MOST)
 
     def cut(self, active: Tensor, threshold: float, *, whole: bool) -> None:
         """Train with these weights until the next cut; by the same rule if they are all.
@@ -64,6 +72,12 @@ class TiedWeight(ThresholdedWeight):
         Above a threshold of zero it gives the weight itself, and a graph is compiled once.
         """
         super().cut(active, threshold, whole=False)
+        self.share_outside.fill_(self.outside)
+
+    def choose(self, active: Tensor, threshold: float) -> None:
+        """Train with these weights for good: the others get no gradient any more."""
+        self.cut(active, threshold, whole=False)
+        self.share_outside.zero_()
 
     def lower_threshold_(self, weight: Tensor, threshold: Tensor, least: float) -> None:
         """Let the weights that are kept give up what the threshold took: their w s stays.
@@ -100,7 +114,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         self.method = method
         self.settings = method.resolved
         self.limits = method.budget(sites, context)
-        self.outside = usual_outside(method.sparsity) if method.outside is None else method.outside
+        outside = usual_outside(method.sparsity) if method.outside is None else method.outside
         self.forget_by = method.forget_by
         self._model: nn.Module | None = context.model  # until training begins
         self._fresh = is_fresh(context.model, len(sites))
@@ -110,7 +124,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         self._undecided = 0
         self._temperature = self.settings.temperature_start
         self._check_every = max(1, context.total_steps // 100)
-        masks = [TiedWeight(site, 1 / self._temperature) for site in sites]
+        masks = [TiedWeight(site, 1 / self._temperature, outside) for site in sites]
         super().__init__(
             sites,
             masks,
@@ -148,14 +162,9 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         return [mask.active for mask in self.masks]
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Bound the gradients of removed weights by those of the kept ones; then clip."""
-        if not self.frozen:
-            if now.step == 0:
-                self._begin(now, optimizers)
-            share = self.outside if self._chosen_above is None else 0.0
-            for mask, weight in zip(self.masks, self.weights, strict=True):
-                if weight.grad is not None:
-                    temper_removed_(weight.grad, mask.active, share=share, most=_MOST)
+        """Look at the network as its training begins; then clip."""
+        if not self.frozen and now.step == 0:
+            self._begin(now, optimizers)
         super().after_backward(now, optimizers)
 
     def _begin(self, now: Progress, optimizers: WeightOptimizers) -> None:
@@ -267,7 +276,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             for mask, active, low in zip(
                 self.masks, state["chosen"], state["thresholds"], strict=True
             ):
-                mask.cut(active, low, whole=False)
+                mask.choose(active, low)
                 mask.power.fill_(1 / self._temperature)
         for mask in self.masks:
             mask.outdate()  # it may have been made of the weights alone
@@ -292,7 +301,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             masks, self._chosen_above = self.select(self.keep)
             self._kept = self.keep
             for mask, active, threshold in zip(self.masks, masks, self._chosen_above, strict=True):
-                mask.cut(active, threshold, whole=False)
+                mask.choose(active, threshold)
         pairs = zip(self.masks, self.weights, self._chosen_above, strict=True)
         for mask, weight, threshold in pairs:
             lower = torch.full_like(mask.threshold, left * threshold)
