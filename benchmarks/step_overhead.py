@@ -66,7 +66,8 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
     """A function that trains one step, and the number of weights that are masked."""
     name, batch = case.split(":")
     torch.manual_seed(0)
-    model = build_model(name, {})
+    order = torch.channels_last if options.channels_last else torch.contiguous_format
+    model = build_model(name, {}).to(memory_format=order)
     sites = [p for p in model.parameters() if p.dim() > 1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     finish = optimizer.step
@@ -83,7 +84,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
             model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
         )
     spread_probabilities_(model)
-    images = torch.randn(int(batch), *MODELS[name].image_shape)
+    images = torch.randn(int(batch), *MODELS[name].image_shape).contiguous(memory_format=order)
     labels = torch.randint(10, (int(batch),))
 
     def step() -> None:
@@ -133,11 +134,14 @@ def measure_memory(way: str, case: str, options: argparse.Namespace) -> int:
         f"--threads={options.threads}",
         f"--sparsity={options.sparsity}",
         f"--progress={options.progress}",
+        *(["--channels-last"] if options.channels_last else []),
     ]
     command = [sys.executable, __file__, "--memory-of", way, "--cases", case, *given]
     # What is freed goes back at once, so that the peak is that of what is in use.
     quiet = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=quiet, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"the memory of {way!r} could not be measured; --no-memory leaves it out")
     return int(done.stdout)
 
 
@@ -222,6 +226,8 @@ def read_options() -> argparse.Namespace:
     add("--repeats", "rounds, 2 or more (11)", type=int, metavar="N", default=11)
     told = "of PyTorch and of the kernels (PyTorch's)"
     add("--threads", told, type=int, metavar="N", default=torch.get_num_threads())
+    told = "images and weights in PyTorch's channels_last order"
+    add("--channels-last", told, action="store_true")
     add("--no-memory", "measure no memory", dest="memory", action="store_false")
     add("--out", "a JSON file for the figures", type=Path, metavar="FILE")
     add("--memory-of", argparse.SUPPRESS, choices=known)

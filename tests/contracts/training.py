@@ -14,7 +14,11 @@ STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
 SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
 KEEP = SIZE - round(SPARSITY * SIZE)
 # Every method as it is by default, and what is another one by its settings.
-RECIPES = {"probmask learned": {"recipe": "learned"}}
+RECIPES = {
+    "probmask forgetting": {"forget_by": 0.5},  # as it is by default with BatchNorm
+    "probmask learned": {"recipe": "learned"},
+    "probmask paper": {"recipe": "paper", "select": "top"},
+}
 NAMES = sorted((*METHODS, *RECIPES))
 
 

@@ -127,6 +127,16 @@ def test_recurrent_layers_are_refused():
         names(model, include=["lstm"])
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused(kind):
+    model = nn.Sequential(kind(5, 4, sparse=True), nn.Linear(4, 2))
+    assert names(model) == ["1.weight"]
+    with pytest.raises(
+        probmask.InputError, match=r"include='0\.weight'.*build it with sparse=False"
+    ):
+        names(model, include=["0"])
+
+
 def test_a_recurrent_cell_can_be_masked():
     cell = nn.LSTMCell(4, 4)
     sparsifier = probmask.attach(

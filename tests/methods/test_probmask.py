@@ -49,6 +49,19 @@ def test_nothing_removed_is_dense_training_bit_for_bit(recipe):
         assert_same_state(state_of(model), state_of(plain))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"clip_norm": 0.01}, {"recipe": "learned", "clip_norm": 0.01}, {"compat": "official"}],
+    ids=str,
+)
+def test_nothing_removed_is_not_clipped_either(settings):
+    plain = build("mlp")
+    train(plain, sgd(plain), make_batches("mlp", STEPS))
+    model, sparsifier = run("mlp", sparsity=0, steps_per_epoch=4, **settings)
+    sparsifier.finalize()
+    assert_same_state(state_of(model), state_of(plain))
+
+
 def test_nothing_removed_is_the_dense_method_bit_for_bit(recipe):
     dense = build("unet")
     sparsifier = probmask.attach(dense, probmask.Dense(), total_steps=STEPS)

@@ -88,11 +88,12 @@ def test_without_gradients_the_start_fades_to_nothing_and_not_beyond(decay, dtyp
                 assert decay or part > left - 0.03
 
 
-def test_only_weights_that_are_trained_are_forgotten():
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_only_weights_that_are_trained_are_forgotten(handed_over):
     model = build("conv")
     model[0].weight.requires_grad_(False)
     given = model[0].weight.clone()
-    rest = [p for p in model.parameters() if p.requires_grad]
+    rest = [p for p in model.parameters() if p.requires_grad or handed_over]
     optimizer = torch.optim.SGD(rest, lr=0.1)
     method = probmask.ProbMask(sparsity=0.8, forget_by=0.5, choose_at=1, freeze_at=1)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
@@ -131,7 +132,11 @@ def test_which_networks_are_forgotten_unless_told():
     seen = build("conv")
     seen(make_batches("conv", 1)[0][0])
     assert forget_by(copy.deepcopy(seen)) == 0  # its weights may be trained
-    assert forget_by(seen, forget_by=0.25) == 0.25
+    assert forget_by(copy.deepcopy(seen), forget_by=0.25) == 0.25
+    seen[1].reset_running_stats()
+    with torch.no_grad():
+        seen[1].weight[0] += 0.1
+    assert forget_by(seen) == 0  # of a training the gain has remained
     assert forget_by(build("mlp"), "mlp", forget_by=1) == 1
     assert forget_by(build("conv"), forget_by=0) == 0
     neck = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.BatchNorm1d(6), nn.Linear(6, 3))
@@ -152,6 +157,30 @@ def test_nothing_is_forgotten_by_optimizers_whose_steps_do_not_show_gradients(ki
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
     train(model, optimizer, make_batches("conv", 1))
     assert sparsifier._masker.forget_by == expected
+
+
+def test_the_decision_is_told(caplog):
+    caplog.set_level("INFO", "probmask")
+    for name, said in (("conv", "lets fade"), ("mlp", "they may have been trained")):
+        model, optimizer, _ = begin(model=build(name))
+        train(model, optimizer, make_batches(name, 1))
+        assert said in caplog.messages[-1]
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_many_batches_in_one_update_are_no_training(loaded):
+    model, optimizer, sparsifier = begin("conv")
+    batches = make_batches("conv", 100)
+    if loaded:
+        other = build("conv", seed=1)
+        for inputs, _ in batches + batches:
+            other(inputs)
+        model[1].load_state_dict(other[1].state_dict())
+    for batch in batches:
+        loss_of(model, batch).backward()
+    optimizer.step()
+    assert sparsifier._masker.forget_by == (0 if loaded else 0.5)
 
 
 def test_weights_that_are_loaded_after_attach_are_not_forgotten():

@@ -95,8 +95,8 @@ REFUSED = [
     (  # above where the recipe starts
         {"temperature_end": 0.5},
         (
-            "ProbMask(temperature_start=0.333333, temperature_end=0.5): the temperature falls; "
-            "end must not be above start."
+            "ProbMask(temperature_start=0.333333 (the tied recipe's), temperature_end=0.5): the "
+            "temperature falls; end must not be above start."
         ),
     ),
     (  # after the recipe's end

@@ -194,6 +194,19 @@ def test_of_two_backwards_each_is_bounded_by_itself():
         torch.testing.assert_close(weight.grad, one + other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_kept_is_zero_in_no_precision(dtype):
+    _, _, sparsifier = begin(model=build("mlp").to(dtype), forget_by=0)
+    masker = sparsifier._masker
+    masker._take_threshold_back(1.0)
+    for mask, weight in parts(sparsifier):
+        with torch.no_grad():
+            weight[mask.active] = 0.0  # each has fallen below the threshold
+    masker._take_threshold_back(0.0)
+    assert sum(int(w.count_nonzero()) for w in masker.weights) >= masker.keep
+    assert all(bool(w[mask.active].all()) for mask, w in parts(sparsifier))
+
+
 # Schedules
 
 

@@ -107,7 +107,7 @@ class _Cut:
         masks = [torch.empty_like(weight, dtype=torch.bool) for weight in self._weights]
         equal, removed = self._mark(np.int32(cut), [_stored(mask) for mask in masks])
         value = np.array(cut, np.int32).view(np.float32)
-        for k in np.flatnonzero(equal):
+        for k in np.flatnonzero(equal).tolist():
             weight, scale = self._weights[k].numpy(), self._entries[k][1]
             taken = min(equal[k], rest)
             places = np.nonzero(np.abs(weight) * scale == value)  # in row-major order

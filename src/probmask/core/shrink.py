@@ -79,7 +79,8 @@ def _stored_like(out: Tensor, *tensors: Tensor) -> list[Any]:
     for tensor in tensors:
         vectors = as_stored(out, tensor.detach())
         if vectors is None:
-            vectors = as_stored(out, torch.empty_like(out, dtype=tensor.dtype).copy_(tensor.detach()))
+            laid_out = torch.empty_like(out, dtype=tensor.dtype)
+            vectors = as_stored(out, laid_out.copy_(tensor.detach()))
         assert vectors is not None
         found.append(vectors[1].numpy())
     return found

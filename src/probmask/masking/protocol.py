@@ -277,7 +277,7 @@ class Method(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def full_settings(self) -> dict[str, Any]:
-        """The same, None replaced by what it stands for where that can be told without a model."""
+        """The same, None replaced by what a recipe makes of it."""
         return self.settings()
 
 

@@ -136,6 +136,11 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
             f"include={path!r}: {type(module).__name__} reads its weights past any mask; "
             "masking it is not supported."
         )
+    if any(getattr(holder, "sparse", False) is True for _, holder, _ in places):
+        raise InputError(
+            f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, "
+            "of which no mask can be learned; build it with sparse=False."
+        )
     if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
         raise InputError(
             f"attach(model): {path} is already parametrized; finalize the earlier sparsifier (of a "

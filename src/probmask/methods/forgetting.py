@@ -7,27 +7,57 @@ weight is good for.
 import torch
 from torch import Tensor, nn
 
-# A fresh network may have been looked at before it is trained: more batches mean a training.
+# Batches by which counts may differ from what was seen: a buffer moved to a device counts anew.
 _FEW_BATCHES = 64
 # The least that a weight of half precision can lose at once: less would be rounded away.
 _COARSE = 2.0**-6
 
 
-def is_fresh(model: nn.Module, sites: int) -> bool:
-    """Whether the weights can be told to be random: BatchNorm everywhere that has seen no data.
+class Freshness:
+    """Whether the weights of a network can be told to be random, as its training begins.
 
-    Everywhere is at least one for two of the weights that are masked: a new neck of BatchNorm on
-    a pretrained network without it says nothing about the network's weights.
+    They can where BatchNorm has seen no data and has learned nothing, in so many places that there
+    is one for two of the weights that are masked: a new neck of BatchNorm on a pretrained network
+    without it says nothing about the network's weights.
     """
-    found = [module.running_var for module in _tracking(model)]
-    fresh = all(v is not None and torch.equal(v, torch.ones_like(v)) for v in found)
-    return fresh and 2 * len(found) >= max(1, sites)
+
+    def __init__(self, model: nn.Module, sites: int) -> None:
+        found = [
+            module
+            for module in model.modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and module.running_var is not None
+        ]
+        everywhere = 2 * len(found) >= max(1, sites)
+        self._fresh = everywhere and all(_is_untouched(module) for module in found)
+        self._found = [(module, _changes_of(module)) for module in found]
+
+    def holds_still(self) -> bool:
+        """The same now, forward passes later: whether no checkpoint has been loaded meanwhile.
+
+        A forward pass counts one batch and changes the counter once; a checkpoint changes it once
+        too, but to the batches of a whole training.
+        """
+        return self._fresh and not any(
+            module.num_batches_tracked is not None
+            and int(module.num_batches_tracked) > _changes_of(module) - before + _FEW_BATCHES
+            for module, before in self._found
+        )
 
 
-def was_loaded(model: nn.Module) -> bool:
-    """Whether BatchNorm has seen more data than the first update brings: a checkpoint's."""
-    counts = [module.num_batches_tracked for module in _tracking(model)]
-    return any(count is not None and int(count) > _FEW_BATCHES for count in counts)
+def _is_untouched(module: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether it has its first statistics, and gain and bias the same for every channel."""
+    variance = module.running_var
+    assert variance is not None
+    learned = [p for p in (module.weight, module.bias) if p is not None]
+    same = all(bool((p == p.reshape(-1)[:1]).all()) for p in learned)
+    return same and torch.equal(variance, torch.ones_like(variance))
+
+
+def _changes_of(module: nn.modules.batchnorm._BatchNorm) -> int:
+    """How often the number of batches has been changed."""
+    counter = module.num_batches_tracked
+    return 0 if counter is None else counter._version
 
 
 def fade_(weight: Tensor, start: Tensor, left: float) -> None:
@@ -45,11 +75,3 @@ def fade_(weight: Tensor, start: Tensor, left: float) -> None:
     w.addcmul_(along, excess, value=-1)
     if w is not weight:
         weight.copy_(w)
-
-
-def _tracking(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
-    ]

@@ -119,7 +119,7 @@ class ProbMasker(DecidingMasker):
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Clip the joint gradient of weights and probabilities."""
-        if self.clip_norm is not None:
+        if self.clip_norm is not None and self.method.sparsity > 0:  # zero is dense training
             nn.utils.clip_grad_norm_([*optimizers.parameters, *self.probs], self.clip_norm)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:

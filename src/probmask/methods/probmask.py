@@ -113,14 +113,13 @@ class ProbMask(Method):
         )
         if settings.temperature_end > settings.temperature_start:
             raise InputError(
-                f"ProbMask(temperature_start={settings.temperature_start:g}, temperature_end="
-                f"{settings.temperature_end:g}): the temperature falls; end must not be above "
-                "start."
+                f"ProbMask({self._told('temperature_start')}, {self._told('temperature_end')}): "
+                "the temperature falls; end must not be above start."
             )
         if self.choose_at is not None and self.choose_at > settings.freeze_at:
             raise InputError(
-                f"ProbMask(choose_at={self.choose_at:g}, freeze_at={settings.freeze_at:g}): what "
-                "is frozen has been chosen; choose_at must not be above freeze_at."
+                f"ProbMask(choose_at={self.choose_at:g}, {self._told('freeze_at')}): what is "
+                "frozen has been chosen; choose_at must not be above freeze_at."
             )
         if settings.select == "sample" and self.min_keep_per_layer > 0:
             raise InputError(
@@ -217,6 +216,11 @@ class ProbMask(Method):
         """When the choice of tied probabilities is final, as a part of the training."""
         end = self.resolved.freeze_at
         return max(0.0, end - _CHOSEN_BEFORE) if self.choose_at is None else self.choose_at
+
+    def _told(self, name: str) -> str:
+        """A setting of the recipe's and its value, and whether the user has said it."""
+        usual = "" if getattr(self, name) is not None else f" (the {self.recipe_name} recipe's)"
+        return f"{name}={getattr(self.resolved, name):g}{usual}"
 
     def full_settings(self) -> dict[str, Any]:
         """The settings, with the recipe and what it decides."""

@@ -16,11 +16,12 @@ values that the weights began with fade out, for early in a training they are mo
 and say nothing.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed
 from probmask.core.threshold import cut_between
@@ -29,11 +30,12 @@ from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
 from probmask.methods.deciding import DecidingMasker, count_undecided
-from probmask.methods.forgetting import fade_, is_fresh, was_loaded
+from probmask.methods.forgetting import Freshness, fade_
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
 
+_LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
 _LEAST = 2.0**-20  # of the last threshold: what a weight that is kept has at least
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
@@ -90,6 +92,7 @@ class TiedWeight(ThresholdedWeight):
         kept = weight[self.active]  # few, so that the powers cost next to nothing
         wide = kept if kept.dtype == torch.float64 else kept.float()
         effective = self.effective(wide, self.active[self.active], self.threshold)
+        least = max(least, torch.finfo(weight.dtype).tiny)  # or fp16 would round it to zero
         grown = power_grow(effective.abs(), threshold, self.power).clamp_min(least)
         weight.clamp_(-threshold, threshold)
         weight[self.active] = torch.where(wide < 0, -grown, grown).to(weight.dtype)
@@ -116,8 +119,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         self.limits = method.budget(sites, context)
         outside = usual_outside(method.sparsity) if method.outside is None else method.outside
         self.forget_by = method.forget_by
-        self._model: nn.Module | None = context.model  # until training begins
-        self._fresh = is_fresh(context.model, len(sites))
+        self._freshness = Freshness(context.model, len(sites))
         self.forgotten = 0.0  # of what the weights began with
         # The thresholds at which the choice became final; none as long as it is open.
         self._chosen_above: list[float] | None = None
@@ -171,16 +173,27 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         """Look at the weights as training begins: only now all ranks have the same."""
         self.before_forward(now, 0)
         if self.forget_by is None:
-            assert self._model is not None
-            random = self._fresh and not was_loaded(self._model)
-            forgets = random and optimizers.move_by_gradient(self.weights)
-            self.forget_by = _FORGET_BY if forgets else 0.0
-        self._model = None
-        trained = {id(parameter) for parameter in optimizers.parameters}
+            self.forget_by = self._usual_forget_by(optimizers)
+        trained = {id(p) for p in optimizers.parameters if p.requires_grad}
         for mask, weight in zip(self.masks, self.weights, strict=True):
             # A closure may come here again, with weights that have moved.
             if self.forget_by and id(weight) in trained and mask.start is None:
                 mask.start = weight.detach().clone()
+
+    def _usual_forget_by(self, optimizers: WeightOptimizers) -> float:
+        """When to have forgotten the start, where the user did not say; 0 is not at all."""
+        if not self._freshness.holds_still():
+            _LOG.info("ProbMask keeps what the weights began with: they may have been trained.")
+            return 0.0
+        if not optimizers.move_by_gradient(self.weights):
+            _LOG.info("ProbMask keeps what the weights began with: it is not SGD that trains them.")
+            return 0.0
+        _LOG.info(
+            "ProbMask lets fade what the weights began with, by %g of the training: BatchNorm has "
+            "seen no data, so they are random. forget_by=0 keeps it.",
+            _FORGET_BY,
+        )
+        return _FORGET_BY
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Forget some more of what the weights began with; take the threshold back in the end."""
