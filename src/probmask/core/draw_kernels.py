@@ -6,6 +6,7 @@ pyproject.toml. `masked_draw` says what is computed, in plain operations.
 
 Most probabilities of a training are 0 or 1, and need no draw: m = s. The open ones among them, at
 whatever places, are gathered and computed side by side. By either way an entry gets the same bits.
+(They are gathered into arrays of their own: rows of one array would not be vector code.)
 """
 
 import numpy as np
@@ -114,7 +115,7 @@ def forward(weight, prob, out, first, key0, key1, a):
     """out = w m."""
     everywhere = np.arange(_BLOCK).astype(np.int32)
     places = np.zeros(_BLOCK, np.int32)
-    few_w, few_out = np.ones((2, _BLOCK), weight.dtype)
+    few_w, few_out = np.ones(_BLOCK, weight.dtype), np.ones(_BLOCK, weight.dtype)
     few_s = np.ones(_BLOCK, prob.dtype)
     for begin in range(0, len(out), _BLOCK):
         part = slice(begin, min(len(out), begin + _BLOCK))
@@ -149,8 +150,9 @@ def backward(grad, weight, prob, to_weight, to_prob, first, key0, key1, a, at_en
     """to_weight = g m, to_prob = g w dm/ds; `at_ends` multiplies the slope at s = 0 and s = 1."""
     everywhere = np.arange(_BLOCK).astype(np.int32)
     places = np.zeros(_BLOCK, np.int32)
-    few_g, few_w, few_to_w = np.ones((3, _BLOCK), weight.dtype)
-    few_s, few_to_s = np.ones((2, _BLOCK), prob.dtype)
+    few_g, few_w = np.ones(_BLOCK, weight.dtype), np.ones(_BLOCK, weight.dtype)
+    few_s, few_to_s = np.ones(_BLOCK, prob.dtype), np.ones(_BLOCK, prob.dtype)
+    few_to_w = np.ones(_BLOCK, weight.dtype)
     for begin in range(0, len(grad), _BLOCK):
         part = slice(begin, min(len(grad), begin + _BLOCK))
         g, w, s, start = grad[part], weight[part], prob[part], first + begin
