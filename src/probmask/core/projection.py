@@ -19,6 +19,7 @@ from probmask.core.budget_passes import (
 )
 from probmask.core.budget_root import Sample, solve, stride_for
 from probmask.core.compiled_passes import CompiledPasses, kernels_over
+from probmask.core.layout import storage_order
 from probmask.errors import InputError, NonFiniteError
 
 
@@ -94,8 +95,7 @@ def _site(z: Tensor, c: Cost, name: str) -> Entries:
             f"project_({name} of dtype {z.dtype}): a budget can only be met in float32 or "
             "float64; keep the probabilities in float32."
         )
-    # From the slowest dimension to the fastest, a dense tensor flattens without a copy.
-    order = sorted(range(z.dim()), key=z.stride, reverse=True)
+    order = storage_order(z)  # in which a dense tensor flattens without a copy
     if isinstance(c, Tensor):
         if c.shape != z.shape:
             raise InputError(
