@@ -4,11 +4,14 @@
 
 Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). Where there are several trainings
 among the records, the one with most runs is drawn; a point is the mean over seeds, the band reaches
-from the worst to the best of them. Dashed: the dense network.
+from the worst to the best of them. The rivals that are best on the whole have colours of their own.
+Dashed: the dense network.
 """
 
 import argparse
+import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -19,21 +22,24 @@ from probmask.analysis.comparison import Cell, Setting, compare
 from probmask.analysis.records import find_records
 
 _OURS = "probmask"
-_INK, _MUTED, _ACCENT = "#1f2430", "#9aa3b2", "#d1495b"
+_INK, _MUTED, _ACCENT = "#1f2430", "#b4bbc7", "#d1495b"
+_RIVALS = ("#2f6fb7", "#2a9d8f", "#c77d0a", "#7b5ea7")  # of the best of the others, in their order
 _HALO = [withStroke(linewidth=2.5, foreground="white")]  # of names that lines go through
 _APART = 0.028  # of the height: between two labels
+_ASIDE = 0.12  # of the way between two sparsities: from the end of a line to its name
 
 
 def draw(setting: Setting, path: Path) -> None:
     """Write the picture."""
     lines = _lines(setting)
+    colours = _colours(lines)
     levels = sorted({cell.sparsity for cells in lines.values() for cell in cells})
     figure = Figure(figsize=(9, 5.2), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for label, cells in sorted(lines.items(), key=lambda line: line[0] == _OURS):
-        _draw_line(axes, label, cells, levels)
+    for label, cells in sorted(lines.items(), key=lambda line: colours[line[0]] != _MUTED):
+        _draw_line(axes, cells, levels, colours[label], ours=label == _OURS)
     _draw_dense(axes, setting)
-    _name_lines(axes, lines, levels)
+    _name_lines(axes, lines, levels, colours)
     axes.set_xticks(range(len(levels)), [f"{100 * level:g} %" for level in levels])
     axes.set_xlim(-0.15, len(levels) - 0.25)
     axes.set_xlabel("weights removed")
@@ -53,10 +59,18 @@ def _lines(setting: Setting) -> dict[str, list[Cell]]:
     return {label: cells for label, cells in found.items() if len(cells) > 1}
 
 
-def _draw_line(axes: Axes, label: str, cells: list[Cell], levels: list[float]) -> None:
-    ours = label == _OURS
+def _colours(lines: dict[str, list[Cell]]) -> dict[str, str]:
+    """Ours, the best of the others by the mean over their sparsities, and the rest."""
+    means = {label: statistics.fmean(c.mean for c in cells) for label, cells in lines.items()}
+    others = sorted((label for label in lines if label != _OURS), key=means.__getitem__)[::-1]
+    named = dict(zip(others, _RIVALS, strict=False))
+    return {label: _ACCENT if label == _OURS else named.get(label, _MUTED) for label in lines}
+
+
+def _draw_line(
+    axes: Axes, cells: list[Cell], levels: list[float], colour: str, *, ours: bool
+) -> None:
     x = [levels.index(cell.sparsity) for cell in cells]
-    colour = _ACCENT if ours else _MUTED
     axes.plot(
         x,
         [cell.mean for cell in cells],
@@ -72,29 +86,49 @@ def _draw_line(axes: Axes, label: str, cells: list[Cell], levels: list[float]) -
     )
 
 
-def _name_lines(axes: Axes, lines: dict[str, list[Cell]], levels: list[float]) -> None:
+def _name_lines(
+    axes: Axes, lines: dict[str, list[Cell]], levels: list[float], colours: dict[str, str]
+) -> None:
     """Names at the right end of each line, moved apart where they would overlap."""
-    lowest = float("-inf")
     bottom, top = axes.get_ylim()
-    apart = _APART * (top - bottom)
-    ends = sorted(lines.items(), key=lambda line: line[1][-1].mean)
-    for label, cells in ends:
-        x, y = levels.index(cells[-1].sparsity), cells[-1].mean
-        height = max(y, lowest + apart) if x == len(levels) - 1 else y
-        if x == len(levels) - 1:
-            lowest = height
-        ours = label == _OURS
-        axes.annotate(
-            label,
-            (x, height),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9 if ours else 8,
-            fontweight="bold" if ours else "normal",
-            color=_ACCENT if ours else _INK,
-            path_effects=_HALO,
-        )
+    ends = sorted((cells[-1].sparsity, cells[-1].mean, label) for label, cells in lines.items())
+    for level in levels:
+        here = [(y, label) for sparsity, y, label in ends if sparsity == level]
+        heights = _moved_apart([y for y, _ in here], _APART * (top - bottom))
+        for (y, label), height in zip(here, heights, strict=True):
+            _name_line(axes, label, (levels.index(level), y), height, colours[label])
+
+
+def _name_line(
+    axes: Axes, label: str, end: tuple[float, float], height: float, colour: str
+) -> None:
+    """A name beside the end of its line, and a thread that leads to it."""
+    (x, y), ours = end, label == _OURS
+    axes.plot([x, x + _ASIDE], [y, height], color=colour, linewidth=0.6, zorder=1)
+    axes.annotate(
+        label,
+        (x + _ASIDE, height),
+        xytext=(2, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9 if ours else 8,
+        fontweight="bold" if ours else "normal",
+        color=_INK if colour == _MUTED else colour,
+        path_effects=_HALO,
+    )
+
+
+def _moved_apart(heights: Sequence[float], apart: float) -> list[float]:
+    """Rising heights, moved by as little as keeps them this far apart."""
+    # Heights less their rank times the gap may not fall: groups that do share their mean.
+    groups: list[list[float]] = []
+    for rank, height in enumerate(heights):
+        groups.append([height - rank * apart])
+        while len(groups) > 1 and statistics.fmean(groups[-2]) > statistics.fmean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    level = [statistics.fmean(group) for group in groups for _ in group]
+    return [height + rank * apart for rank, height in enumerate(level)]
 
 
 def _draw_dense(axes: Axes, setting: Setting) -> None:
