@@ -24,7 +24,8 @@ def test_the_ten_line_example(tmp_path, monkeypatch):
         nn.LazyLinear(4),
     )
     loader = [(torch.randn(8, 3, 6, 6), torch.randint(4, (8,))) for _ in range(5)]
-    model(loader[0][0])
+    model.eval()(loader[0][0])  # the shape of the lazy layer, as attach says
+    model.train()
 
     def build():
         return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)

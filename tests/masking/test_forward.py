@@ -356,7 +356,9 @@ def test_momentum_and_weight_decay_revive_nothing(recipe, settings):
     optimizer = sgd(model, **settings)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(recipe=recipe, sparsity=0.9, freeze_at=0.3, min_keep_per_layer=2),
+        probmask.ProbMask(
+            recipe=recipe, sparsity=0.9, ramp_end=0.25, freeze_at=0.3, min_keep_per_layer=2
+        ),
         optimizer=optimizer,
         total_steps=20,
         seed=1,

@@ -187,7 +187,8 @@ def test_nothing_to_mask():
 def test_a_lazy_layer_has_no_shape_yet():
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
     with pytest.raises(
-        probmask.InputError, match=r"0\.weight has no shape yet; run one batch through the model"
+        probmask.InputError,
+        match=r"0\.weight has no shape yet; run one batch through model\.eval\(\)",
     ):
         probmask.attach(model, probmask.ProbMask(sparsity=0.5), total_steps=1)
     model(torch.randn(2, 3))

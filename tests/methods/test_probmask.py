@@ -197,12 +197,18 @@ def test_one_draw_works_inside_the_loop_of_draws(recipe):
     ("freeze_at", "first"), [(0.0, 1), (0.5, 11), (0.7, 15), (0.97, None), (1, None)]
 )
 def test_the_mask_is_frozen_from_its_moment_on(recipe, freeze_at, first):
-    """By the first update at or after that part of the training, or, if tied, right before it."""
-    model, optimizer, sparsifier = begin(recipe=recipe, freeze_at=freeze_at, min_keep_per_layer=1)
+    """By the first update at or after that part of the training, or, if tied, right before it.
+
+    But by none before the first: ranks may not have the same weights then.
+    """
+    settings = {"ramp_begin": 0.0, "ramp_end": 0.0} if freeze_at == 0 else {}
+    model, optimizer, sparsifier = begin(
+        recipe=recipe, freeze_at=freeze_at, min_keep_per_layer=1, **settings
+    )
     expected = STEPS + 1 if first is None else first
     if recipe == "tied":
-        expected -= 1
-    assert sparsifier.frozen == (expected == 0)
+        expected = max(1, expected - 1)
+    assert not sparsifier.frozen
     frozen = []
     for batch in make_batches("mlp", STEPS):
         step(model, optimizer, batch)
@@ -210,6 +216,22 @@ def test_the_mask_is_frozen_from_its_moment_on(recipe, freeze_at, first):
     assert frozen == [count + 1 >= expected for count in range(STEPS)]
     if first is not None:
         assert sum(int(model[i].weight.count_nonzero()) for i in (0, 2, 4)) == 80
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"freeze_at": 0.3}, "freeze_at=0.3, ramp_end=0.5 (the tied recipe's)"),
+        ({"choose_at": 0.25}, "choose_at=0.25, ramp_end=0.5 (the tied recipe's)"),
+        ({"recipe": "learned", "freeze_at": 0.25}, "freeze_at=0.25, ramp_end=0.5 (the learned"),
+    ],
+)
+def test_a_choice_while_the_budget_is_still_falling_is_told(settings, told):
+    with pytest.warns(probmask.EarlyEndWarning, match="then go at once") as found:
+        begin(**settings)
+    assert f"ProbMask({told}" in str(found[0].message)
+    assert "the choice is final at 0.25 of the training" in str(found[0].message)
+    assert found[0].filename.endswith("probmask_run.py")  # where attach was called
 
 
 def test_the_same_seed_gives_the_same_bits(recipe):

@@ -102,8 +102,8 @@ REFUSED = [
     (  # after the recipe's end
         {"ramp_begin": 0.7},
         (
-            "ProbMask(ramp_begin=0.7, ramp_end=0.5): the budget falls from begin to end; "
-            "begin must not come after end."
+            "ProbMask(ramp_begin=0.7, ramp_end=0.5 (the tied recipe's)): the budget falls from "
+            "begin to end; begin must not come after end."
         ),
     ),
     (
@@ -118,6 +118,13 @@ REFUSED = [
         (
             "ProbMask(select='sample', min_keep_per_layer=2): a sample promises no layer anything; "
             "drop one of the two."
+        ),
+    ),
+    (  # not that it is above the learned recipe's freeze_at
+        {"draws": 2, "choose_at": 1},
+        (
+            "ProbMask(draws=2, choose_at=1): choose_at is a setting of tied probabilities; drop "
+            "one of the two."
         ),
     ),
     (

@@ -286,7 +286,9 @@ def test_the_freeze_leaves_the_weights_times_their_probabilities(freeze_at, tau)
 
 
 def test_what_is_left_of_the_start_at_the_freeze_stays():
-    model, optimizer, sparsifier = tied("conv", steps=6, freeze_at=0.25, ramp_end=0.25)
+    model, optimizer, sparsifier = tied(
+        "conv", steps=6, freeze_at=0.25, ramp_end=0.2, forget_by=0.5
+    )
     assert sparsifier.metrics()["forgotten"] == pytest.approx(0.5)
     assert all(mask.start is None for mask, _ in parts(sparsifier))
     train(model, optimizer, make_batches("conv", 3, seed=4))
@@ -499,3 +501,16 @@ def test_what_is_undecided_is_counted_of_the_mask_that_is_frozen():
     masker.freeze()
     assert sparsifier.metrics()["undecided_per_kept"] == undecided / masker.keep
     assert undecided > 0
+
+
+def test_a_network_that_was_looked_at_before_its_state_came_is_looked_at_anew():
+    """From the weights alone nobody knows how far the threshold has been taken back."""
+    batches = make_batches("conv", 92)
+    model, _, sparsifier = tied("conv", steps=92, total_steps=100)
+    assert sparsifier.state_dict()["method"]["chosen"] is not None
+    other, _, its = begin("conv", total_steps=100, model=build("conv", seed=5))
+    other.load_state_dict(model.state_dict())
+    by_weights = other.eval()[0].weight.clone()
+    its.load_state_dict(sparsifier.state_dict())
+    assert torch.equal(other(batches[0][0]), model.eval()(batches[0][0]))
+    assert not torch.equal(other[0].weight, by_weights)

@@ -7,6 +7,8 @@ from probmask.errors import InputError
 from probmask.masking.protocol import Method, keep_of
 from probmask.masking.sites import Site
 
+_MANY = 1.1  # times as many weights as stay: so many fewer at once are worth a warning
+
 
 def checked_keep(method: Method, sites: Sequence[Site], spread: Spread | None = None) -> int:
     """The number of weights that the method keeps of all sites.
@@ -38,3 +40,8 @@ def whole_layers(
     whole = wished.dense(len(sites))
     allowed = sum(sites[index].size for index in whole) <= keep / 2
     return whole if allowed else asked.dense(len(sites))
+
+
+def many_at_once(kept_before: float, kept_after: float) -> bool:
+    """Whether so many weights go at once, from one kept part to another, that it will be felt."""
+    return kept_before > _MANY * kept_after

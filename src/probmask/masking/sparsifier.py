@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
+from probmask.masking.budgets import many_at_once
 from probmask.masking.optimizers import (
     WeightOptimizers,
     checked_optimizers,
@@ -22,8 +23,6 @@ from probmask.masking.parametrization import parameter_order, register, settle
 from probmask.masking.protocol import Context, Histogram, Method, Progress, Trainables
 from probmask.masking.sites import Site
 from probmask.masking.summary import LayerSummary, Summary
-
-_MANY = 1.1  # times as many weights as stay: so many fewer at once are worth a warning
 
 
 class Sparsifier:
@@ -160,7 +159,7 @@ class Sparsifier:
 
     def _warn_of_early_end(self, before: float, after: float) -> None:
         step, total = self._step, self._context.total_steps
-        if step < total and 1 - before > _MANY * (1 - after):
+        if step < total and many_at_once(1 - before, 1 - after):
             warnings.warn(
                 f"finalize() after {step} of {total} updates: {100 * before:.4g} % of the weights "
                 f"had been removed, now {100 * after:.4g} % are, the rest at once. Train to the "

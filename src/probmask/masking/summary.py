@@ -15,7 +15,7 @@ class LayerSummary:
     @property
     def sparsity(self) -> float:
         """The fraction removed."""
-        return 1 - self.kept / self.size
+        return 1 - self.kept / self.size if self.size else 0.0
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,4 @@ class Summary:
     @property
     def sparsity(self) -> float:
         """The fraction removed."""
-        return 1 - self.kept / self.size
+        return 1 - self.kept / self.size if self.size else 0.0

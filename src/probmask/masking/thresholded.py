@@ -141,10 +141,14 @@ class ThresholdMasker(Masker):
             self.freeze()  # everything is kept: there is nothing to cut
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Cut at the budget of this moment; freeze when it is time."""
+        """Cut at the budget of this moment; freeze when it is time.
+
+        Not before the first update: ranks may not have the same weights yet, and a checkpoint may
+        still be loaded.
+        """
         if self.frozen:
             return
-        if self.freeze_at is not None and now.fraction >= self.freeze_at:
+        if self.freeze_at is not None and now.step > 0 and now.fraction >= self.freeze_at:
             self.freeze()
         else:
             self.cut(now)

@@ -45,13 +45,12 @@ class Budget:
     ) -> list[Tensor]:
         """The masks of the largest values that this amount of the budget allows."""
         if self.per_layer:
-            shares = self._shares(round(amount / self.total * sum(self.sizes)))
             return [
                 select_top([value], share, ties=None if ties is None else [ties[i]], names=[name])[
                     0
                 ]
                 for i, (value, share, name) in enumerate(
-                    zip(values, shares, self.names, strict=True)
+                    zip(values, self.shares(amount), self.names, strict=True)
                 )
             ]
         if self.costs is not None:
@@ -60,8 +59,9 @@ class Budget:
             )
         return select_top(values, round(amount), ties=ties, minimum=self.least, names=self.names)
 
-    def _shares(self, keep: int) -> list[int]:
+    def shares(self, amount: float) -> list[int]:
         """The same kept fraction in each layer, but the least that each must keep."""
+        keep = round(amount / self.total * sum(self.sizes))
         share = keep / sum(self.sizes)
         pairs = list(zip(self.sizes, self.least, strict=True))
         above = [max(0.0, share * size - low) for size, low in pairs]

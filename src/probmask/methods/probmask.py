@@ -8,12 +8,15 @@ default s is a function of w, which a threshold keeps within the budget (`tied`)
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from probmask.checks import check_choice, check_count, check_ramp, check_within
-from probmask.errors import InputError
+from probmask.checks import check_choice, check_count, check_within
+from probmask.core.schedules import kept_fraction
+from probmask.errors import EarlyEndWarning, InputError
+from probmask.masking.budgets import many_at_once
 from probmask.masking.initialization import check_fans, kaiming_normal_
 from probmask.masking.protocol import Context, Masker, Method
 from probmask.masking.sites import Site
@@ -104,13 +107,13 @@ class ProbMask(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_each()
+        self._check_together()
         settings = self.resolved
-        check_ramp(
-            "ProbMask",
-            ramp_begin=settings.ramp_begin,
-            ramp_end=settings.ramp_end,
-            meaning="the budget falls",
-        )
+        if settings.ramp_begin > settings.ramp_end:
+            raise InputError(
+                f"ProbMask({self._told('ramp_begin')}, {self._told('ramp_end')}): the budget falls "
+                "from begin to end; begin must not come after end."
+            )
         if settings.temperature_end > settings.temperature_start:
             raise InputError(
                 f"ProbMask({self._told('temperature_start')}, {self._told('temperature_end')}): "
@@ -126,7 +129,6 @@ class ProbMask(Method):
                 f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
                 "sample promises no layer anything; drop one of the two."
             )
-        self._check_together()
 
     def _check_each(self) -> None:
         check_choice("ProbMask", "recipe", self.recipe, (None, *RECIPES))
@@ -218,9 +220,10 @@ class ProbMask(Method):
         return max(0.0, end - _CHOSEN_BEFORE) if self.choose_at is None else self.choose_at
 
     def _told(self, name: str) -> str:
-        """A setting of the recipe's and its value, and whether the user has said it."""
-        usual = "" if getattr(self, name) is not None else f" (the {self.recipe_name} recipe's)"
-        return f"{name}={getattr(self.resolved, name):g}{usual}"
+        """A setting and its value, and whether that is the recipe's or was said by the user."""
+        if (given := getattr(self, name)) is not None:
+            return f"{name}={given:g}"
+        return f"{name}={getattr(self.resolved, name):g} (the {self.recipe_name} recipe's)"
 
     def full_settings(self) -> dict[str, Any]:
         """The settings, with the recipe and what it decides."""
@@ -251,6 +254,7 @@ class ProbMask(Method):
         if fresh:
             check_fans("ProbMask(reinitialize)", sites)
         masker = self._masker(sites, context)  # refuses what it must before weights change
+        self._warn_of_early_choice()
         if fresh:
             kaiming_normal_(sites, context.seed)
         if not self.train_weights:
@@ -258,6 +262,21 @@ class ProbMask(Method):
                 site.weight.requires_grad_(False)
                 site.weight.grad = None
         return masker
+
+    def _warn_of_early_choice(self) -> None:
+        """Say so if the choice is final while the budget is still falling."""
+        settings, final = self.resolved, 1 - self.sparsity
+        at = self.chosen_at if self.recipe_name == "tied" else settings.freeze_at
+        kept = kept_fraction(at, final, begin=settings.ramp_begin, end=settings.ramp_end)
+        if many_at_once(kept, final):
+            early = self._told("freeze_at" if self.choose_at is None else "choose_at")
+            warnings.warn(
+                f"ProbMask({early}, {self._told('ramp_end')}): the choice is final at {at:g} of "
+                f"the training, while {100 * kept:.3g} % of the weights are kept; all but "
+                f"{100 * final:.3g} % then go at once. Let the ramp end before.",
+                EarlyEndWarning,
+                stacklevel=5,  # where attach was called
+            )
 
     def _masker(self, sites: Sequence[Site], context: Context) -> Masker:
         if self.recipe_name == "tied":

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from probmask.core.magnitude_cut import cut_by_magnitude
 from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed
 from probmask.core.threshold import cut_between
 from probmask.masking.optimizers import WeightOptimizers
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
+_FAR_ENOUGH = 50.0  # updates · rate / (1 - momentum): what is learned by less does not replace it
 _LEAST = 2.0**-20  # of the last threshold: what a weight that is kept has at least
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
 
@@ -171,22 +173,30 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
 
     def _begin(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Look at the weights as training begins: only now all ranks have the same."""
-        self.before_forward(now, 0)
         if self.forget_by is None:
-            self.forget_by = self._usual_forget_by(optimizers)
+            self.forget_by = self._usual_forget_by(now, optimizers)
         trained = {id(p) for p in optimizers.parameters if p.requires_grad}
         for mask, weight in zip(self.masks, self.weights, strict=True):
             # A closure may come here again, with weights that have moved.
             if self.forget_by and id(weight) in trained and mask.start is None:
                 mask.start = weight.detach().clone()
 
-    def _usual_forget_by(self, optimizers: WeightOptimizers) -> float:
+    def _usual_forget_by(self, now: Progress, optimizers: WeightOptimizers) -> float:
         """When to have forgotten the start, where the user did not say; 0 is not at all."""
         if not self._freshness.holds_still():
             _LOG.info("ProbMask keeps what the weights began with: they may have been trained.")
             return 0.0
         if not optimizers.move_by_gradient(self.weights):
             _LOG.info("ProbMask keeps what the weights began with: it is not SGD that trains them.")
+            return 0.0
+        travel = optimizers.travel(self.weights, now.total_steps)
+        if travel < _FAR_ENOUGH:
+            _LOG.info(
+                "ProbMask keeps what the weights began with: updates times learning rate over "
+                "(1 - momentum) is %.3g, and below %g they learn too little to do without.",
+                travel,
+                _FAR_ENOUGH,
+            )
             return 0.0
         _LOG.info(
             "ProbMask lets fade what the weights began with, by %g of the training: BatchNorm has "
@@ -211,9 +221,14 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
     def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
         """The largest weights of all sites, and the threshold of each site that they exceed."""
         limits = self.limits
-        if not limits.per_layer and limits.costs is None and not any(limits.least):
-            return super().select(keep)
         amount = limits.final if keep == self.keep else keep / self.size * limits.total
+        if limits.per_layer:
+            return self._select_in_each(limits.shares(amount))
+        if limits.costs is None:
+            masks, thresholds = super().select(keep)
+            pairs = zip(masks, limits.least, strict=True)
+            if all(least == 0 or int(mask.count_nonzero()) >= least for mask, least in pairs):
+                return masks, thresholds
         values = [
             weight.detach().abs().float() * scale
             for weight, scale in zip(self.weights, self.scales, strict=True)
@@ -221,16 +236,17 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         masks = limits.select(values, amount)
         shared = cut_between(values, masks)
         return masks, [
-            self._threshold(value, mask, shared) / scale
+            _threshold(value, mask, shared) / scale
             for value, mask, scale in zip(values, masks, self.scales, strict=True)
         ]
 
-    def _threshold(self, value: Tensor, mask: Tensor, shared: float) -> float:
-        """That of all sites, unless this one keeps some below it, or has a budget of its own."""
-        kept = value[mask]
-        if not self.limits.per_layer and (not len(kept) or float(kept.amin()) > shared):
-            return shared
-        return cut_between([value], [mask])
+    def _select_in_each(self, shares: Sequence[int]) -> tuple[list[Tensor], list[float]]:
+        """So many of the largest weights of each site, and the threshold that they exceed."""
+        cuts = [
+            cut_by_magnitude([weight], [1.0], share, [name])
+            for weight, share, name in zip(self.weights, shares, self.names, strict=True)
+        ]
+        return [mask for (mask,), _ in cuts], [threshold for _, threshold in cuts]
 
     def freeze(self) -> None:
         """Fix the masks; a layer that has none of its weights left is named."""
@@ -326,3 +342,11 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         done = min(1.0, max(0.0, progress - begin) / max(end - begin, 1e-9))
         start = self.settings.temperature_start
         return float(start * (self.settings.temperature_end / start) ** done)
+
+
+def _threshold(value: Tensor, mask: Tensor, shared: float) -> float:
+    """That of all sites, unless this one keeps some below it."""
+    kept = value[mask]
+    if not len(kept) or float(kept.amin()) > shared:
+        return shared
+    return cut_between([value], [mask])
