@@ -184,6 +184,13 @@ def test_a_training_that_learns_too_little_to_do_without_the_start_keeps_it(
     assert sparsifier._masker.forget_by == expected
 
 
+@pytest.mark.parametrize(("sparsity", "expected"), [(0.95, 0), (0.96, 0.5)])
+def test_where_little_is_left_of_the_start_it_is_forgotten_by_any_training(sparsity, expected):
+    model, optimizer, sparsifier = begin("conv", sparsity=sparsity)
+    train(model, optimizer, make_batches("conv", 1))
+    assert sparsifier._masker.forget_by == expected
+
+
 @pytest.mark.parametrize("schedule", ["warm-up", "one cycle"])
 def test_what_a_schedule_begins_with_is_not_taken_for_its_rate(schedule):
     model = build("conv")
@@ -220,7 +227,7 @@ def test_the_decision_is_told(caplog):
     caplog.set_level("INFO", "probmask")
     for name, updates, said in (
         ("conv", 100, "lets fade"),
-        ("conv", 12, "is 12, and below 50 they learn too little"),
+        ("conv", 12, "is 12; below 50 they learn too little"),
         ("mlp", 100, "they may have been trained"),
     ):
         model, optimizer, _ = begin(model=build(name), total_steps=updates)

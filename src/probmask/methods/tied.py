@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
-_FAR_ENOUGH = 50.0  # updates · rate / (1 - momentum): what is learned by less does not replace it
+_FAR_ENOUGH = 50.0  # updates · rate / (1 - momentum): what is learned by less does not replace it,
+_MUCH_REMOVED = 0.95  # unless of what the network began with little is left anyway
 _LEAST = 2.0**-20  # of the last threshold: what a weight that is kept has at least
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
 
@@ -190,10 +191,10 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             _LOG.info("ProbMask keeps what the weights began with: it is not SGD that trains them.")
             return 0.0
         travel = optimizers.travel(self.weights, now.total_steps)
-        if travel < _FAR_ENOUGH:
+        if travel < _FAR_ENOUGH and self.method.sparsity <= _MUCH_REMOVED:
             _LOG.info(
                 "ProbMask keeps what the weights began with: updates times learning rate over "
-                "(1 - momentum) is %.3g, and below %g they learn too little to do without.",
+                "(1 - momentum) is %.3g; below %g they learn too little to do without.",
                 travel,
                 _FAR_ENOUGH,
             )
