@@ -15,7 +15,6 @@ from reference.networks import (
     build,
     loss_of,
     make_batches,
-    sgd,
     state_of,
     step,
     train,
@@ -108,14 +107,14 @@ def test_only_weights_that_are_trained_are_forgotten(handed_over):
 @pytest.mark.parametrize("stop", [1, 4, 9, 10, 12])
 def test_a_resume_goes_on_forgetting_bit_for_bit(stop):
     batches = make_batches("conv", STEPS)
-    whole = begin("conv", forget_by=0.5)
+    whole = begin("conv")
     train(*whole[:2], batches)
-    first = begin("conv", forget_by=0.5)
+    first = begin("conv")
     train(*first[:2], batches[:stop])
     file = io.BytesIO()
     torch.save([part.state_dict() for part in first], file)
     file.seek(0)
-    second = begin("conv", model=build("conv", seed=9), forget_by=0.5)
+    second = begin("conv", model=build("conv", seed=9))
     for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
         part.load_state_dict(state)
     train(*second[:2], batches[stop:])
@@ -124,7 +123,7 @@ def test_a_resume_goes_on_forgetting_bit_for_bit(stop):
 
 def test_which_networks_are_forgotten_unless_told():
     def forget_by(model, name="conv", **settings):
-        model, optimizer, sparsifier = begin(model=model, total_steps=50, **settings)
+        model, optimizer, sparsifier = begin(model=model, **settings)
         train(model, optimizer, make_batches(name, 1))
         return sparsifier._masker.forget_by
 
@@ -155,90 +154,23 @@ def test_nothing_is_forgotten_by_optimizers_whose_steps_do_not_show_gradients(ki
     model = build("conv")
     optimizer = kind(model.parameters(), lr=1e-3)
     method = probmask.ProbMask(sparsity=0.8)
-    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=50_000)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
     train(model, optimizer, make_batches("conv", 1))
     assert sparsifier._masker.forget_by == expected
-
-
-@pytest.mark.parametrize(
-    ("updates", "settings", "expected"),
-    [
-        (50, {"lr": 0.1}, 0.5),  # updates · rate / (1 - momentum) = 50
-        (49, {"lr": 0.1}, 0),
-        (300, {"lr": 0.003}, 0),
-        (1700, {"lr": 0.003}, 0.5),
-        (1000, {"lr": 0.01, "momentum": 0.0}, 0),
-        (5000, {"lr": 0.01, "momentum": 0.0}, 0.5),
-        (500, {"lr": 0.1, "dampening": 0.9}, 0.5),
-        (499, {"lr": 0.1, "dampening": 0.9}, 0),
-    ],
-)
-def test_a_training_that_learns_too_little_to_do_without_the_start_keeps_it(
-    updates, settings, expected
-):
-    model = build("conv")
-    optimizer = sgd(model, **settings)
-    method = probmask.ProbMask(sparsity=0.8)
-    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=updates)
-    train(model, optimizer, make_batches("conv", 1))
-    assert sparsifier._masker.forget_by == expected
-
-
-@pytest.mark.parametrize(("sparsity", "expected"), [(0.95, 0), (0.96, 0.5)])
-def test_where_little_is_left_of_the_start_it_is_forgotten_by_any_training(sparsity, expected):
-    model, optimizer, sparsifier = begin("conv", sparsity=sparsity)
-    train(model, optimizer, make_batches("conv", 1))
-    assert sparsifier._masker.forget_by == expected
-
-
-@pytest.mark.parametrize("schedule", ["warm-up", "one cycle"])
-def test_what_a_schedule_begins_with_is_not_taken_for_its_rate(schedule):
-    model = build("conv")
-    optimizer = sgd(model)
-    if schedule == "warm-up":
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 1000))
-    else:
-        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=60)
-    assert optimizer.param_groups[0]["lr"] < 0.005
-    sparsifier = probmask.attach(
-        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=60
-    )
-    train(model, optimizer, make_batches("conv", 1))
-    assert sparsifier._masker.forget_by == 0.5
-
-
-def test_the_layer_that_goes_least_far_decides():
-    model = build("conv")
-    optimizer = torch.optim.SGD(
-        [
-            {"params": [*model[0].parameters(), *model[1].parameters()], "lr": 0.1},
-            {"params": model[4].parameters(), "lr": 0.001},
-        ],
-        momentum=0.9,
-    )
-    sparsifier = probmask.attach(
-        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=1000
-    )
-    train(model, optimizer, make_batches("conv", 1))
-    assert sparsifier._masker.forget_by == 0
 
 
 def test_the_decision_is_told(caplog):
     caplog.set_level("INFO", "probmask")
-    for name, updates, said in (
-        ("conv", 100, "lets fade"),
-        ("conv", 12, "is 12; below 50 they learn too little"),
-        ("mlp", 100, "they may have been trained"),
-    ):
-        model, optimizer, _ = begin(model=build(name), total_steps=updates)
+    for name, said in (("conv", "lets fade"), ("mlp", "they may have been trained")):
+        model, optimizer, _ = begin(model=build(name))
         train(model, optimizer, make_batches(name, 1))
         assert said in caplog.messages[-1]
-    assert len(caplog.messages) == 3
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_many_batches_in_one_update_are_no_training(loaded):
-    model, optimizer, sparsifier = begin("conv", total_steps=100)
+    model, optimizer, sparsifier = begin("conv")
     batches = make_batches("conv", 100)
     if loaded:
         other = build("conv", seed=1)
@@ -258,7 +190,7 @@ def test_weights_that_are_loaded_after_attach_are_not_forgotten():
     model = build("conv", seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparsifier = probmask.attach(
-        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=1000
+        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=STEPS
     )
     model[1].load_state_dict(trained[1].state_dict())
     train(model, optimizer, make_batches("conv", 1))

@@ -85,19 +85,13 @@ class WeightOptimizers:
 
         Adam and its kin move all weights by steps of about one size.
         """
-        holders = [optimizer for optimizer, _ in self._holding(weights)]
+        wanted = {id(weight) for weight in weights}
+        holders = [
+            optimizer
+            for optimizer in self._optimizers
+            if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
+        ]
         return bool(holders) and all(isinstance(optimizer, SGD) for optimizer in holders)
-
-    def travel(self, weights: Sequence[Tensor], updates: int) -> float:
-        """How far a gradient of one would carry these weights by SGD, in so many updates.
-
-        That is rate / (1 - momentum) for each of them; of groups the one that goes least far. The
-        rate is the largest that the group tells of: a schedule that warms up begins far below.
-        """
-        return min(
-            (updates * _highest_rate(group) * _gain(group) for _, group in self._holding(weights)),
-            default=0.0,
-        )
 
     def momentum(self, weight: Tensor) -> Tensor | None:
         """The running mean of the weight's gradient, if its optimizer has one already."""
@@ -116,33 +110,12 @@ class WeightOptimizers:
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
-    def _holding(self, weights: Sequence[Tensor]) -> list[tuple[Optimizer, dict[str, Any]]]:
-        """The optimizers and their groups that hold some of these weights."""
-        wanted = {id(weight) for weight in weights}
-        return [
-            (optimizer, group)
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            if any(id(p) in wanted for p in group["params"])
-        ]
-
     def _state(self, weight: Tensor) -> dict[str, Any]:
         for optimizer in self._optimizers:
             if weight in optimizer.state:
                 state: dict[str, Any] = optimizer.state[weight]
                 return state
         return {}
-
-
-def _highest_rate(group: dict[str, Any]) -> float:
-    """The rate of now, or that of PyTorch's schedules, which note it in the group."""
-    return max(float(group[key]) for key in ("lr", "initial_lr", "max_lr") if key in group)
-
-
-def _gain(group: dict[str, Any]) -> float:
-    """By what momentum multiplies the steps of a gradient that does not change."""
-    momentum = float(group.get("momentum", 0.0))
-    return (1 - group["dampening"]) / max(1 - momentum, 1e-6) if momentum else 1.0
 
 
 class OptimizerWatcher(Protocol):

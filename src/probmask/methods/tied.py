@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
-_FAR_ENOUGH = 50.0  # updates · rate / (1 - momentum): what is learned by less does not replace it,
-_MUCH_REMOVED = 0.95  # unless of what the network began with little is left anyway
 _LEAST = 2.0**-20  # of the last threshold: what a weight that is kept has at least
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
 
@@ -169,35 +167,26 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Look at the network as its training begins; then clip."""
         if not self.frozen and now.step == 0:
-            self._begin(now, optimizers)
+            self._begin(optimizers)
         super().after_backward(now, optimizers)
 
-    def _begin(self, now: Progress, optimizers: WeightOptimizers) -> None:
+    def _begin(self, optimizers: WeightOptimizers) -> None:
         """Look at the weights as training begins: only now all ranks have the same."""
         if self.forget_by is None:
-            self.forget_by = self._usual_forget_by(now, optimizers)
+            self.forget_by = self._usual_forget_by(optimizers)
         trained = {id(p) for p in optimizers.parameters if p.requires_grad}
         for mask, weight in zip(self.masks, self.weights, strict=True):
             # A closure may come here again, with weights that have moved.
             if self.forget_by and id(weight) in trained and mask.start is None:
                 mask.start = weight.detach().clone()
 
-    def _usual_forget_by(self, now: Progress, optimizers: WeightOptimizers) -> float:
+    def _usual_forget_by(self, optimizers: WeightOptimizers) -> float:
         """When to have forgotten the start, where the user did not say; 0 is not at all."""
         if not self._freshness.holds_still():
             _LOG.info("ProbMask keeps what the weights began with: they may have been trained.")
             return 0.0
         if not optimizers.move_by_gradient(self.weights):
             _LOG.info("ProbMask keeps what the weights began with: it is not SGD that trains them.")
-            return 0.0
-        travel = optimizers.travel(self.weights, now.total_steps)
-        if travel < _FAR_ENOUGH and self.method.sparsity <= _MUCH_REMOVED:
-            _LOG.info(
-                "ProbMask keeps what the weights began with: updates times learning rate over "
-                "(1 - momentum) is %.3g; below %g they learn too little to do without.",
-                travel,
-                _FAR_ENOUGH,
-            )
             return 0.0
         _LOG.info(
             "ProbMask lets fade what the weights began with, by %g of the training: BatchNorm has "

@@ -94,8 +94,6 @@ class Training:
             weight_decay=config.optimizer.weight_decay,
             nesterov=config.optimizer.nesterov,
         )
-        # As PyTorch's schedules note it: methods are told by it what a warm-up leads to.
-        optimizer.param_groups[0]["initial_lr"] = config.optimizer.lr
         self.sparsifier: Sparsifier = attach(
             self.model,
             method,
