@@ -118,6 +118,36 @@ def test_other_dtypes_and_layouts(dtype):
             assert all(torch.equal(m, e) for m, e in zip(masks, expected, strict=True))
 
 
+@pytest.mark.parametrize("equal", [1, 16, 17, 5000])
+@pytest.mark.parametrize("taken", [1, 15, 16, 17])
+def test_a_few_equal_values_or_many(equal, taken):
+    torch.manual_seed(0)
+    weights = [torch.randn(100_000).abs() for _ in range(3)]
+    weights[1][:equal] = -1.5
+    weights[1] = weights[1][torch.randperm(100_000)]
+    check(weights, (1.0,) * 3, sum(int((w.abs() > 1.5).sum()) for w in weights) + taken)
+
+
+def test_masks_are_written_where_they_are_wanted():
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 6, 3, 3) for _ in range(3)]
+    weights[1] = weights[1].contiguous(memory_format=torch.channels_last)
+    into = [torch.ones_like(weight, dtype=torch.bool) for weight in weights]
+    expected, threshold = cut_by_magnitude(weights, (1.0,) * 3, 100, NAMES)
+    before = [mask._version for mask in into]
+    masks, same = cut_by_magnitude(weights, (1.0,) * 3, 100, NAMES, into=into)
+    assert same == threshold
+    assert all(map(torch.equal, masks, expected))
+    if masks[0] is into[0]:  # a graph that has saved one of them must be told
+        assert all(mask._version > old for mask, old in zip(into, before, strict=True))
+    else:
+        assert all(bool(mask.all()) for mask in into)
+    into[1] = into[1].contiguous()  # not as the weight lies
+    masks, _ = cut_by_magnitude(weights, (1.0,) * 3, 100, NAMES, into=into)
+    assert all(map(torch.equal, masks, expected))
+    assert not any(mask is room for mask, room in zip(masks, into, strict=True))
+
+
 @pytest.mark.parametrize("keep", [1, 50, 300, 431])
 def test_equal_values_go_by_the_index_whatever_the_layout(keep):
     torch.manual_seed(0)

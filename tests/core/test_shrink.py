@@ -68,13 +68,29 @@ def test_close_to_the_threshold_nothing_is_lost():
         )
 
 
+def test_cube_roots_are_exact_to_the_last_places():
+    numba = pytest.importorskip("numba")
+    from probmask.core.vector_math import cube_root
+
+    @numba.njit
+    def roots(x, out):
+        for i in range(len(x)):
+            out[i] = cube_root(x[i])
+
+    bits = np.arange(0x00800000, 0x7F800000, 2003, dtype=np.int32)  # of all normal numbers
+    x = bits.view(np.float32)
+    found = np.empty_like(x)
+    roots(x, found)
+    np.testing.assert_allclose(found.astype(np.float64), np.cbrt(x.astype(np.float64)), rtol=3e-7)
+
+
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.3, 0.62, 0.64, 1.0])
 @pytest.mark.parametrize("theta", [0.0, 0.2])
 def test_gathered_or_not_the_bits_are_the_same(part, theta):
     kernels = pytest.importorskip("probmask.core.shrink_kernels")
     torch.manual_seed(0)
     weight, active = torch.randn(5003), torch.rand(5003) < part
-    given = weight.numpy(), active.numpy(), np.float32(theta), np.float32(3)
+    given = weight.numpy(), active.numpy(), np.float32(theta), np.float32(2.5)
     found, plain = np.zeros((2, 5003), np.float32)
     kernels.power(*given, found)
     kernels._power(*given, plain)

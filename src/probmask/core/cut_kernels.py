@@ -57,13 +57,24 @@ def count_window(x, scale, base, counts):
 
 
 @njit(**_OPTIONS)
-def mark(x, scale, cut, out):
-    """out = |x| scale > cut, by their bits; how many are equal, and the largest below, or -1."""
-    equal = 0
-    below = np.int32(-1)
-    for i in range(len(x)):
-        bits = bits_of(abs(x[i]) * scale)
-        out[i] = bits > cut
-        equal += bits == cut
-        below = max(below, bits if bits < cut else np.int32(-1))
+def mark(x, scale, cut, out, places):
+    """out = |x| scale > cut, by their bits; how many are equal, and the largest below, or -1.
+
+    ``places`` takes where the equal ones are, as far as there is room.
+    """
+    equal, below = 0, np.int32(-1)
+    for begin in range(0, len(x), _BLOCK):
+        part, o = x[begin : min(len(x), begin + _BLOCK)], out[begin : min(len(x), begin + _BLOCK)]
+        same = np.int32(0)
+        for i in range(len(part)):
+            bits = bits_of(abs(part[i]) * scale)
+            o[i] = bits > cut
+            same = np.int32(same + np.int32(bits == cut))
+            below = max(below, bits if bits < cut else np.int32(-1))
+        if same > 0:
+            for i in range(len(part)):
+                if bits_of(abs(part[i]) * scale) == cut:
+                    if equal < len(places):
+                        places[equal] = begin + i
+                    equal += 1
     return equal, below

@@ -9,6 +9,7 @@ the magnitudes, find the value in any case. A last pass writes the masks. Exact,
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,25 +23,32 @@ from probmask.core.threshold import cut_between
 
 # The sample holds at least so many entries, in runs that are one line of the cache each.
 _SAMPLE, _STEP, _RUN = 1 << 15, 256, 16
-# fp32 values that are counted around a guess: 0.4 to 0.8 % of it to either side.
-_WINDOW = 1 << 16
+# fp32 values that are counted around a guess: 0.8 to 1.6 % of it to either side.
+_WINDOW = 1 << 17
 _GUESSES = 3  # as a rule one or two are enough
+_FEW = 16  # equal values whose places are noted on the way; of more, it has to be looked again
 _INFINITY = 0x7F800000  # the bits of the largest fp32 value; what is above is no number
 
 
 def cut_by_magnitude(
-    weights: Sequence[Tensor], scales: Sequence[float], keep: int, names: Sequence[str]
+    weights: Sequence[Tensor],
+    scales: Sequence[float],
+    keep: int,
+    names: Sequence[str],
+    *,
+    into: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], float]:
     """Masks of the `keep` largest |w|·scale jointly, and the threshold of `cut_between` for them.
 
-    Equal values go by the earlier tensor, then by the lower row-major index.
+    Equal values go by the earlier tensor, then by the lower row-major index. The masks are new
+    tensors, or, where they can be written there at once, those of ``into``.
     """
     weights = [weight.detach() for weight in weights]
     kernels = kernels_for("cut_kernels", *weights)
     size = sum(weight.numel() for weight in weights)
     simple = all(w.dtype == torch.float32 and as_stored(w) for w in weights)
     if kernels is not None and simple and 0 < keep < size:
-        found = _Cut(kernels, weights, scales).masks(keep)
+        found = _Cut(kernels, weights, scales).masks(keep, into)
         if found is not None:
             return found
     values = [
@@ -98,24 +106,38 @@ class _Cut:
         ]
         self._sizes = [weight.numel() for weight in weights]
 
-    def masks(self, keep: int) -> tuple[list[Tensor], float] | None:
+    def masks(
+        self, keep: int, into: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], float] | None:
         """The masks of so many, and the threshold."""
         found = self._near(keep) or self._anywhere(keep)
         if found is None:
             return None
         cut, rest = found
-        masks = [torch.empty_like(weight, dtype=torch.bool) for weight in self._weights]
-        equal, removed = self._mark(np.int32(cut), [_stored(mask) for mask in masks])
+        masks = self._room(into)
+        marked = self._mark(np.int32(cut), [_stored(mask) for mask in masks])
         value = np.array(cut, np.int32).view(np.float32)
-        for k in np.flatnonzero(equal).tolist():
-            weight, scale = self._weights[k].numpy(), self._entries[k][1]
-            taken = min(equal[k], rest)
-            places = np.nonzero(np.abs(weight) * scale == value)  # in row-major order
-            masks[k].numpy()[tuple(index[:taken] for index in places)] = True
+        for k, equal in enumerate(marked.equal):
+            taken = min(equal, rest)
+            if taken == equal <= _FEW:
+                _stored(masks[k])[marked.places[k]] = True
+            elif taken:
+                weight, scale = self._weights[k].numpy(), self._entries[k][1]
+                places = np.nonzero(np.abs(weight) * scale == value)  # in row-major order
+                masks[k].numpy()[tuple(index[:taken] for index in places)] = True
             rest -= taken
-            removed = max(removed, cut if taken < equal[k] else -1)
-        least, most = (float(np.array(bits, np.int32).view(np.float32)) for bits in (cut, removed))
+            marked.below = max(marked.below, cut if taken < equal else -1)
+        ends = np.array([cut, marked.below], np.int32).view(np.float32).astype(np.float64)
+        least, most = ends.tolist()
         return masks, most + keep / sum(self._sizes) * (least - most)
+
+    def _room(self, into: Sequence[Tensor] | None) -> list[Tensor]:
+        """These tensors if they lie in memory as the weights do, else new ones."""
+        pairs = zip(self._weights, into or (), strict=into is not None)
+        if into is None or any(as_stored(*pair) is None for pair in pairs):
+            return [torch.empty_like(weight, dtype=torch.bool) for weight in self._weights]
+        torch.autograd.graph.increment_version(into)  # a graph that has saved one has to know
+        return list(into)
 
     def _near(self, keep: int) -> tuple[int, int] | None:
         """The bits of the least value kept, how many of it; None if no guess hits, or for NaNs."""
@@ -185,23 +207,35 @@ class _Cut:
 
         return np.sum(in_parts_of(self._sizes, part), 0)
 
-    def _mark(self, cut: Any, masks: list[Any]) -> tuple[list[int], int]:
-        """Set what is above; how many of each tensor are equal, and the largest bits below."""
+    def _mark(self, cut: Any, masks: list[Any]) -> "_Marked":
+        """Set what is above."""
 
-        def part(spans: list[Span]) -> list[tuple[int, int, int]]:
+        def part(spans: list[Span]) -> list[tuple[int, int, int, Any]]:
             found = []
             for k, begin, end in spans:
                 x, scale = self._entries[k]
-                found.append(
-                    (k, *self._kernels.mark(x[begin:end], scale, cut, masks[k][begin:end]))
+                places = np.empty(_FEW, np.int64)
+                same, below = self._kernels.mark(
+                    x[begin:end], scale, cut, masks[k][begin:end], places
                 )
+                found.append((k, int(same), int(below), begin + places[:same]))
             return found
 
-        equal, removed = [0] * len(masks), -1
-        for k, same, below in (one for part in in_parts_of(self._sizes, part) for one in part):
-            equal[k] += int(same)
-            removed = max(removed, int(below))
-        return equal, removed
+        marked = _Marked([0] * len(masks), -1, [[] for _ in masks])
+        for k, same, below, places in (x for part in in_parts_of(self._sizes, part) for x in part):
+            marked.equal[k] += same
+            marked.below = max(marked.below, below)
+            marked.places[k] += places.tolist()
+        return marked
+
+
+@dataclass
+class _Marked:
+    """Of each tensor, how many equal the cut, and the first of their places; the bits below it."""
+
+    equal: list[int]
+    below: int
+    places: list[list[int]]
 
 
 def _stored(x: Tensor) -> Any:

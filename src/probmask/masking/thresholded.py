@@ -66,7 +66,8 @@ class ThresholdedWeight(MaskedWeight):
 
     def cut(self, active: Tensor, threshold: float, *, whole: bool) -> None:
         """Train with these weights until the next cut."""
-        self.active.copy_(active)
+        if active is not self.active:
+            self.active.copy_(active)
         self.threshold.fill_(threshold)
         self.whole = whole
 
@@ -156,7 +157,7 @@ class ThresholdMasker(Masker):
     def cut(self, now: Progress) -> None:
         """Train with the largest weights of the budget of this moment."""
         self._kept = self.budget(now)
-        masks, thresholds = self.select(self._kept)
+        masks, thresholds = self.select(self._kept, into=[mask.active for mask in self.masks])
         for mask, active, threshold in zip(self.masks, masks, thresholds, strict=True):
             mask.cut(active, threshold, whole=self._kept == self.size)
 
@@ -176,9 +177,14 @@ class ThresholdMasker(Masker):
         """The part of the training that is done, for schedules."""
         return now.fraction
 
-    def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
-        """The largest weights of all sites, and the threshold of each site that they exceed."""
-        masks, threshold = cut_by_magnitude(self.weights, self.scales, keep, self.names)
+    def select(
+        self, keep: int, *, into: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], list[float]]:
+        """The largest weights of all sites, and the threshold of each site that they exceed.
+
+        The masks may be those of ``into``, written anew.
+        """
+        masks, threshold = cut_by_magnitude(self.weights, self.scales, keep, self.names, into=into)
         return masks, [threshold / scale for scale in self.scales]
 
     def choose(self) -> list[Tensor]:

@@ -71,7 +71,9 @@ class DNWMasker(ThresholdMasker):
         keep = checked_keep(method, sites, self.spread)
         super().__init__(sites, [DNWWeight(site) for site in sites], keep)
 
-    def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
+    def select(
+        self, keep: int, *, into: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], list[float]]:
         """The largest weights of each layer; how large they are does not matter."""
         values = [weight.detach().abs() for weight in self.weights]
         return self.spread.select(values, keep, self.names), [0.0] * len(values)

@@ -60,18 +60,26 @@ def _changes_of(module: nn.modules.batchnorm._BatchNorm) -> int:
     return 0 if counter is None else counter._version
 
 
-def fade_(weight: Tensor, start: Tensor, left: float) -> None:
+def square_of(start: Tensor) -> Tensor:
+    """‖start‖², for `fade_`: it stays, and need not be computed at every update."""
+    along = _wide(start).reshape(-1)
+    return torch.dot(along, along).clamp_min(torch.finfo(along.dtype).tiny)
+
+
+def fade_(weight: Tensor, start: Tensor, square: Tensor, left: float) -> None:
     """Take away so much of the start that at most ``left`` of it is in the weight.
 
     What is in it is measured, as the component of the weight along the start: weight decay takes
     its part of it too, and subtracting all would leave the negative of that.
     """
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    w, along = weight.to(wide), start.to(wide)
-    norm = torch.dot(along.reshape(-1), along.reshape(-1)).clamp_min(torch.finfo(wide).tiny)
-    excess = (torch.dot(w.reshape(-1), along.reshape(-1)) / norm - left).clamp_min(0.0)
+    w, along = _wide(weight), _wide(start)
+    excess = (torch.dot(w.reshape(-1), along.reshape(-1)) / square - left).clamp_min(0.0)
     if w is not weight and left > 0:
         excess = torch.where(excess < _COARSE, 0.0, excess)
     w.addcmul_(along, excess, value=-1)
     if w is not weight:
         weight.copy_(w)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -31,7 +31,7 @@ from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
 from probmask.methods.deciding import DecidingMasker, count_undecided
-from probmask.methods.forgetting import Freshness, fade_
+from probmask.methods.forgetting import Freshness, fade_, square_of
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
@@ -45,8 +45,9 @@ _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a
 class TiedWeight(ThresholdedWeight):
     """One site: w s, s = (1 - (θ / |w|)^p)^(1/p); p is one over the temperature.
 
-    ``start`` is what the weight began with, as long as some of that is left. ``power`` is a buffer,
-    which is not saved: an averaged copy has to take over the temperature with the weights.
+    ``start`` is what the weight began with, as long as some of that is left, and ``start_square``
+    the sum of its squares. ``power`` is a buffer, which is not saved: an averaged copy has to take
+    over the temperature with the weights.
     """
 
     power: Tensor
@@ -57,6 +58,19 @@ class TiedWeight(ThresholdedWeight):
         self.register_buffer("power", torch.full((), power, device=device), persistent=False)
         self.share_outside = torch.full((), outside, device=device)  # none once it is chosen
         self.start: Tensor | None = None
+        self.start_square: Tensor | None = None
+
+    def begin_with(self, start: Tensor | None) -> None:
+        """Have begun with this, or have forgotten it."""
+        self.start = start
+        self.start_square = None if start is None else square_of(start)
+
+    def forget_(self, weight: Tensor, left: float) -> None:
+        """Leave at most this part of the start in the weight."""
+        if self.start is not None and self.start_square is not None:
+            fade_(weight, self.start, self.start_square, left)
+        if left == 0:
+            self.begin_with(None)
 
     def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
         """The weight as far as it is kept."""
@@ -178,7 +192,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         for mask, weight in zip(self.masks, self.weights, strict=True):
             # A closure may come here again, with weights that have moved.
             if self.forget_by and id(weight) in trained and mask.start is None:
-                mask.start = weight.detach().clone()
+                mask.begin_with(weight.detach().clone())
 
     def _usual_forget_by(self, optimizers: WeightOptimizers) -> float:
         """When to have forgotten the start, where the user did not say; 0 is not at all."""
@@ -208,14 +222,16 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         if done >= begin:
             self._take_threshold_back(max(0.0, 1 - (done - begin) / max(end - begin, 1e-9)))
 
-    def select(self, keep: int) -> tuple[list[Tensor], list[float]]:
+    def select(
+        self, keep: int, *, into: Sequence[Tensor] | None = None
+    ) -> tuple[list[Tensor], list[float]]:
         """The largest weights of all sites, and the threshold of each site that they exceed."""
         limits = self.limits
         amount = limits.final if keep == self.keep else keep / self.size * limits.total
         if limits.per_layer:
             return self._select_in_each(limits.shares(amount))
         if limits.costs is None:
-            masks, thresholds = super().select(keep)
+            masks, thresholds = super().select(keep, into=into)
             pairs = zip(masks, limits.least, strict=True)
             if all(least == 0 or int(mask.count_nonzero()) >= least for mask, least in pairs):
                 return masks, thresholds
@@ -249,7 +265,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             self._take_threshold_back(0.0)
         super().freeze()
         for mask in self.masks:
-            mask.start = None
+            mask.begin_with(None)
         self.warn_of_collapse([float(mask.hard.count_nonzero()) for mask in self.masks])
 
     def metrics(self) -> dict[str, float]:
@@ -283,7 +299,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         for mask, weight, start in zip(self.masks, self.weights, state["start"], strict=True):
-            mask.start = None if start is None else torch.empty_like(weight).copy_(start)
+            mask.begin_with(None if start is None else torch.empty_like(weight).copy_(start))
         self.forgotten = state["forgotten"]
         if state["forget_by"] is not None:  # else it was saved before the training began
             self.forget_by = state["forget_by"]
@@ -303,10 +319,7 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
     def _forget(self, forgotten: float) -> None:
         """Take away what the weights began with, up to this part of it."""
         for mask, weight in zip(self.masks, self.weights, strict=True):
-            if mask.start is not None:
-                fade_(weight, mask.start, 1 - forgotten)
-            if forgotten == 1:
-                mask.start = None
+            mask.forget_(weight, 1 - forgotten)
         self.forgotten = forgotten
 
     @torch.no_grad()
