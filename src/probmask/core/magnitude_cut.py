@@ -22,7 +22,7 @@ from probmask.core.selection import select_top
 from probmask.core.threshold import cut_between
 
 # The sample holds at least so many entries, in runs that are one line of the cache each.
-_SAMPLE, _STEP, _RUN = 1 << 15, 256, 16
+_SAMPLE, _STEP, _RUN = 1 << 15, 64, 16
 # fp32 values that are counted around a guess: 0.8 to 1.6 % of it to either side.
 _WINDOW = 1 << 17
 _GUESSES = 3  # as a rule one or two are enough
