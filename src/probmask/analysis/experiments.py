@@ -37,6 +37,7 @@ _ORDER = (
     "short_budget",
     "leaderboard",
     "leaderboard_resnet20",
+    "registry",
 )
 _FEWER_IMAGES = ("train_images", "test_images")
 
