@@ -1,4 +1,4 @@
-"""One thread per test process: tests run side by side, and small problems need no more."""
+"""What all test processes have in common."""
 
 import os
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# Before PyTorch is imported, and inherited by the processes that tests start.
+# Before PyTorch is imported, and inherited by the processes that tests start. One thread, for tests
+# run side by side, and small problems need no more.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -20,7 +21,8 @@ def dies_of_tiles():
     return subprocess.run([sys.executable, "-c", product], check=False).returncode < 0
 
 
-if "ONEDNN_MAX_CPU_ISA" not in os.environ and dies_of_tiles():
+# Workers have what was found for the process that started them.
+if not {"ONEDNN_MAX_CPU_ISA", "PYTEST_XDIST_WORKER"} & set(os.environ) and dies_of_tiles():
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
 
 

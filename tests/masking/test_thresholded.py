@@ -45,3 +45,31 @@ def test_no_mask_is_frozen_before_the_ranks_have_the_same_weights(kind):
         assert sparsifier.frozen
     for mine, its in zip(first[2]._masker.masks, other[2]._masker.masks, strict=True):
         assert torch.equal(mine.hard, its.hard)
+
+
+@pytest.mark.parametrize("kind", [probmask.ProbMask, Feather])
+def test_a_graph_from_before_the_last_cut_is_refused(kind):
+    """The cut writes over the masks that the graph has saved."""
+    model, optimizer, _ = begin(kind(sparsity=0.8))
+    batches = make_batches("conv", 5)
+    for batch in batches[:3]:
+        step(model, optimizer, batch)
+    old = loss_of(model, batches[3])
+    step(model, optimizer, batches[4])
+    model(batches[3][0])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        old.backward()
+
+
+@pytest.mark.parametrize("kind", [probmask.ProbMask, Feather])
+def test_masks_lie_in_memory_as_their_weights_do_and_are_written_there(kind):
+    model, optimizer, sparsifier = begin(kind(sparsity=0.8))
+    model.to(memory_format=torch.channels_last)
+    places = [mask.active.data_ptr() for mask in sparsifier._masker.masks]
+    for batch in make_batches("conv", 3):
+        step(model, optimizer, batch)
+    masker = sparsifier._masker
+    assert [mask.active.data_ptr() for mask in masker.masks] == places
+    for mask, weight in zip(masker.masks, masker.weights, strict=True):
+        assert mask.active.stride() == weight.stride()
+        assert 0 < int(mask.active.count_nonzero()) < weight.numel()

@@ -221,3 +221,24 @@ def test_a_closure_that_is_called_again_takes_no_other_start():
     assert len(calls) > 1
     for (mask, _), start in zip(parts(sparsifier), given, strict=True):
         assert torch.equal(mask.start, start)
+
+
+@pytest.mark.parametrize("after", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("before", [torch.float32, torch.float64, torch.bfloat16])
+def test_precision_may_change_while_the_start_is_forgotten(before, after):
+    model, optimizer, sparsifier = begin("conv", sparsity=0.8, forget_by=0.9)
+    model.to(before)
+    batches = make_batches("conv", 6)
+    train(model, optimizer, [(x.to(before), y) for x, y in batches[:3]])
+    model.to(after)
+    train(model, optimizer, [(x.to(after), y) for x, y in batches[3:]])
+    again, _, resumed = begin("conv", sparsity=0.8, forget_by=0.9)
+    again.to(after)
+    resumed.load_state_dict(sparsifier.state_dict())
+    for (mask, weight), (same, _) in zip(parts(sparsifier), parts(resumed), strict=True):
+        assert weight.dtype == after
+        assert weight.isfinite().all()
+        # Not rounded to what the weights are now: a resumed run forgets what the other does.
+        assert mask.start.dtype == same.start.dtype == before
+        assert torch.equal(mask.start, same.start)
+        assert torch.equal(mask.start_square, same.start_square)

@@ -9,8 +9,7 @@ the magnitudes, find the value in any case. A last pass writes the masks. Exact,
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +22,9 @@ from probmask.core.threshold import cut_between
 
 # The sample holds at least so many entries, in runs that are one line of the cache each.
 _SAMPLE, _STEP, _RUN = 1 << 15, 64, 16
-# fp32 values that are counted around a guess: 0.8 to 1.6 % of it to either side.
-_WINDOW = 1 << 17
+# fp32 values that are counted around a guess: 0.2 to 0.4 % of it to either side. Twice as many
+# where a second pass would take longer than to count them.
+_WINDOW, _LARGE = 1 << 16, 1 << 22
 _GUESSES = 3  # as a rule one or two are enough
 _FEW = 16  # equal values whose places are noted on the way; of more, it has to be looked again
 _INFINITY = 0x7F800000  # the bits of the largest fp32 value; what is above is no number
@@ -105,6 +105,7 @@ class _Cut:
             for weight, scale in zip(weights, scales, strict=True)
         ]
         self._sizes = [weight.numel() for weight in weights]
+        self._bins = _WINDOW if sum(self._sizes) < _LARGE else 2 * _WINDOW
 
     def masks(
         self, keep: int, into: Sequence[Tensor] | None = None
@@ -116,7 +117,7 @@ class _Cut:
         cut, rest = found
         masks = self._room(into)
         marked = self._mark(np.int32(cut), [_stored(mask) for mask in masks])
-        value = np.array(cut, np.int32).view(np.float32)
+        value, removed = np.array(cut, np.int32).view(np.float32), marked.below
         for k, equal in enumerate(marked.equal):
             taken = min(equal, rest)
             if taken == equal <= _FEW:
@@ -126,18 +127,19 @@ class _Cut:
                 places = np.nonzero(np.abs(weight) * scale == value)  # in row-major order
                 masks[k].numpy()[tuple(index[:taken] for index in places)] = True
             rest -= taken
-            marked.below = max(marked.below, cut if taken < equal else -1)
-        ends = np.array([cut, marked.below], np.int32).view(np.float32).astype(np.float64)
-        least, most = ends.tolist()
+            removed = max(removed, cut if taken < equal else -1)
+        least, most = (float(np.array(bits, np.int32).view(np.float32)) for bits in (cut, removed))
         return masks, most + keep / sum(self._sizes) * (least - most)
 
     def _room(self, into: Sequence[Tensor] | None) -> list[Tensor]:
-        """These tensors if they lie in memory as the weights do, else new ones."""
-        pairs = zip(self._weights, into or (), strict=into is not None)
-        if into is None or any(as_stored(*pair) is None for pair in pairs):
+        """These tensors as far as they lie in memory as the weights do; else new ones."""
+        if into is None:
             return [torch.empty_like(weight, dtype=torch.bool) for weight in self._weights]
         torch.autograd.graph.increment_version(into)  # a graph that has saved one has to know
-        return list(into)
+        return [
+            torch.empty_like(weight, dtype=torch.bool) if as_stored(weight, mask) is None else mask
+            for weight, mask in zip(self._weights, into, strict=True)
+        ]
 
     def _near(self, keep: int) -> tuple[int, int] | None:
         """The bits of the least value kept, how many of it; None if no guess hits, or for NaNs."""
@@ -146,7 +148,7 @@ class _Cut:
         from_top = keep * ratio
         for _ in range(_GUESSES):
             guess = int(sample[min(max(0, len(sample) - 1 - int(from_top)), len(sample) - 1)])
-            base = min(max(0, guess - _WINDOW // 2), _INFINITY + 1 - _WINDOW)
+            base = min(max(0, guess - self._bins // 2), _INFINITY + 1 - self._bins)
             counts, above, top = self._window(base)
             inside = int(counts.sum())
             if top > _INFINITY:
@@ -156,7 +158,7 @@ class _Cut:
                 return base + place, rest
             # It is on this side of an edge above which the number is known by now: the sample has
             # to tell no more than how far from it, and errs by far less.
-            edge, known = (base + _WINDOW, above) if keep <= above else (base, above + inside)
+            edge, known = (base + self._bins, above) if keep <= above else (base, above + inside)
             from_top = len(sample) - int(np.searchsorted(sample, edge)) + (keep - known) * ratio
         return None
 
@@ -175,7 +177,7 @@ class _Cut:
         """How often each value from these bits on occurs, how many are above, the largest bits."""
 
         def part(spans: list[Span]) -> tuple[Any, int, int]:
-            counts, above, top = np.zeros(_WINDOW, np.int32), 0, 0
+            counts, above, top = np.zeros(self._bins, np.int32), 0, 0
             for k, begin, end in spans:
                 x, scale = self._entries[k]
                 more, most = self._kernels.count_window(x[begin:end], scale, base, counts)
@@ -208,7 +210,7 @@ class _Cut:
         return np.sum(in_parts_of(self._sizes, part), 0)
 
     def _mark(self, cut: Any, masks: list[Any]) -> "_Marked":
-        """Set what is above."""
+        """Set what is above; tell what equals the cut, and the largest below it."""
 
         def part(spans: list[Span]) -> list[tuple[int, int, int, Any]]:
             found = []
@@ -221,21 +223,24 @@ class _Cut:
                 found.append((k, int(same), int(below), begin + places[:same]))
             return found
 
-        marked = _Marked([0] * len(masks), -1, [[] for _ in masks])
-        for k, same, below, places in (x for part in in_parts_of(self._sizes, part) for x in part):
-            marked.equal[k] += same
-            marked.below = max(marked.below, below)
-            marked.places[k] += places.tolist()
-        return marked
+        places: list[list[int]] = [[] for _ in masks]
+        equal, lower = [0] * len(masks), -1
+        for k, same, below, found in (x for part in in_parts_of(self._sizes, part) for x in part):
+            equal[k] += same
+            places[k] += found.tolist()
+            lower = max(lower, below)
+        return _Marked(equal, places, lower)
 
 
-@dataclass
-class _Marked:
-    """Of each tensor, how many equal the cut, and the first of their places; the bits below it."""
+class _Marked(NamedTuple):
+    """Of each tensor, how many equal the cut, and where they are: all, if they are `_FEW` at most.
+
+    ``below`` are the bits of the largest value below the cut, or -1.
+    """
 
     equal: list[int]
-    below: int
     places: list[list[int]]
+    below: int
 
 
 def _stored(x: Tensor) -> Any:

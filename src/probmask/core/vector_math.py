@@ -23,7 +23,7 @@ _SQRT_HALF = np.int32(0x3F3504F3)
 _MANTISSA, _BIAS = np.int32(23), np.int32(127)
 _LOWEST = np.float32(-126.0)  # the least power of two that is a normal number
 _THIRD, _TWO_NINTHS = np.float32(1 / 3), np.float32(2 / 9)
-# Bits of x^(-1/3), but for 3.4 %, are these less a third of the bits of x: both are close to linear
+# Bits of x^(-1/3), but for 3.5 %, are these less a third of the bits of x: both are close to linear
 # in a logarithm.
 _CUBE_ROOT_BITS = np.float32(0x54A20000)
 
@@ -79,10 +79,10 @@ def one_less_exp2(x):
 
 @njit(inline="always")
 def cube_root(x):
-    """x^⅓ of a positive normal number.
+    """x^⅓ of a positive normal number, to four units of the last place.
 
-    Through z = x^(-⅓), which takes no division: with e = 1 - x z³, z (1 - e)^(-⅓) is exact, and
-    two terms of its series, taken twice, leave nothing that fp32 could hold.
+    Through z = x^(-⅓), which takes no division: with e = 1 - x z³, z (1 - e)^(-⅓) would be exact,
+    and of two terms of its series, taken twice, only the rounding is left.
     """
     z = float_of(np.int32(_CUBE_ROOT_BITS - np.float32(bits_of(x)) * _THIRD))
     e = _ONE - x * z * z * z

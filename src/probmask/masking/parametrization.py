@@ -127,9 +127,13 @@ def _everything(like: Tensor) -> Tensor:
 
 
 def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor where ``fn`` has it, of the dtype it had: not through bf16 and back."""
+    """The tensor as ``fn`` lays it out, of the dtype it had: not through bf16 and back."""
     moved = fn(tensor)
-    return moved.to(tensor.dtype) if tensor.is_meta else tensor.to(moved.device)
+    if tensor.is_meta:
+        return moved.to(tensor.dtype)
+    if moved.stride() == tensor.stride():
+        return tensor.to(moved.device)
+    return torch.empty_like(moved, dtype=tensor.dtype).copy_(tensor)
 
 
 class _NotCopied:

@@ -60,8 +60,8 @@ def _changes_of(module: nn.modules.batchnorm._BatchNorm) -> int:
     return 0 if counter is None else counter._version
 
 
-def square_of(start: Tensor) -> Tensor:
-    """‖start‖², for `fade_`: it stays, and need not be computed at every update."""
+def squared_norm(start: Tensor) -> Tensor:
+    """‖start‖², for `fade_`: it stays, and need not be computed at every update. Never zero."""
     along = _wide(start).reshape(-1)
     return torch.dot(along, along).clamp_min(torch.finfo(along.dtype).tiny)
 
@@ -72,8 +72,10 @@ def fade_(weight: Tensor, start: Tensor, square: Tensor, left: float) -> None:
     What is in it is measured, as the component of the weight along the start: weight decay takes
     its part of it too, and subtracting all would leave the negative of that.
     """
-    w, along = _wide(weight), _wide(start)
-    excess = (torch.dot(w.reshape(-1), along.reshape(-1)) / square - left).clamp_min(0.0)
+    w = _wide(weight)
+    along = start.to(w.dtype)  # the model may have another precision than when it began
+    part = torch.dot(w.reshape(-1), along.reshape(-1)) / square.to(w.dtype)
+    excess = (part - left).clamp_min(0.0)
     if w is not weight and left > 0:
         excess = torch.where(excess < _COARSE, 0.0, excess)
     w.addcmul_(along, excess, value=-1)
@@ -82,4 +84,5 @@ def fade_(weight: Tensor, start: Tensor, square: Tensor, left: float) -> None:
 
 
 def _wide(x: Tensor) -> Tensor:
+    """In fp32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -31,7 +31,7 @@ from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
 from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
 from probmask.methods.deciding import DecidingMasker, count_undecided
-from probmask.methods.forgetting import Freshness, fade_, square_of
+from probmask.methods.forgetting import Freshness, fade_, squared_norm
 
 if TYPE_CHECKING:
     from probmask.methods.probmask import ProbMask
@@ -63,7 +63,7 @@ class TiedWeight(ThresholdedWeight):
     def begin_with(self, start: Tensor | None) -> None:
         """Have begun with this, or have forgotten it."""
         self.start = start
-        self.start_square = None if start is None else square_of(start)
+        self.start_square = None if start is None else squared_norm(start)
 
     def forget_(self, weight: Tensor, left: float) -> None:
         """Leave at most this part of the start in the weight."""
@@ -299,7 +299,8 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         for mask, weight, start in zip(self.masks, self.weights, state["start"], strict=True):
-            mask.begin_with(None if start is None else torch.empty_like(weight).copy_(start))
+            laid_out = None if start is None else torch.empty_like(weight, dtype=start.dtype)
+            mask.begin_with(None if laid_out is None else laid_out.copy_(start))
         self.forgotten = state["forgotten"]
         if state["forget_by"] is not None:  # else it was saved before the training began
             self.forget_by = state["forget_by"]
