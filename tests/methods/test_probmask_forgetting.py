@@ -67,6 +67,20 @@ def test_what_is_forgotten_and_when_it_is_dropped(forget_by):
     assert forgotten == 1
 
 
+def test_a_long_training_forgets_with_every_few_updates_and_all_in_the_end():
+    model, optimizer, sparsifier = begin("conv", forget_by=0.50001, total_steps=10_000)
+    batch = make_batches("conv", 1)[0]
+    for count in range(1, 10):
+        step(model, optimizer, batch)
+        expected = count // 4 * 4 / 5000.1  # 1,250 times, so with every fourth
+        assert sparsifier.metrics()["forgotten"] == pytest.approx(expected)
+    sparsifier.load_state_dict(sparsifier.state_dict() | {"step": 4999})
+    for expected in (0.99998, 1.0):
+        step(model, optimizer, batch)
+        assert sparsifier.metrics()["forgotten"] == pytest.approx(expected, abs=1e-5)
+    assert all(mask.start is None for mask, _ in parts(sparsifier))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_without_gradients_the_start_fades_to_nothing_and_not_beyond(decay, dtype):

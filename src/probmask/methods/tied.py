@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # of the training, what a fresh network began with is gone
+_FADES = 1250  # updates that forget some of it: in a long training not every one has to
 _LEAST = 2.0**-20  # of the last threshold: what a weight that is kept has at least
 _MOST = 3.0  # times the RMS gradient of a layer's kept weights: the most that a removed one gets
 
@@ -215,7 +216,9 @@ class TiedMasker(DecidingMasker, ThresholdMasker):
             return
         done = (now.step + 1) / now.total_steps
         if self.forget_by and self.forgotten < 1:
-            self._forget(min(1.0, done / self.forget_by))
+            every = max(1, int(self.forget_by * now.total_steps / _FADES))
+            if done >= self.forget_by or (now.step + 1) % every == 0:
+                self._forget(min(1.0, done / self.forget_by))
         if now.step % self._check_every == 0:
             self.warn_of_collapse([float(mask.active.count_nonzero()) for mask in self.masks])
         begin, end = self.method.chosen_at, self.settings.freeze_at
