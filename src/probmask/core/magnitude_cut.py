@@ -20,8 +20,10 @@ from probmask.core.layout import as_stored
 from probmask.core.selection import select_top
 from probmask.core.threshold import cut_between
 
-# The sample holds at least so many entries, in runs that are one line of the cache each.
-_SAMPLE, _STEP, _RUN = 1 << 15, 64, 16
+# The sample holds at least so many entries, in runs that are one line of the cache each, of which
+# one in so many is taken: no step that has a factor in common with the shapes of weights, or it
+# would always meet the same input channels.
+_SAMPLE, _RUN, _STEPS = 1 << 15, 16, (61, 43, 29, 19, 13, 7, 5, 1)
 # fp32 values that are counted around a guess: 0.2 to 0.4 % of it to either side. Twice as many
 # where a second pass would take longer than to count them.
 _WINDOW, _LARGE = 1 << 16, 1 << 22
@@ -164,7 +166,8 @@ class _Cut:
 
     def _sample(self) -> Any:
         """The bits of some of the values, sorted."""
-        step = max(1, min(sum(self._sizes) // _SAMPLE, _STEP))
+        wanted = max(1, sum(self._sizes) // _SAMPLE)
+        step = next(step for step in _STEPS if step <= wanted)
         runs = []
         for x, scale in self._entries:
             whole = len(x) // (step * _RUN) * step * _RUN
