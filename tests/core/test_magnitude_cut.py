@@ -100,7 +100,7 @@ def test_by_the_sample_or_by_histograms_the_value_is_the_same(name):
     cut = _Cut(kernels, weights, (1.0, 2.0, 0.5))
     for keep in (1, 3000, 60_000, 139_999):
         exact = cut._anywhere(keep)
-        hits = name == "normal" and keep < 139_999  # the least of all may be anywhere
+        hits = name == "normal" and 1 < keep < 139_999  # extremes may be anywhere
         assert cut._near(keep) in ((exact,) if hits else (None, exact))
         counts, above, _ = cut._window(exact[0] - 100)
         assert above + counts[101:].sum() + exact[1] == keep

@@ -23,7 +23,7 @@ from probmask.core.threshold import cut_between
 # The sample holds at least so many entries, in runs that are one line of the cache each, of which
 # one in so many is taken: no step that has a factor in common with the shapes of weights, or it
 # would always meet the same input channels.
-_SAMPLE, _RUN, _STEPS = 1 << 15, 16, (61, 43, 29, 19, 13, 7, 5, 1)
+_SAMPLE, _RUN, _STEPS = 1 << 15, 16, (61, 43, 29, 19, 13, 7, 5, 2, 1)
 # fp32 values that are counted around a guess: 0.2 to 0.4 % of it to either side. Twice as many
 # where a second pass would take longer than to count them.
 _WINDOW, _LARGE = 1 << 16, 1 << 22
