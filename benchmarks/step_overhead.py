@@ -13,7 +13,7 @@ Two clocks run: that of the wall, and the processor's seconds of all threads, wh
 disturb less; threads that spin while they wait count there too, hence OMP_WAIT_POLICY. A ratio is
 the median over rounds of the ratio to the dense step of the same round, with its quartiles.
 Denormal numbers are flushed to zero for all ways: the released one has many (tiny masks), and some
-processors take a hundred times as long for them.
+processors take many times as long for them.
 ``--ways`` also takes any other method of the registry; ``--progress`` is where in the training the
 steps are: a learned mask is final from 0.6 on.
 """
