@@ -54,7 +54,10 @@ def refused(capsys, *arguments):
         (["--sparsity", "1"], "the fraction removed, in [0, 1)"),
         (["--sparsity", "nan"], "the fraction removed, in [0, 1)"),
         (["--model", "smalconv"], "--model smalconv: no such model; did you mean 'smallconv'?"),
-        (["--model", "xyz"], "--model xyz: no such model; there are: conv4, mobilenetv1, resnet14"),
+        (
+            ["--model", "xyz"],
+            "--model xyz: no such model; choose from conv4, mobilenetv1, resnet14",
+        ),
         (["--model", "nowhere:build"], "cannot be imported"),
         (["--method", "probmsk"], "--method probmsk: no such method; did you mean 'probmask'?"),
         (["--data", "digit"], "--data digit: no such data set; did you mean 'digits'?"),
@@ -145,7 +148,7 @@ def test_what_is_wrong_on_the_command_line_is_not_put_on_the_file(tmp_path, monk
     assert said("--epochs", "0").startswith("probmask: train(epochs=0)")
     # And the other way round.
     assert said("--data", "folder").startswith(
-        "probmask: run.toml: unknown key data_args.padding; there are: "
+        "probmask: run.toml: unknown key data_args.padding; choose from "
     )
 
 

@@ -16,7 +16,7 @@ SOURCE = Path(probmask.__file__).parent
 
 # Data flows one way: a module imports from its own part or from parts before it.
 PARTS = [
-    {"errors", "version", "launch", "checks", "names", "parsing", "files", "printable"},
+    {"errors", "version", "launch", "checks", "messages", "parsing", "files"},
     {"core"},
     {"masking"},
     {"methods"},

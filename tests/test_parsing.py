@@ -137,7 +137,7 @@ def test_an_unknown_key_gets_the_nearest():
         "run.toml: unknown key run.inner.rat; did you mean 'rate'?"
     )
     assert refused({"zzz": 1, "count": "x"}) == (
-        "run.toml: unknown key run.zzz; there are: count, counts, inner, limit, numbers, rate, "
+        "run.toml: unknown key run.zzz; choose from count, counts, inner, limit, numbers, rate, "
         "switch, table, text."
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from probmask.errors import InputError
-from probmask.names import nearest
+from probmask.messages import suggestion
 
 T = TypeVar("T")
 # Where a table is from, or where each of its keys is.
@@ -51,7 +51,7 @@ def parse_fields(
     names = {item.name for item in fields(kind)}
     for key in table:
         if key not in names:
-            raise unknown_key(f"{prefix}{key}", nearest(key, names), source)
+            raise unknown_key(f"{prefix}{key}", suggestion(key, names), source)
     values = {}
     for key, value in table.items():
         hint = hints[key]

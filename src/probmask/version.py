@@ -1,3 +1,3 @@
-"""The version of this package, in the one place where it is written."""
+"""The version of the package. pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"

@@ -97,7 +97,7 @@ def test_only_what_is_listed_with_a_size_can_be_downloaded(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-ALL = "there are: cifar10, cifar100, digits, fashion-mnist, folder, imagenet, mnist, npz."
+ALL = "choose from cifar10, cifar100, digits, fashion-mnist, folder, imagenet, mnist, npz."
 
 
 @pytest.mark.parametrize(

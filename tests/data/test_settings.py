@@ -166,14 +166,14 @@ def test_a_wrong_type_is_refused(name, settings, message):
             "imagenet",
             "padding",
             (
-                "there are: image_size, mean, std, test_images, train_images, unreadable, "
+                "choose from image_size, mean, std, test_images, train_images, unreadable, "
                 "validation_images."
             ),
         ),
         (
             "digits",
             "zzz",
-            "there are: flip, mean, padding, std, test_images, train_images, validation_images.",
+            "choose from flip, mean, padding, std, test_images, train_images, validation_images.",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_an_unknown_model_gets_the_nearest_name():
         InputError, match="--model smalconv: no such model; did you mean 'smallconv'"
     ):
         build_model("smalconv", {})
-    with pytest.raises(InputError, match=r"--model xyz: no such model; there are: .*smallconv"):
+    with pytest.raises(InputError, match=r"--model xyz: no such model; choose from .*smallconv"):
         build_model("xyz", {})
 
 
@@ -53,7 +53,7 @@ def test_an_unknown_model_gets_the_nearest_name():
     ("setting", "hint"),
     [
         ("widht", r"did you mean 'width'\?"),
-        ("kernel", r"there are: channels, classes, width\."),
+        ("kernel", r"choose from channels, classes, width\."),
     ],
 )
 def test_an_unknown_setting_gets_the_nearest_one_there_is(setting, hint):

@@ -69,7 +69,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(table, key, meant):
 
 def test_an_unknown_key_near_to_none_gets_the_list():
     message = refused({"optimizer": {"zzz": 1}})
-    assert "unknown key optimizer.zzz; there are: clip_norm, every, lr, momentum" in message
+    assert "unknown key optimizer.zzz; choose from clip_norm, every, lr, momentum" in message
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 from probmask.analysis.records import Run
 from probmask.errors import InputError
-from probmask.names import lookup
+from probmask.messages import lookup
 from probmask.parsing import read_toml
 
 SCALES = ("laptop", "paper")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from probmask.analysis.provenance import provenance
-from probmask.printable import printable
+from probmask.messages import printable
 
 if TYPE_CHECKING:
     from probmask.artifact import ArtifactInfo

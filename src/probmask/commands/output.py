@@ -5,8 +5,8 @@ import json
 import sys
 from typing import Any
 
-from probmask.launch import is_first_rank, rank_named
-from probmask.printable import printable
+from probmask.launch import is_first_rank, launched_rank
+from probmask.messages import printable
 
 
 def say(message: str, *, every_rank: bool = False) -> None:
@@ -15,7 +15,7 @@ def say(message: str, *, every_rank: bool = False) -> None:
     if is_first_rank():
         print(f"probmask: {message}", file=sys.stderr)
     elif every_rank:
-        print(f"probmask (rank {rank_named()}): {message}", file=sys.stderr)
+        print(f"probmask (rank {launched_rank()}): {message}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

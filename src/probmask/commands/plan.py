@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _usual_shape(model: str) -> tuple[int, ...]:
+    from probmask.messages import lookup
     from probmask.models import MODELS
-    from probmask.names import lookup
 
     if ":" in model:
         raise InputError(f"--model {model}: pass the shape of one input, --input-shape 3,32,32.")

@@ -18,7 +18,7 @@ from probmask.data.settings import Photographs, SmallImages
 from probmask.data.source import Batch, DataSource, Shard
 from probmask.data.workers import default_workers
 from probmask.errors import InputError
-from probmask.names import lookup
+from probmask.messages import lookup
 from probmask.parsing import Source, parse_fields
 
 

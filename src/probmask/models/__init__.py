@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from probmask.errors import InputError
+from probmask.messages import lookup, suggestion
 from probmask.models.arguments import check_arguments
 from probmask.models.conv4 import conv4
 from probmask.models.mobilenetv1 import mobilenetv1
@@ -16,7 +17,6 @@ from probmask.models.resnet50 import resnet50
 from probmask.models.resnet_cifar import resnet14, resnet20, resnet32
 from probmask.models.smallconv import smallconv
 from probmask.models.vgg import vgg19
-from probmask.names import lookup, nearest
 from probmask.parsing import Source, unknown_key
 
 _DIGITS, _CIFAR, _IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
@@ -120,7 +120,7 @@ def _check_known(settings: Mapping[str, Any], signature: inspect.Signature, sour
         return
     for key in settings:
         if key not in parameters:
-            there = nearest(key, parameters) if parameters else "it takes none."
+            there = suggestion(key, parameters) if parameters else "it takes none."
             raise unknown_key(f"model_args.{key}", there, source)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from probmask.analysis.deciding import label_of
 from probmask.analysis.identity import identity_of
 from probmask.errors import InputError
+from probmask.messages import suggestion
 from probmask.methods import METHODS
-from probmask.names import nearest
 from probmask.parsing import read_toml
 from probmask.training.config import TrainConfig, assign, complete_config, make_method
 from probmask.training.origins import Origins
@@ -44,7 +44,7 @@ def expand(
     """Every combination of the grids, in their order, each run once."""
     for key in table:
         if key not in ("run", "grid"):
-            raise InputError(f"{source}: unknown table [{key}]; {nearest(key, ('run', 'grid'))}")
+            raise InputError(f"{source}: unknown table [{key}]; {suggestion(key, ('run', 'grid'))}")
     common = table.get("run", {})
     if not isinstance(common, Mapping):
         raise InputError(f"{source}: run = {common!r}: is a table, [run].")

@@ -12,9 +12,9 @@ from probmask.checks import check_count, check_within, is_number
 from probmask.data import check_settings
 from probmask.errors import InputError
 from probmask.masking.protocol import Method
+from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import check_model_settings
-from probmask.names import lookup
 from probmask.parsing import parse, read_toml
 from probmask.training.origins import CHECKED, Origins
 from probmask.training.unknown_keys import refuse_unknown_keys

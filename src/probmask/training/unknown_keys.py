@@ -6,9 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from probmask.data import DATA
+from probmask.messages import closest, suggestion
 from probmask.methods import METHODS
 from probmask.models import MODELS
-from probmask.names import closest, nearest
 from probmask.parsing import unknown_key
 from probmask.training.origins import Origins
 
@@ -22,7 +22,7 @@ def refuse_unknown_keys(
         if key not in known:
             meant = {**_in_tables(table, optimizer), **{name: name for name in known}}
             close = closest(key, meant)
-            hint = nearest(key, known) if close is None else f"did you mean {meant[close]!r}?"
+            hint = suggestion(key, known) if close is None else f"did you mean {meant[close]!r}?"
             raise unknown_key(key, hint, origins.of)
 
 

@@ -1,0 +1,44 @@
+"""Text of messages: suggestions for misspelt names, and text from files made safe to print.
+
+Every package uses this, also the commands that must start without PyTorch.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from probmask.errors import InputError
+
+T = TypeVar("T")
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name most similar to ``name``, or None if none is similar."""
+    similar = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return similar[0] if similar else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean …?" with the closest known name, or a list of all known names."""
+    known = sorted(known)
+    close = closest(name, known)
+    return f"choose from {', '.join(known)}." if close is None else f"did you mean {close!r}?"
+
+
+def lookup(kind: str, argument: str, name: str, known: Mapping[str, T]) -> T:
+    """Return ``known[name]``.
+
+    Raise `InputError` for an unknown name. The message starts with ``argument`` (``--model``),
+    calls the value a ``kind`` (``model``) and suggests a known name.
+    """
+    if name not in known:
+        raise InputError(f"{argument} {name}: no such {kind}; {suggestion(name, known)}")
+    return known[name]
+
+
+def printable(text: str) -> str:
+    r"""Return the text with non-printable characters escaped as in a Python string (``\n``).
+
+    A file can contain any text. Printed unescaped, it could clear the screen or fake a line.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
