@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from probmask.core.budget_passes import PlainPasses
-from probmask.core.compiled_passes import CompiledPasses
 from probmask.core.projection import project_
+from probmask.core.projection.passes import CompiledPasses, PlainPasses
 from probmask.masking.sites import find_sites
 from probmask.models import build_model
 

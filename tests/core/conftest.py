@@ -2,14 +2,14 @@
 
 import pytest
 
-from probmask.core import compiled
+from probmask.core import kernel_runner
 
 
 @pytest.fixture(params=["compiled", "plain"])
 def way(request, monkeypatch):
     """With Numba, and as if it were not installed."""
     if request.param == "plain":
-        monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    compiled._kernels.cache_clear()
+        monkeypatch.setattr(kernel_runner, "find_spec", lambda name: None)
+    kernel_runner._kernels.cache_clear()
     yield request.param
-    compiled._kernels.cache_clear()
+    kernel_runner._kernels.cache_clear()

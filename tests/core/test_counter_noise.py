@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from probmask.core.counter_noise import draw_key, hashed, logistic, uniforms
-from probmask.core.draw_kernels import uniforms as compiled_uniforms
+from probmask.core.noise import draw_key, hashed, logistic, uniforms
+from probmask.core.relaxation_kernels import uniforms as compiled_uniforms
 from reference.masked_draw import uniform
 
 COUNT = 1 << 20

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from probmask.core.counter_noise import draw_key
-from probmask.core.masked_draw import masked_draw
+from probmask.core.noise import draw_key
+from probmask.core.relaxation import masked_draw
 from reference import masked_draw as twin
 
 KEY = draw_key(5, 0, 7, 0, 3)
@@ -76,7 +76,7 @@ def test_few_open_probabilities_are_those_of_the_twin_too(way, open_part, tau):
 @pytest.mark.parametrize("tau", [1.0, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gathered_or_not_the_bits_are_the_same(dtype, open_part, tau):
-    kernels = pytest.importorskip("probmask.core.draw_kernels")
+    kernels = pytest.importorskip("probmask.core.relaxation_kernels")
     weight, prob, grad = mostly_closed(open_part)
     weight, grad = weight.to(dtype) / 3, grad.to(dtype) / 3
     weight[17], prob[5], prob[6], grad[19] = torch.inf, torch.nan, -0.0, torch.nan
@@ -187,7 +187,7 @@ def test_a_forked_process_has_threads_of_its_own():
     """A pool inherited by fork would wait for threads that are not there."""
     code = """
 import os, torch
-from probmask.core.compiled import in_parts
+from probmask.core.kernel_runner import in_parts
 torch.set_num_threads(2)
 assert len(in_parts(100_000, lambda begin, end: end - begin)) == 2
 child = os.fork()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from probmask.core.noise import fold, logistic_, normal_, uniform_
+from probmask.core.noise import Stream, fold, logistic_, normal_, uniform_
 
 
 def test_fold_depends_on_the_seed_on_every_counter_and_on_their_order():
@@ -46,3 +46,12 @@ def test_normal_noise_is_normal_and_a_function_of_the_counters():
     assert sample.var() == pytest.approx(1, rel=0.01)
     assert torch.equal(sample, normal_(torch.empty(1_000_000), 11, 2))
     assert not torch.equal(sample, normal_(torch.empty(1_000_000), 11, 3))
+
+
+def test_streams_are_distinct_and_never_an_update_number():
+    assert len({stream.value for stream in Stream}) == len(Stream.__members__)
+    assert all(stream < 0 for stream in Stream)
+    assert Stream.SPARSE_START == -1
+    assert Stream.REINITIALIZATION == -2
+    assert Stream.PROBE_BATCHES == -3
+    assert fold(5, Stream.REINITIALIZATION, 3) == fold(5, -2, 3)

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from probmask.core.allocation import erdos_renyi, uniform
+from probmask.core.allocation import Spread, erdos_renyi, uniform
 from probmask.core.selection import kept_counts
-from probmask.core.spread import Spread
 from probmask.errors import InputError
 
 NAMES = ("a", "b", "c")

@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from probmask import InputError
-from probmask.core.soft_selection import soft_top
+from probmask.core.selection import soft_top
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.methods.spartan import Spartan
 from reference.masked_run import SIZE, MaskedRun, effective_gradients, joined, magnitudes, network

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from probmask.core.counter_noise import draw_key, logistic
+from probmask.core.noise import draw_key, logistic
 from probmask.core.projection import project_
 from probmask.core.relaxation import relaxed_mask
 from probmask.core.selection import select_top

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.errors import InputError
 from probmask.masking.protocol import Method, keep_of
 from probmask.masking.sites import Site

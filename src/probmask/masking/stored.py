@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probmask.core.allocation import Spread
 from probmask.core.selection import select_top
-from probmask.core.spread import Spread
 from probmask.masking.budgets import checked_keep
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.core import schedules
-from probmask.core.magnitude_cut import cut_by_magnitude
+from probmask.core.selection import cut_by_magnitude
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.protocol import Masker, Progress

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from probmask.checks import check_choice, check_within
 from probmask.core import schedules
+from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
-from probmask.core.spread import Spread
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, Progress

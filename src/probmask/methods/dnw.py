@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_choice
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site

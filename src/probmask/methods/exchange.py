@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_choice
+from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
 from probmask.core.schedules import cosine
 from probmask.core.selection import select_top
-from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, keep_of
 from probmask.masking.sites import Site

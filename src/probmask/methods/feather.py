@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_ramp, check_within
-from probmask.core.shrink import power_shrink
+from probmask.core.shrinkage import power_shrink
 from probmask.masking.budgets import checked_keep
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from probmask.checks import check_choice, check_within
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.errors import InputError
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Method, Phase

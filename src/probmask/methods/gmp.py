@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probmask.checks import check_choice, check_count, check_ramp
 from probmask.core import schedules
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site

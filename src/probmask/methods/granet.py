@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 
 from probmask.checks import check_count, check_ramp, check_within
+from probmask.core.allocation import Spread
 from probmask.core.selection import select_top
-from probmask.core.spread import Spread
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Method, Progress, keep_of
 from probmask.masking.sites import Site

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from probmask.checks import check_choice, check_within
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.masking.probing import averaged
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from probmask.core import schedules
-from probmask.core.counter_noise import draw_key, logistic
-from probmask.core.masked_draw import masked_draw
-from probmask.core.noise import logistic_
+from probmask.core.noise import draw_key, logistic, logistic_
 from probmask.core.projection import project_
-from probmask.core.relaxation import bernoulli_mask
+from probmask.core.relaxation import bernoulli_mask, masked_draw
 from probmask.core.selection import select_top
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from probmask.core import schedules
 from probmask.core.noise import uniform_
-from probmask.core.official import official_mask, official_noise, official_project_
+from probmask.core.released import official_mask, official_noise, official_project_
 from probmask.masking.protocol import Progress
 from probmask.masking.sites import Site
 from probmask.methods.probabilities import PAPER_RATE, ProbMaskedWeight, ProbMasker

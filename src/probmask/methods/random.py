@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import torch
 
 from probmask.checks import check_choice
+from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
-from probmask.core.spread import Spread
 from probmask.masking.protocol import Context, Method
 from probmask.masking.sites import Site
 from probmask.masking.stored import StoredMasker

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from probmask.checks import check_choice, check_count, check_within
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_choice, check_within
-from probmask.core.spread import Spread
+from probmask.core.allocation import Spread
 from probmask.errors import InputError
 from probmask.masking.budgets import whole_layers
 from probmask.masking.optimizers import WeightOptimizers

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_within
-from probmask.core.selection import select_top
-from probmask.core.soft_selection import soft_top
+from probmask.core.selection import select_top, soft_top
 from probmask.masking.budgets import checked_keep
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from probmask.core.magnitude_cut import cut_by_magnitude
-from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed
-from probmask.core.threshold import cut_between
+from probmask.core.selection import cut_between, cut_by_magnitude
+from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_removed
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from probmask.core.large_pages import room_for
+from probmask.core.memory import room_for
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7, 11), (1500, 1000)])

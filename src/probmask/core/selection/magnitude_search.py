@@ -7,7 +7,6 @@ the magnitudes, find the value in any case. A last pass writes the masks. Exact,
 `select_top` gives.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmask.core.compiled import Span, in_parts_of, kernels_for
-from probmask.core.layout import as_stored
-from probmask.core.selection import select_top
-from probmask.core.threshold import cut_between
+from probmask.core.kernel_runner import Span, in_parts_of
+from probmask.core.memory import as_stored
 
 # The sample holds at least so many entries, in runs that are one line of the cache each, of which
 # one in so many is taken: no step that has a factor in common with the shapes of weights, or it
@@ -32,71 +29,7 @@ _FEW = 16  # equal values whose places are noted on the way; of more, it has to 
 _INFINITY = 0x7F800000  # the bits of the largest fp32 value; what is above is no number
 
 
-def cut_by_magnitude(
-    weights: Sequence[Tensor],
-    scales: Sequence[float],
-    keep: int,
-    names: Sequence[str],
-    *,
-    into: Sequence[Tensor] | None = None,
-) -> tuple[list[Tensor], float]:
-    """Masks of the `keep` largest |w|·scale jointly, and the threshold of `cut_between` for them.
-
-    Equal values go by the earlier tensor, then by the lower row-major index. The masks are new
-    tensors, or, where they can be written there at once, those of ``into``.
-    """
-    weights = [weight.detach() for weight in weights]
-    kernels = kernels_for("cut_kernels", *weights)
-    size = sum(weight.numel() for weight in weights)
-    simple = all(w.dtype == torch.float32 and as_stored(w) for w in weights)
-    if kernels is not None and simple and 0 < keep < size:
-        found = _Cut(kernels, weights, scales).masks(keep, into)
-        if found is not None:
-            return found
-    values = [
-        weight.abs() if scale == 1 else weight.abs().float() * scale
-        for weight, scale in zip(weights, scales, strict=True)
-    ]
-    devices, dtypes = {value.device for value in values}, {value.dtype for value in values}
-    if len(devices) == len(dtypes) == 1 and "cpu" not in {device.type for device in devices}:
-        masks, threshold = cut_joined(values, keep)
-        if not math.isnan(threshold):
-            return masks, threshold
-    masks = select_top(values, keep, names=names)
-    return masks, cut_between(values, masks)
-
-
-def cut_joined(values: Sequence[Tensor], keep: int) -> tuple[list[Tensor], float]:
-    """The same of values that are joined for it: for a GPU, which has to be waited for only once.
-
-    The threshold is NaN if some value is, and the masks mean nothing.
-    """
-    flat = torch.cat([value.reshape(-1) for value in values])
-    size = len(flat)
-    if 0 < keep < size:
-        least = _kth_largest(flat, keep)
-        above, equal = flat > least, flat == least
-        mask = above | (equal & (equal.cumsum(0) <= keep - above.count_nonzero()))
-        removed = flat.masked_fill(mask, 0.0).amax().double()
-        threshold = removed + keep / size * (least.double() - removed)
-        threshold = torch.where(flat.amax().isnan(), torch.nan, threshold)
-    else:
-        mask = torch.full_like(flat, keep == size, dtype=torch.bool)
-        threshold = flat.amax() if keep == 0 else flat.amax() * 0
-    parts = torch.split(mask, [value.numel() for value in values])
-    masks = [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
-    return masks, float(threshold)
-
-
-def _kth_largest(flat: Tensor, k: int) -> Tensor:
-    """The k-th largest entry; a NaN counts as the largest."""
-    place = len(flat) - k
-    if torch.are_deterministic_algorithms_enabled():
-        return flat.sort().values[place]  # on a GPU it refuses kthvalue, for the index it gives too
-    return flat.kthvalue(place + 1).values
-
-
-class _Cut:
+class MagnitudeSearch:
     """One cut through these weights; None if some are NaN."""
 
     def __init__(self, kernels: Any, weights: Sequence[Tensor], scales: Sequence[float]) -> None:

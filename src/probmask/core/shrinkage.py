@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmask.core.compiled import in_parts, kernels_for
-from probmask.core.large_pages import room_like
-from probmask.core.layout import as_stored
+from probmask.core.kernel_runner import in_parts, kernels_for
+from probmask.core.memory import as_stored, room_like
 
 
 def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
@@ -28,7 +27,7 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
 
     With a threshold of zero it is the weight itself, to the bit.
     """
-    kernels = kernels_for("shrink_kernels", weight, active, threshold, power)
+    kernels = kernels_for("shrinkage_kernels", weight, active, threshold, power)
     if kernels is None or weight.dtype != torch.float32:
         return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
     out = room_like(weight)
@@ -54,7 +53,7 @@ def temper_removed(grad: Tensor, active: Tensor, share: Tensor, *, most: float) 
 
     Laid out as ``active`` is. With nothing active there is nothing to compare with: all is zero.
     """
-    kernels = kernels_for("shrink_kernels", grad, active, share)
+    kernels = kernels_for("shrinkage_kernels", grad, active, share)
     if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
         inside = torch.where(active, grad, 0.0).double().square().sum()
         rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)

@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probmask.core import projection
-from probmask.core.compiled_passes import kernels_over
-from probmask.core.projection import project_
+from probmask.core.projection import budget_projection, project_
+from probmask.core.projection.passes import kernels_over
 from probmask.errors import InputError, NonFiniteError
 from reference.projection import project, project_huge, project_with_costs
 
@@ -330,7 +329,7 @@ def test_compiled_and_plain_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     for costs in (None, [1.0, 0.3, 7.0]):
         results = []
         for kernels in (kernels_over, lambda sites: None):
-            monkeypatch.setattr(projection, "kernels_over", kernels)
+            monkeypatch.setattr(budget_projection, "kernels_over", kernels)
             probs = draw("after Adam", shapes=[(900, 900), (70_001,), (33,)])
             v = project_(probs, 5000.0, costs=costs)
             results.append((v, flat(probs)))

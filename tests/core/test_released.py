@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from probmask.core.official import official_mask, official_noise, official_project_
+from probmask.core.released import official_mask, official_noise, official_project_
 from reference import official as twin
 
 

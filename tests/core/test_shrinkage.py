@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from probmask.core.shrink import kept_part, power_grow, power_shrink, temper_removed
+from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_removed
 
 HALF = torch.tensor(0.5)
 
@@ -87,7 +87,7 @@ def test_cube_roots_are_exact_to_the_last_places():
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.3, 0.62, 0.64, 1.0])
 @pytest.mark.parametrize("theta", [0.0, 0.2])
 def test_gathered_or_not_the_bits_are_the_same(part, theta):
-    kernels = pytest.importorskip("probmask.core.shrink_kernels")
+    kernels = pytest.importorskip("probmask.core.shrinkage_kernels")
     torch.manual_seed(0)
     weight, active = torch.randn(5003), torch.rand(5003) < part
     given = weight.numpy(), active.numpy(), np.float32(theta), np.float32(2.5)

@@ -12,7 +12,7 @@ whatever places, are gathered and computed side by side. By either way an entry 
 import numpy as np
 from numba import njit
 
-from probmask.core.counter_noise import MULTIPLIERS, SHIFTS
+from probmask.core.noise import MULTIPLIERS, SHIFTS
 from probmask.core.vector_math import exp2, log2
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract"}}

@@ -7,8 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmask.core.magnitude_cut import _Cut, cut_by_magnitude, cut_joined
-from probmask.core.threshold import cut_between
+from probmask.core.selection import cut_between, cut_by_magnitude
+from probmask.core.selection.magnitude_cut import cut_joined
+from probmask.core.selection.magnitude_search import MagnitudeSearch
 from probmask.errors import NonFiniteError
 from reference.selection import select_top
 
@@ -94,10 +95,10 @@ def test_a_sample_may_mislead_but_the_cut_is_exact(name, keep):
 
 @pytest.mark.parametrize("name", ["normal", "misleading", "equal but one"])
 def test_by_the_sample_or_by_histograms_the_value_is_the_same(name):
-    kernels = pytest.importorskip("probmask.core.cut_kernels")
+    kernels = pytest.importorskip("probmask.core.selection.magnitude_kernels")
     torch.manual_seed(0)
     weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
-    cut = _Cut(kernels, weights, (1.0, 2.0, 0.5))
+    cut = MagnitudeSearch(kernels, weights, (1.0, 2.0, 0.5))
     for keep in (1, 3000, 60_000, 139_999):
         exact = cut._anywhere(keep)
         hits = name == "normal" and 1 < keep < 139_999  # extremes may be anywhere

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from probmask.core.budget_passes import (
+from probmask.core.memory import storage_order
+from probmask.core.projection.passes import (
+    CompiledPasses,
     Cost,
     Entries,
     Extent,
@@ -16,10 +18,9 @@ from probmask.core.budget_passes import (
     Shift,
     Total,
     extremes,
+    kernels_over,
 )
-from probmask.core.budget_root import Sample, solve, stride_for
-from probmask.core.compiled_passes import CompiledPasses, kernels_over
-from probmask.core.layout import storage_order
+from probmask.core.projection.root_finding import Sample, solve, stride_for
 from probmask.errors import InputError, NonFiniteError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from probmask.core.budget_passes import Extent, Passes, Shift, Total, float32
+from probmask.core.projection.passes import Extent, Passes, Shift, Total, float32
 
 # The sample holds at least that many entries and every 256th: it predicts sums to 1 % or so.
 _SAMPLE, _STRIDE = 1 << 15, 256

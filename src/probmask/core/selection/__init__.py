@@ -1,0 +1,14 @@
+"""Exact selection of the entries that are kept under one budget."""
+
+from probmask.core.selection.magnitude_cut import cut_between, cut_by_magnitude
+from probmask.core.selection.soft_top_k import soft_top
+from probmask.core.selection.top_k import kept_counts, select_top, select_within
+
+__all__ = [
+    "cut_between",
+    "cut_by_magnitude",
+    "kept_counts",
+    "select_top",
+    "select_within",
+    "soft_top",
+]
