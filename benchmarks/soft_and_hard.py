@@ -30,7 +30,7 @@ from probmask.methods.probmask import ProbMask
 from probmask.methods.tied import TiedWeight
 from probmask.sweeps.grid import expand
 from probmask.training.config import TrainConfig, make_method
-from probmask.training.evaluate import evaluate_model
+from probmask.training.evaluation import evaluate_model
 from probmask.training.loop import Training
 from probmask.training.preparation import load_run_data
 from probmask.training.progress import Quiet

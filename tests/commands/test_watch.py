@@ -16,9 +16,8 @@ from rich.console import Console
 
 from probmask.analysis.watching import show_run, show_runs
 from probmask.cli import main
-from probmask.training.run_directory import RunDirectory
-from probmask.training.run_state import RunReader, find_runs
-from probmask.training.session import train
+from probmask.training.run import train
+from probmask.training.run_directory import RunDirectory, RunReader, find_runs
 from training.small import small, snapshot
 
 SIZES = [(60, 20), (80, 24), (119, 30), (120, 20), (200, 60)]

@@ -15,7 +15,7 @@ from data.image_folders import PLAIN, make_classes, numbers, write_colour
 from probmask.data import Shard, load_data
 from probmask.data.views import Views
 from probmask.errors import InputError, UnreadableImageWarning
-from probmask.training.evaluate import evaluate_model
+from probmask.training.evaluation import evaluate_model
 
 # What PyTorch says where a machine has one core, and Python from 3.12 on where threads are about.
 pytestmark = [

@@ -30,7 +30,9 @@ def trainings_in(out: Path) -> list[int]:
             arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:  # it is gone by now
             continue
-        if "probmask.sweeps.child" in arguments and any(str(out) in each for each in arguments):
+        if "probmask.sweeps.training_process" in arguments and any(
+            str(out) in each for each in arguments
+        ):
             found.append(int(entry.name))
     return found
 

@@ -16,7 +16,7 @@ from probmask.cli import main
 from probmask.errors import CheckpointError, InputError
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.metrics import MetricsLog
-from probmask.training.session import train
+from probmask.training.run import train
 from training.small import (
     flags,
     kill_when,

@@ -13,11 +13,11 @@ from probmask.data import load_data
 from probmask.errors import InputError
 from probmask.methods import ProbMask
 from probmask.training.config import TrainConfig, load_config
-from probmask.training.evaluate import Score, evaluate_model
+from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
 from probmask.training.record import versions
-from probmask.training.session import default_directory, train
+from probmask.training.run import default_directory, train
 from training.small import SIZE, small, snapshot
 
 # MACs per weight of smallconv on 8 by 8 images: two layers at 8 by 8, two at 4 by 4, a linear one.
@@ -304,7 +304,7 @@ def test_an_output_directory_alone_is_enough(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainConfig, "epochs", 1)
     seen = []
     monkeypatch.setattr(
-        "probmask.training.session.train_run", lambda config, *_: seen.append(config) or {}
+        "probmask.training.run.train_run", lambda config, *_: seen.append(config) or {}
     )
     train(out=tmp_path / "new")
     assert len(seen) == 2  # the dense twin and the run

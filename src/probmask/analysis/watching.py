@@ -14,7 +14,7 @@ from rich.text import Text
 
 from probmask.analysis.curves import Range, draw_axis, draw_curve
 from probmask.checks import is_number
-from probmask.training.run_state import RunState
+from probmask.training.run_directory import RunState
 
 _LABEL = 6  # characters left of a curve
 _HEAD = 2  # lines above the curves

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
     from probmask.artifact import load, read
     from probmask.data import default_workers, load_data
-    from probmask.training.evaluate import check_fits, evaluate_model
+    from probmask.training.evaluation import check_fits, evaluate_model
     from probmask.training.run_directory import recorded_place
 
     artifact = artifact_of(options)

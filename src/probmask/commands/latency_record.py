@@ -16,7 +16,7 @@ def record_latency(
     The first batch size is what tables and pages show; all of them are kept. Nothing is written,
     and None returned, where no finished run is, or where its inputs have another shape.
     """
-    from probmask.sweeps.plan import update_copy
+    from probmask.sweeps.sweep_directory import update_copy
     from probmask.training.record import cpu_name
     from probmask.training.run_directory import RunDirectory
 

@@ -16,7 +16,7 @@ from probmask.errors import InputError
 
 if TYPE_CHECKING:
     from probmask.analysis.experiments import Experiment
-    from probmask.sweeps.plan import Plan
+    from probmask.sweeps.sweep_directory import Plan
 
 
 def add(commands: Any) -> None:
@@ -150,7 +150,7 @@ def _cost(scales: dict[str, Any], scale: str) -> str:
         return "computed at once"
     if scale not in scales:
         return "–"
-    from probmask.sweeps.board import duration
+    from probmask.sweeps.sweep_progress import duration
 
     extent = scales[scale]
     runs = f"{extent['runs']} run{'s' if extent['runs'] > 1 else ''}"

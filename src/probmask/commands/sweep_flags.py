@@ -12,7 +12,7 @@ from probmask.errors import FailedRunsError, InputError
 
 if TYPE_CHECKING:
     from probmask.sweeps.grid import Planned
-    from probmask.sweeps.plan import Plan
+    from probmask.sweeps.sweep_directory import Plan
 
 
 def add_sweep_flags(command: argparse.ArgumentParser) -> None:
@@ -50,8 +50,8 @@ def overrides_of(options: argparse.Namespace) -> list[tuple[str, Any]]:
 
 def carry_out(planned: Sequence["Planned"], out: Path, options: argparse.Namespace) -> "Plan":
     """Train what is left of the runs, or only look what that is."""
-    from probmask.sweeps.plan import SweepDirectory, make_plan
-    from probmask.sweeps.session import run_sweep
+    from probmask.sweeps.runner import run_sweep
+    from probmask.sweeps.sweep_directory import SweepDirectory, make_plan
 
     if options.jobs < 1:
         raise InputError(f"--jobs {options.jobs}: runs at a time, at least 1.")
@@ -110,7 +110,7 @@ def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:
     """What of the data a training would have refused, where only the plan is asked for."""
     if not options.dry_run or options.ray is not None:  # the nodes of a cluster have their own
         return []
-    from probmask.sweeps.data_check import missing_data
+    from probmask.sweeps.runner import missing_data
 
     return missing_data(plan.jobs, download=options.download)
 

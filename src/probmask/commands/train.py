@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> None:
     """Train as the file and the flags say; print what came out."""
     from probmask.analysis.tables import print_training
     from probmask.training.config import load_config
+    from probmask.training.run import train
     from probmask.training.run_directory import RunDirectory
-    from probmask.training.session import train
 
     _drop_sparsity_of_dense(options)
     overrides = [

@@ -14,7 +14,7 @@ from probmask.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-    from probmask.training.run_state import RunState
+    from probmask.training.run_directory import RunState
 
 _SECONDS = 1.0  # between two looks
 _PATIENCE = 60.0  # seconds without a run at work after which a directory of runs is left
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    from probmask.training.run_state import RunReader, find_runs
+    from probmask.training.run_directory import RunReader, find_runs
 
     reader = RunReader()
     path: Path = options.run
@@ -125,7 +125,7 @@ class _Runs:
 
     def look(self) -> None:
         """Find runs, and read what has changed; one that cannot be read does not hide the rest."""
-        from probmask.training.run_state import find_runs
+        from probmask.training.run_directory import find_runs
 
         self._runs: dict[Path, RunState | str] = {}
         for path in find_runs(self._root):

@@ -16,8 +16,7 @@ from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import check_model_settings
 from probmask.parsing import parse, read_toml
-from probmask.training.origins import CHECKED, Origins
-from probmask.training.unknown_keys import refuse_unknown_keys
+from probmask.training.origins import CHECKED, Origins, refuse_unknown_keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from probmask.masking.ranks import gathered
 from probmask.masking.sites import find_sites
 from probmask.masking.summary import Summary
 from probmask.training.config import TrainConfig, make_method, to_table
-from probmask.training.evaluate import Score, evaluate_model
+from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.record_format import RECORD_FORMAT
 from probmask.version import __version__
 

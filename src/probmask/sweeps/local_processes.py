@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from probmask.sweeps.board import Board
-from probmask.sweeps.child import Request
-from probmask.sweeps.plan import Job, SweepDirectory
+from probmask.sweeps.sweep_directory import Job, SweepDirectory
+from probmask.sweeps.sweep_progress import Board
+from probmask.sweeps.training_process import Request
 from probmask.training.config import TrainConfig, to_table
 
 _GRACE_SECONDS = 20.0
@@ -75,7 +75,7 @@ class _Pool:
         request = Request(str(job.directory), job.resume, to_table(config))
         with log.open("a", encoding="utf-8") as errors:
             process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                [sys.executable, "-m", "probmask.sweeps.child", request.to_text()],
+                [sys.executable, "-m", "probmask.sweeps.training_process", request.to_text()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -14,13 +14,13 @@ from analysis import made_up
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.cli import main
 from probmask.errors import InputError
-from probmask.sweeps.board import Board, LiveBoard, duration
 from probmask.sweeps.grid import expand, load_grid
-from probmask.sweeps.local import environment, with_threads
-from probmask.sweeps.on_ray import wanted_resources
-from probmask.sweeps.plan import SweepDirectory, make_plan, update_copy
+from probmask.sweeps.local_processes import environment, with_threads
+from probmask.sweeps.ray_cluster import wanted_resources
+from probmask.sweeps.sweep_directory import SweepDirectory, make_plan, update_copy
+from probmask.sweeps.sweep_progress import Board, LiveBoard, duration
+from probmask.training.run import train
 from probmask.training.run_directory import RunDirectory
-from probmask.training.session import train
 from sweeps.small_sweep import write_sweep
 from training.small import small
 

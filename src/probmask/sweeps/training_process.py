@@ -1,4 +1,4 @@
-"""A run of a sweep, in a process of its own: `python -m probmask.sweeps.child REQUEST`.
+"""A run of a sweep, in a process of its own: `python -m probmask.sweeps.training_process REQUEST`.
 
 It trains as `probmask train` does, and tells the sweep how it stands by lines of JSON. Its standard
 input is a pipe that the sweep holds open: when that closes, the sweep is gone, however it ended,
@@ -66,8 +66,8 @@ def _train(request: Request, tell: Tell) -> None:
     from probmask.training.config import parse_config
     from probmask.training.origins import Origins
     from probmask.training.record_format import INDIFFERENT
+    from probmask.training.run import train
     from probmask.training.run_directory import RunDirectory
-    from probmask.training.session import train
 
     config = parse_config(request.config, origins=Origins("the sweep"))
     directory = RunDirectory(Path(request.directory))

@@ -11,10 +11,10 @@ from typing import Any
 
 from probmask.errors import InputError
 from probmask.files import write_atomically
-from probmask.sweeps.board import Board
-from probmask.sweeps.child import Request, execute
-from probmask.sweeps.local import available_cores, with_threads
-from probmask.sweeps.plan import Job, SweepDirectory
+from probmask.sweeps.local_processes import available_cores, with_threads
+from probmask.sweeps.sweep_directory import Job, SweepDirectory
+from probmask.sweeps.sweep_progress import Board
+from probmask.sweeps.training_process import Request, execute
 from probmask.training.config import TrainConfig, to_table
 from probmask.training.run_directory import RunDirectory
 
