@@ -10,7 +10,7 @@ from probmask.version import __version__
 
 if TYPE_CHECKING:
     from probmask import data, methods, models, runtime
-    from probmask.artifact import load, load_into, read, save
+    from probmask.artifact import inspect, load, load_into, read, save
     from probmask.errors import (
         ArtifactError,
         CheckpointError,
@@ -44,6 +44,7 @@ _HOMES = {
     "Summary": "probmask.masking.summary",
     "attach": "probmask.masking.attaching",
     "freeze_masks": "probmask.masking.freezing",
+    "inspect": "probmask.artifact",
     "load": "probmask.artifact",
     "load_into": "probmask.artifact",
     "read": "probmask.artifact",
@@ -72,6 +73,7 @@ __all__ = [
     "attach",
     "data",
     "freeze_masks",
+    "inspect",
     "load",
     "load_config",
     "load_into",

@@ -14,34 +14,9 @@ from probmask.analysis.provenance import provenance
 from probmask.messages import printable
 
 if TYPE_CHECKING:
-    from probmask.artifact import ArtifactInfo
+    from probmask.artifact import ArtifactSummary
 
 _SHORT_CONVENTION = "MACs: multiply-accumulates by STR's convention, without pooling"
-
-
-def layer_rows(info: "ArtifactInfo") -> list[dict[str, Any]]:
-    """What an artifact kept of each layer: shape, kept, sparsity, MACs and bytes in the file."""
-    uses = _counts(info.metadata.get("macs_per_weight"))
-    rows = []
-    for tensor in info.tensors:
-        if tensor.name not in uses and len(tensor.shape) < 2:
-            continue
-        size = _product(tensor.shape)
-        macs = uses.get(tensor.name)
-        rows.append(
-            {
-                "name": tensor.name,
-                "shape": list(tensor.shape),
-                "kept": tensor.nnz,
-                "size": size,
-                "sparsity": 1 - tensor.nnz / size if size else 0.0,
-                "macs": None if macs is None else macs * tensor.nnz,
-                "dense_macs": None if macs is None else macs * size,
-                "encoding": tensor.encoding,
-                "bytes": tensor.stored_bytes,
-            }
-        )
-    return rows
 
 
 def print_training(
@@ -79,54 +54,50 @@ def print_training(
     _say(console, f"in {directory}: config.toml, metrics.jsonl, model.safetensors, record.json")
 
 
-def print_layers(path: Path, info: "ArtifactInfo") -> None:
-    """Show an artifact: its layers, its size against dense, and what it says of its training."""
+def print_layers(path: Path, summary: "ArtifactSummary") -> None:
+    """Print an artifact: its layers, its size and the size stored dense, and its origin."""
     table = _table("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes")
-    rows = layer_rows(info)
-    for row in rows:
+    for layer in summary.layers:
         table.add_row(
-            _verbatim(row["name"]),
-            _shape(row["shape"]),
-            f"{row['kept']:,}",
-            f"{row['size']:,}",
-            _percent(row["sparsity"]),
-            "–" if row["macs"] is None else f"{row['macs']:,}",
-            row["encoding"],
-            f"{row['bytes']:,}",
+            _verbatim(layer.name),
+            _shape(layer.shape),
+            f"{layer.kept:,}",
+            f"{layer.size:,}",
+            _percent(layer.sparsity),
+            "–" if layer.macs is None else f"{layer.macs:,}",
+            layer.encoding,
+            f"{layer.bytes:,}",
         )
     table.add_section()
-    kept, size = sum(row["kept"] for row in rows), sum(row["size"] for row in rows)
-    macs = [row["macs"] for row in rows]
     table.add_row(
         "all",
         "",
-        f"{kept:,}",
-        f"{size:,}",
-        _percent(1 - kept / size) if size else "–",
-        "–" if None in macs else f"{sum(macs):,}",
+        f"{summary.kept:,}",
+        f"{summary.size:,}",
+        _percent(summary.sparsity) if summary.size else "–",
+        "–" if summary.macs is None else f"{summary.macs:,}",
         "",
-        f"{sum(row['bytes'] for row in rows):,}",
+        f"{summary.layer_bytes:,}",
         style="bold",
     )
     console = _console()
     _show(console, table, optional=("MACs", "of", "stored as", "bytes"))
-    ratio = info.file_bytes / max(1, info.dense_bytes)
+    ratio = summary.file_bytes / max(1, summary.dense_bytes)
     _say(console, str(path))
     _say(
         console,
-        f"{_bytes(info.file_bytes)}, {100 * ratio:.1f} % of the "
-        f"{_bytes(info.dense_bytes)} that its tensors take when stored dense",
+        f"{_bytes(summary.file_bytes)}, {100 * ratio:.1f} % of the "
+        f"{_bytes(summary.dense_bytes)} that its tensors take when stored dense",
     )
-    layers = sum(row["bytes"] for row in rows)
-    stored = sum(tensor.stored_bytes for tensor in info.tensors)
     _say(
         console,
-        f"{_bytes(layers)} for these layers, {_bytes(stored - layers)} for other tensors, "
-        f"{_bytes(info.file_bytes - stored)} for the header",
+        f"{_bytes(summary.layer_bytes)} for these layers, "
+        f"{_bytes(summary.other_bytes)} for other tensors, "
+        f"{_bytes(summary.header_bytes)} for the header",
     )
     if any(heading.header == "MACs" for heading in table.columns):
         _say(console, _SHORT_CONVENTION)
-    said = provenance(info.metadata, info.rounding)
+    said = provenance(summary.metadata, summary.rounding)
     if said:
         _show_pairs(console, said)
 
@@ -218,12 +189,6 @@ DATA_HEADINGS = (
 )
 
 
-def _counts(value: Any) -> dict[str, int]:
-    """What of the metadata, which may be anybody's, is a count."""
-    items = value.items() if isinstance(value, Mapping) else ()
-    return {name: n for name, n in items if isinstance(n, int) and 0 <= n < 2**63}
-
-
 def _result(run: Mapping[str, Any], *, with_validation: bool) -> tuple[str, ...]:
     test = run["test"]
     macs = run["macs"]["sparse"]
@@ -304,10 +269,3 @@ def _bytes(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     return f"{count / 1000:,.1f} kB" if count < 1_000_000 else f"{count / 1e6:,.2f} MB"
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for n in shape:
-        product *= n
-    return product

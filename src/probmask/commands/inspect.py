@@ -15,15 +15,18 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the header of the artifact, layer by layer."""
-    from probmask.analysis.tables import layer_rows, print_layers
-    from probmask.artifact import read
+    """Print the contents of the artifact, layer by layer."""
+    from dataclasses import asdict
+
+    from probmask.analysis.tables import print_layers
+    from probmask.artifact import inspect
 
     artifact = artifact_of(options)
-    info = read(artifact)
+    summary = inspect(artifact)
     if options.json:
-        sizes = {"file_bytes": info.file_bytes, "dense_bytes": info.dense_bytes}
-        rest = {"rounding": info.rounding, "metadata": info.metadata}
-        print_json({**sizes, "layers": layer_rows(info), **rest})
+        layers = [asdict(layer) | {"sparsity": layer.sparsity} for layer in summary.layers]
+        sizes = {"file_bytes": summary.file_bytes, "dense_bytes": summary.dense_bytes}
+        rest = {"rounding": summary.rounding, "metadata": summary.metadata}
+        print_json({**sizes, "layers": layers, **rest})
     else:
-        print_layers(artifact, info)
+        print_layers(artifact, summary)
