@@ -1,10 +1,10 @@
-"""What the networks should have, layer by layer, from nothing but their description."""
+"""Expected layers of each network, written down independently of the implementation."""
 
 from typing import NamedTuple
 
 
 class Layer(NamedTuple):
-    """Weights, and output positions at which each of them is used."""
+    """Number of weights, and number of output positions at which each weight is used."""
 
     weights: int
     positions: int

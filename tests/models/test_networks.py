@@ -1,263 +1,213 @@
-"""The networks: their size and cost layer by layer, their start, and where they can be used."""
+"""Networks built by name: the listed ones, and functions of the user."""
 
-import copy
-import inspect
-import math
+import json
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from models import layer_counts
+import probmask.models
 from probmask.errors import InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
-from probmask.models import MODELS, build_model, check_model_settings
-
-PAPER = [name for name in MODELS if name != "smallconv"]
-CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
-
-# Name, classes, layers, weights, multiplications, additions of average pooling.
-COUNTS = [
-    ("conv4", 10, 7, 2_425_024, 98_306_560, 0),
-    ("resnet14", 10, 16, 174_128, 26_657_408, 64 * 8 * 8),
-    ("resnet20", 10, 22, 270_896, 40_813_184, 64 * 8 * 8),
-    ("resnet32", 10, 34, 1_855_584, 275_612_928, 128 * 8 * 8),
-    ("resnet32", 100, 34, 1_867_104, 275_624_448, 128 * 8 * 8),
-    ("vgg19", 10, 17, 20_024_000, 398_136_320, 512),
-    ("vgg19", 100, 17, 20_070_080, 398_182_400, 512),
-    ("mobilenetv1", 1000, 28, 4_209_088, 568_740_352, 1024 * 7 * 7),
-    ("resnet50", 1000, 54, 25_502_912, 4_089_284_608 - 100_352, 100_352),
-]
+from probmask.models import MODELS, build_model, describe_models, model_settings
 
 
-def described(name, **settings):
-    """The layers of a network by its description alone."""
-    if name in CIFAR_RESNETS:
-        blocks, width = CIFAR_RESNETS[name]
-        return layer_counts.cifar_resnet(blocks, **{"width": width, **settings})
-    return getattr(layer_counts, name)(**settings)
+@pytest.mark.parametrize(("classes", "channels", "size"), [(10, 1, 8), (3, 3, 32), (100, 2, 9)])
+def test_smallconv_gives_one_logit_per_class_for_any_small_image(classes, channels, size):
+    model = build_model(
+        "smallconv", {"width": 4}, suggested={"classes": classes, "channels": channels}
+    )
+    assert model(torch.randn(2, channels, size, size)).shape == (2, classes)
 
 
-def on_meta(name, **settings):
-    with torch.device("meta"):
-        return build_model(name, settings)
+def test_every_model_has_a_summary_of_one_line():
+    for name, network in MODELS.items():
+        first, *rest = (network.build.__doc__ or "").split("\n")
+        assert first.endswith("."), name
+        assert len(first) <= 70, name
+        assert not rest or rest[0] == "", name
+        assert network.summary == first[:-1]
 
 
-def meta_images(side, *, channels=3):
-    return torch.empty(1, channels, side, side, device="meta")
+def test_every_model_can_be_imported_by_its_name():
+    for name, network in MODELS.items():
+        assert getattr(probmask.models, name) is network.build
+        assert name in probmask.models.__all__
+    assert all(getattr(probmask.models, name) is not None for name in probmask.models.__all__)
 
 
-def small(name, **settings):
-    """A narrow network in evaluation mode and three images for it, small ones of ImageNet."""
-    torch.manual_seed(0)
-    channels, side, _ = MODELS[name].image_shape
-    model = build_model(name, {"width": 4, "classes": 7, **settings}).eval()
-    return model, torch.randn(3, channels, min(side, 64), min(side, 64))
+def test_settings_take_precedence_over_the_suggestions_of_the_data():
+    model = build_model("smallconv", {"classes": 4}, suggested={"classes": 10, "channels": 1})
+    assert model.classifier.out_features == 4
 
 
-@pytest.mark.parametrize(("name", "classes", "layers", "weights", "macs", "pooling"), COUNTS)
-def test_size_and_cost(name, classes, layers, weights, macs, pooling):
-    model = on_meta(name, classes=classes)
-    sites = find_sites(model)
-    counted = count_macs(model, sites, meta_images(MODELS[name].image_shape[1]))
-    expected = described(name, classes=classes)
-    # Sites come in the order of modules, in which a shortcut follows the block's other layers.
-    assert [site.size for site in sites] == [layer.weights for layer in expected]
-    assert counted.per_weight == tuple(layer.positions for layer in expected)
-    assert (len(sites), sum(counted.sizes)) == (layers, weights)
-    assert counted.dense == sum(layer.weights * layer.positions for layer in expected) == macs
-    assert counted.pooling == pooling
-    # Whatever is not masked belongs to BatchNorm: there are no biases.
-    others = sum(p.numel() for p in model.parameters()) - weights
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert others == sum(2 * norm.num_features for norm in norms)
-    assert len(norms) == (0 if name == "conv4" else layers - 1)
-
-
-def test_the_figures_that_the_literature_gives():
-    """Multiplications of weights, in the digits that are quoted; STR's ResNet50 with pooling."""
-    macs = {(name, classes): count for name, classes, _, _, count, _ in COUNTS}
-    assert round(macs["conv4", 10] / 1e6, 1) == 98.3
-    assert round(macs["vgg19", 10] / 1e6, 1) == 398.1
-    assert round(macs["resnet32", 10] / 1e6, 1) == 275.6
-    assert round(macs["mobilenetv1", 1000] / 1e6, 1) == 568.7
-    model = on_meta("resnet50")
-    counted = count_macs(model, find_sites(model), meta_images(224))
-    assert counted.dense_with_pooling == 4_089_284_608
-
-
-@pytest.mark.parametrize("name", PAPER)
-@pytest.mark.parametrize("width", [1, 12])
-def test_everything_scales_with_the_width(name, width):
-    model = on_meta(name, width=width, classes=3)
-    sites = find_sites(model)
-    counted = count_macs(model, sites, meta_images(64 if name != "conv4" else 32))
-    expected = described(name, width=width, classes=3, side=64 if name != "conv4" else 32)
-    assert [site.size for site in sites] == [layer.weights for layer in expected]
-    assert counted.per_weight == tuple(layer.positions for layer in expected)
-
-
-def test_depthwise_layers_of_mobilenet_are_masked_too():
-    sites = find_sites(on_meta("mobilenetv1"))
-    depthwise = [site.size for site in sites if site.holders[0][0].groups > 1]
-    assert len(depthwise) == 13
-    assert sum(depthwise) == 44_640
-
-
-@pytest.mark.parametrize("name", CIFAR_RESNETS)
-def test_a_stem_of_stride_two_halves_every_side_and_nothing_else(name):
-    plain, halved = on_meta(name), on_meta(name, stem_stride=2)
-    shapes = [[site.shape for site in find_sites(model)] for model in (plain, halved)]
-    assert shapes[0] == shapes[1]
-    counts = count_macs(halved, find_sites(halved), meta_images(32)).per_weight
-    assert counts == tuple(layer.positions for layer in described(name, side=16))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_one_logit_per_class_for_any_number_of_channels(name):
-    _, images = small(name)
-    model = build_model(name, {"width": 2, "classes": 5, "channels": 2})
-    assert model(images[:, :1].expand(-1, 2, -1, -1)).shape == (3, 5)
-
-
-@pytest.mark.parametrize("name", [n for n in PAPER if n != "conv4"])
-def test_images_need_not_be_square_nor_of_the_usual_size(name):
-    model, _ = small(name)
-    assert model(torch.randn(2, 3, 33, 70)).shape == (2, 7)
+def test_an_unknown_model_raises_with_the_nearest_name():
+    with pytest.raises(
+        InputError, match="--model smalconv: no such model; did you mean 'smallconv'"
+    ):
+        build_model("smalconv", {})
+    with pytest.raises(InputError, match=r"--model xyz: no such model; choose from .*smallconv"):
+        build_model("xyz", {})
 
 
 @pytest.mark.parametrize(
-    ("size", "shape"), [(28, (28, 28)), ([16, 40], (16, 40)), ((5, 4), (5, 4))]
-)
-def test_conv4_takes_the_image_size(size, shape):
-    model = build_model("conv4", {"width": 2, "image_size": size})
-    assert model(torch.randn(2, 3, *shape)).shape == (2, 10)
-    assert model.classifier[0].in_features == 4 * (shape[0] // 4) * (shape[1] // 4)
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_weights_start_as_the_paper_says(name):
-    torch.manual_seed(0)
-    model = build_model(name, {"width": 16, "classes": 10})
-    for site in find_sites(model):
-        weight = site.weight.detach()
-        deviation = math.sqrt(2 / weight[0].numel())
-        # Five standard errors of the estimates.
-        error = 5 / math.sqrt(site.size)
-        assert weight.std().item() == pytest.approx(deviation, rel=error / math.sqrt(2)), site.name
-        assert abs(weight.mean().item()) < error * deviation, site.name
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            assert torch.equal(norm.weight, torch.ones_like(norm.weight))
-            assert torch.equal(norm.bias, torch.zeros_like(norm.bias))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_seed_gives_the_same_network(name):
-    (one, _), (other, _) = small(name), small(name)
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_gets_a_gradient(name):
-    model, images = small(name)
-    model.train()
-    labels = torch.tensor([0, 3, 6])
-    nn.functional.cross_entropy(model(images), labels).backward()
-    for path, parameter in model.named_parameters():
-        assert parameter.grad is not None, path
-        assert parameter.grad.isfinite().all(), path
-        assert parameter.grad.abs().sum() > 0, path
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_copy_computes_the_same(name):
-    model, images = small(name)
-    assert torch.equal(copy.deepcopy(model)(images), model(images))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_on_the_meta_device_only_shapes_are_computed(name):
-    channels, side, _ = MODELS[name].image_shape
-    model = on_meta(name)
-    assert all(parameter.is_meta for parameter in model.parameters())
-    out = model.eval()(meta_images(side, channels=channels))
-    assert out.is_meta
-    assert out.shape == (1, MODELS[name].classes[0])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_export_with_any_batch_size(name):
-    model, images = small(name)
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(model, (images[:2],), dynamic_shapes=({0: batch},))
-    for size in (1, 3):
-        assert torch.allclose(program.module()(images[:size]), model(images[:size]), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_symbolic_trace_computes_the_same(name):
-    model, images = small(name)
-    assert torch.equal(torch.fx.symbolic_trace(model)(images), model(images))
-
-
-@pytest.mark.parametrize("name", ["smallconv", "vgg19", "conv4"])
-def test_dynamo_captures_the_whole_of_a_network_that_looks_at_its_images(name):
-    model, images = small(name)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(images), model(images))
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("argument", ["classes", "channels", "width"])
-@pytest.mark.parametrize("value", [0, -1, 2.5, "8", True, None])
-def test_a_number_that_makes_no_network_is_refused(name, argument, value):
-    with pytest.raises(InputError) as caught:
-        MODELS[name].build(**{argument: value})
-    assert str(caught.value).startswith(f"{name}({argument}={value!r}): ")
-    assert str(caught.value).endswith("a whole number, at least 1.")
-    with pytest.raises(InputError) as told:
-        build_model(name, {argument: value})
-    assert str(told.value) == f"--model {caught.value}"
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_settings_are_refused_before_a_network_is_built(name):
-    for argument in inspect.signature(MODELS[name].build).parameters:
-        with pytest.raises(InputError) as caught:
-            MODELS[name].build(**{argument: -1})
-        with pytest.raises(InputError) as told:
-            check_model_settings(name, {argument: -1}, naming="--model")
-        assert str(told.value) == str(caught.value).replace(name, "model_args", 1)
-
-
-@pytest.mark.parametrize("name", CIFAR_RESNETS)
-@pytest.mark.parametrize("value", [0, 3, 1.0, "2", True])
-def test_a_stem_stride_is_one_or_two(name, value):
-    with pytest.raises(InputError, match=rf"{name}\(stem_stride="):
-        MODELS[name].build(stem_stride=value)
-
-
-@pytest.mark.parametrize("size", [3, 0, "32", None, 32.0, [32, 3], [32], [32, 32, 3], []])
-def test_an_image_size_that_conv4_cannot_be_built_for(size):
-    with pytest.raises(InputError, match=r"conv4\(image_size="):
-        MODELS["conv4"].build(image_size=size)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "said"),
+    ("setting", "hint"),
     [
-        ("vgg19", (28, 28), "vgg19: images are 28 by 28; it needs at least 32 by 32"),
-        ("vgg19", (32, 31), "vgg19: images are 32 by 31; it needs at least 32 by 32"),
-        ("vgg19", (31, 64), "vgg19: images are 31 by 64; it needs at least 32 by 32"),
-        ("smallconv", (3, 8), "smallconv: images are 3 by 8; it needs at least 4 by 4"),
-        ("conv4", (28, 32), r"it was built for 32 by 32; build it with image_size=\[28, 32\]"),
-        ("conv4", (32, 33), r"it was built for 32 by 32; build it with image_size=\[32, 33\]"),
+        ("widht", r"did you mean 'width'\?"),
+        ("kernel", r"choose from channels, classes, width\."),
     ],
 )
-def test_images_of_a_size_that_a_network_cannot_take(name, shape, said):
-    model, images = small(name)
-    with pytest.raises(InputError, match=said):
-        model(torch.randn(2, images.shape[1], *shape))
+def test_an_unknown_setting_raises_with_the_nearest_one(setting, hint):
+    message = rf"^--model smallconv: unknown key model_args\.{setting}; {hint}$"
+    with pytest.raises(InputError, match=message):
+        build_model("smallconv", {setting: 8})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_network_too_large_for_memory_is_an_input_error(name):
+    with pytest.raises(InputError, match=f"--model {name}: cannot be built with") as caught:
+        build_model(name, {"width": 10**15})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"width": "x"}, {"width": -1}, {"width": 2.5}])
+def test_an_invalid_setting_is_an_input_error(settings):
+    with pytest.raises(InputError, match="--model smallconv") as caught:
+        build_model("smallconv", settings)
+    assert "\n" not in str(caught.value)
+
+
+# What a data set suggests.
+SUGGESTED = {"classes": 10, "channels": 1, "image_size": [8, 9]}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of the user on the import path, under a name that no other test uses."""
+    text = (
+        "from torch import nn\n"
+        "def plain(): return nn.Linear(2, 3)\n"
+        "def sized(classes, *, channels=1, width=2): return nn.Linear(channels * width, classes)\n"
+        "def anything(**settings): return nn.Linear(settings['channels'], settings['classes'])\n"
+        "def passed_on(**settings):\n"
+        "    from probmask.models import resnet20\n"
+        "    return resnet20(width=2, **settings)\n"
+        "def image(*, image_size, **others): return nn.Linear(*image_size)\n"
+        "def wrong(): return 'no model'\n"
+        "def broken(): raise ValueError('an error of its own')\n"
+        "number = 3\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.line = nn.Linear(1, classes)\n"
+    )
+    (tmp_path / "own_networks.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "own_networks"
+    sys.modules.pop("own_networks", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape"),
+    [
+        ("plain", {}, (3, 2)),
+        ("sized", {}, (10, 1 * 2)),
+        ("sized", {"width": 5, "classes": 7}, (7, 5)),
+        ("anything", {}, (10, 1)),
+        ("image", {}, (9, 8)),
+    ],
+)
+def test_a_function_of_the_user_receives_the_settings_that_it_names(own, name, settings, shape):
+    model = build_model(f"{own}:{name}", settings, suggested=SUGGESTED)
+    assert isinstance(model, nn.Linear)
+    assert tuple(model.weight.shape) == shape
+
+
+def test_a_function_with_any_keyword_can_pass_its_settings_on_to_a_listed_network(own):
+    """A network that works for any image size does not take `image_size`."""
+    model = build_model(f"{own}:passed_on", {}, suggested=SUGGESTED)
+    assert model(torch.randn(2, 1, 8, 9)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_settings_are_enough_to_build_the_network_again(name):
+    settings = model_settings(name, {"width": 2}, suggested=SUGGESTED)
+    sizes = {"image_size": [8, 9]} if name == "conv4" else {}
+    assert settings == {"classes": 10, "channels": 1, "width": 2, **sizes}
+    built, again = (build_model(name, settings) for _ in range(2))
+    again.load_state_dict(built.state_dict())
+
+
+def test_a_class_can_be_named_instead_of_a_function(own):
+    model = build_model(f"{own}:Net", {}, suggested={"classes": 4, "channels": 1})
+    assert model.line.out_features == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("own_networks:nothing", {}, "cannot be imported: .*nothing"),
+        ("no_such_module:build", {}, "cannot be imported: No module named 'no_such_module'"),
+        ("own_networks:", {}, "cannot be imported|not a function"),
+        (":build", {}, "cannot be imported"),
+        ("own_networks:number", {}, "is not a function that returns a model"),
+        ("own_networks:wrong", {}, "returned str; it must return a torch.nn.Module"),
+        (
+            "own_networks:plain",
+            {"width": 3},
+            "model_args.width; this network has no settings",
+        ),
+        ("own_networks:sized", {}, "missing a required argument: 'classes'; its signature is"),
+    ],
+)
+def test_an_error_about_a_function_of_the_user_is_one_line(own, name, settings, message):
+    with pytest.raises(InputError, match=message) as caught:
+        build_model(name, settings)
+    assert str(caught.value).startswith(f"--model {name}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_inside_a_function_of_the_user_passes_through(own):
+    with pytest.raises(ValueError, match="an error of its own") as caught:
+        build_model(f"{own}:broken", {})
+    assert not isinstance(caught.value, InputError)
+
+
+def test_every_network_is_described_once_per_number_of_classes():
+    listed = [(row["name"], row["classes"]) for row in describe_models()]
+    assert listed == [(name, n) for name, network in MODELS.items() for n in network.classes]
+    assert ("resnet32", 100) in listed
+
+
+def test_a_description_has_the_sizes_and_the_cost():
+    rows = {(row["name"], row["classes"]): row for row in describe_models()}
+    assert rows["resnet50", 1000] == {
+        "name": "resnet50",
+        "summary": "ResNet50 for ImageNet: sixteen bottleneck blocks in four stages",
+        "image_shape": [3, 224, 224],
+        "classes": 1000,
+        "layers": 54,
+        "weights": 25_502_912,
+        "parameters": 25_502_912 + 2 * 26_560,
+        "macs": 4_089_184_256,
+        "pooling_macs": 100_352,
+    }
+
+
+def test_the_descriptions_agree_with_real_networks():
+    for row in describe_models():
+        if row["weights"] > 300_000:
+            continue
+        model = build_model(row["name"], {"classes": row["classes"]})
+        sites = find_sites(model)
+        macs = count_macs(model, sites, torch.zeros(2, *row["image_shape"]))
+        assert row["weights"] == sum(site.size for site in sites)
+        assert row["parameters"] == sum(p.numel() for p in model.parameters())
+        assert (row["macs"], row["pooling_macs"]) == (macs.dense, macs.pooling)
+
+
+def test_the_descriptions_can_be_written_as_json():
+    rows = describe_models()
+    assert json.loads(json.dumps(rows)) == rows

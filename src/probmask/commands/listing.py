@@ -45,7 +45,7 @@ def _list_methods(options: argparse.Namespace) -> None:
 def _list_models(options: argparse.Namespace) -> None:
     from probmask.analysis.tables import MODEL_HEADINGS, model_rows, print_rows
     from probmask.masking.macs import CONVENTION
-    from probmask.models.catalogue import describe_models
+    from probmask.models import describe_models
 
     described = describe_models()
     if options.json:

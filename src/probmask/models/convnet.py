@@ -1,0 +1,194 @@
+"""Convolutional networks without shortcuts: SmallConv for digits, Conv-4 and VGG19 for CIFAR."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from probmask.models.blocks import (
+    check_arguments,
+    check_image_size,
+    check_min_image_size,
+    conv,
+    conv_bn_relu,
+    initialize_,
+    initialize_layer_,
+    parse_image_size,
+)
+
+# VGG19, per stage: channels as a multiple of the width, and number of convolutions.
+_VGG_STAGES = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
+
+
+class SmallConv(nn.Module):
+    """Four 3×3 convolutions with BatchNorm, two max poolings, and a linear classifier."""
+
+    def __init__(self, *, classes: int, channels: int, width: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *_initialized_conv_bn_relu(channels, width),
+            *_initialized_conv_bn_relu(width, width),
+            nn.MaxPool2d(2),
+            *_initialized_conv_bn_relu(width, 2 * width),
+            *_initialized_conv_bn_relu(2 * width, 2 * width),
+            nn.MaxPool2d(2),
+        )
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        # The classifier keeps PyTorch's default initialization.
+        self.classifier = nn.Linear(2 * width, classes, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return one logit per class."""
+        check_min_image_size("smallconv", images, 4)  # the poolings divide each side by 4
+        logits: Tensor = self.classifier(self.pool(self.features(images)).flatten(1))
+        return logits
+
+
+class Conv4(nn.Module):
+    """Four 3×3 convolutions in two pairs, and three linear layers; no BatchNorm, no biases."""
+
+    def __init__(
+        self, *, classes: int, channels: int, width: int, image_size: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.image_size = image_size
+        self.features = nn.Sequential(
+            *_conv_pair(channels, width),
+            *_conv_pair(width, 2 * width),
+        )
+        positions = (image_size[0] // 4) * (image_size[1] // 4)
+        self.classifier = nn.Sequential(
+            nn.Linear(2 * width * positions, 4 * width, bias=False),
+            nn.ReLU(inplace=True),
+            nn.Linear(4 * width, 4 * width, bias=False),
+            nn.ReLU(inplace=True),
+            nn.Linear(4 * width, classes, bias=False),
+        )
+        initialize_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return one logit per class."""
+        check_image_size("conv4", images, self.image_size)
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
+        return logits
+
+
+class VGG19(nn.Module):
+    """Sixteen 3×3 convolutions with BatchNorm in five stages, and a 1×1 classifier."""
+
+    def __init__(self, *, classes: int, channels: int, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = channels
+        for multiple, convolutions in _VGG_STAGES:
+            for _ in range(convolutions):
+                layers += conv_bn_relu(inputs, multiple * width, 3)
+                inputs = multiple * width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        # Images of 32 by 32 are reduced to one position, which this pooling leaves unchanged.
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = conv(inputs, classes, 1)
+        initialize_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return one logit per class."""
+        check_min_image_size("vgg19", images, 2 ** len(_VGG_STAGES))
+        logits: Tensor = self.classifier(self.pool(self.features(images)))
+        return logits.flatten(1)
+
+
+def smallconv(*, classes: int = 10, channels: int = 1, width: int = 40) -> SmallConv:
+    """Four convolutions with BatchNorm and a classifier, for the digits.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of image channels.
+        width: Number of channels of the first layer; all other layers scale with it.
+
+    Returns:
+        The network, with new random weights. It takes images of at least 4×4 pixels.
+
+    Raises:
+        InputError: If an argument is not a positive integer.
+
+    Example:
+        >>> import torch
+        >>> model = smallconv(classes=10, channels=1)
+        >>> model(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+    check_arguments("smallconv", classes=classes, channels=channels, width=width)
+    return SmallConv(classes=classes, channels=channels, width=width)
+
+
+def conv4(
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 64,
+    image_size: int | Sequence[int] = 32,
+) -> Conv4:
+    """Conv-4: four convolutions and three linear layers, no BatchNorm.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of image channels.
+        width: Number of channels of the first layer; all other layers scale with it.
+        image_size: Side of the images in pixels, or ``[height, width]``. The size of the first
+            linear layer depends on it.
+
+    Returns:
+        The network, with new random weights.
+
+    Raises:
+        InputError: If an argument is not a positive integer, or a side is shorter than 4 pixels.
+
+    Example:
+        >>> import torch
+        >>> model = conv4(width=4, image_size=[28, 32])
+        >>> model(torch.zeros(2, 3, 28, 32)).shape
+        torch.Size([2, 10])
+    """
+    check_arguments("conv4", classes=classes, channels=channels, width=width)
+    size = parse_image_size("conv4", image_size)
+    return Conv4(classes=classes, channels=channels, width=width, image_size=size)
+
+
+def vgg19(*, classes: int = 10, channels: int = 3, width: int = 64) -> VGG19:
+    """VGG19 for CIFAR: sixteen convolutions with BatchNorm in five stages.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of image channels.
+        width: Number of channels of the first layer; all other layers scale with it.
+
+    Returns:
+        The network, with new random weights. It takes images of at least 32×32 pixels.
+
+    Raises:
+        InputError: If an argument is not a positive integer.
+
+    Example:
+        >>> import torch
+        >>> model = vgg19(classes=100, width=4).eval()
+        >>> model(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
+    """
+    check_arguments("vgg19", classes=classes, channels=channels, width=width)
+    return VGG19(classes=classes, channels=channels, width=width)
+
+
+def _initialized_conv_bn_relu(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    layers = conv_bn_relu(inputs, outputs, 3)
+    initialize_layer_(layers[0])
+    return layers
+
+
+def _conv_pair(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    return (
+        conv(inputs, outputs, 3),
+        nn.ReLU(inplace=True),
+        conv(outputs, outputs, 3),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+    )
