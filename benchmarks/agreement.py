@@ -20,11 +20,10 @@ from probmask import models, runtime
 from probmask.artifact import load, read
 from probmask.artifact.export import input_shape_of
 from probmask.models import MODELS
-from probmask.runtime.choices import Choices
-from probmask.runtime.choose import LANES, candidates, first_small
-from probmask.runtime.engine import Engine
-from probmask.runtime.rehearsal import mask_at_random_
-from probmask.runtime.schedule import schedule
+from probmask.runtime.plan.choices import LANES, Choices, candidates, first_small
+from probmask.runtime.plan.steps import schedule
+from probmask.runtime.run.engine import Engine
+from probmask.runtime.speed import mask_at_random_
 
 PROMISED = 2e-5
 NETWORKS = ("conv4", "vgg19", "resnet32", "mobilenetv1", "resnet50")
@@ -77,7 +76,7 @@ def in_groups(engine: Engine, batch: int) -> None:
     """
     steps = [s for s in schedule(engine.network, candidates(engine.network)) if s.sparse]
     lone = {s.nodes[0].name: first_small(s.nodes) for s in steps} if batch >= LANES else {}
-    engine._build(Choices(engine.choices.sparse, lone))
+    engine.use(Choices(engine.choices.sparse, lone))
 
 
 def difference(engine: Engine, model: nn.Module, x: Tensor) -> float:

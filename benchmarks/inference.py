@@ -36,12 +36,11 @@ from torch import Tensor, nn
 
 from probmask.artifact.onnx import to_onnx
 from probmask.models import MODELS
-from probmask.runtime.engine import Engine
-from probmask.runtime.exporting import export
-from probmask.runtime.lower import lower
-from probmask.runtime.native import Threads
-from probmask.runtime.rehearsal import mask_at_random_
-from probmask.runtime.timing import in_turn, turn_of
+from probmask.runtime.lower.exported_program import export
+from probmask.runtime.lower.lowering import lower
+from probmask.runtime.run.engine import Engine
+from probmask.runtime.run.threads import Threads
+from probmask.runtime.speed import in_turn, mask_at_random_, turn_of
 from rival_engines import RIVALS, deepsparse_turns, dense_turns
 from speed_tables import plot, print_all, print_times
 

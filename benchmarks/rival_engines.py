@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probmask.runtime.timing import Turn, turn_of
+from probmask.runtime.speed import Turn, turn_of
 
 RIVALS = ("eager", "torch.compile", "onnxruntime", "openvino")
 

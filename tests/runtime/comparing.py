@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import probmask
-from probmask.runtime.choices import Choices
+from probmask.runtime.plan.choices import Choices
 
 # What docs/performance.md promises, relative to the largest output.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.01}
@@ -19,7 +19,7 @@ def assert_same(model, *inputs, others=(), tolerance=None):
     engine = probmask.runtime.compile(model, copy.deepcopy(inputs), layers="sparse")
     on_kernels = engine.choices
     for choices in (Choices(frozenset(), {}), on_kernels):
-        engine._build(choices)
+        engine.use(choices)
         for given in (inputs, *others):
             with torch.no_grad():
                 expected = model(*copy.deepcopy(given))

@@ -7,10 +7,9 @@ from torch import nn
 
 import probmask
 from probmask import models
-from probmask.runtime.choices import Choices
-from probmask.runtime.choose import candidates
-from probmask.runtime.fields import Field
-from probmask.runtime.schedule import schedule
+from probmask.runtime.kernels.operation_table import Field
+from probmask.runtime.plan.choices import Choices, candidates
+from probmask.runtime.plan.steps import schedule
 from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
 
 # What docs/performance.md promises.
@@ -55,7 +54,7 @@ def on_kernels(model, x, *, threads=1, lone=None):
 def regroup(engine, lone):
     steps = schedule(engine.network, candidates(engine.network))
     counts = {s.nodes[0].name: min(lone, len(s.nodes)) for s in steps if s.sparse}
-    engine._build(Choices(engine.choices.sparse, counts))
+    engine.use(Choices(engine.choices.sparse, counts))
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -7,9 +7,9 @@ from torch import nn
 
 import probmask
 from probmask import InputError, models
-from probmask.runtime.choose import Timing, choose_lone, choose_sparse
-from probmask.runtime.explain import print_table
-from probmask.runtime.schedule import schedule
+from probmask.runtime.plan.choices import Timing, choose_lone, choose_sparse
+from probmask.runtime.plan.steps import schedule
+from probmask.runtime.run.profile import print_table
 from runtime.networks import masked
 
 

@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import probmask
 from probmask import InputError
-from probmask.runtime.nodes import Convolution
+from probmask.runtime.lower.nodes import Convolution
 from runtime.comparing import assert_close, assert_same
 from runtime.networks import masked
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import probmask
-from probmask.runtime.choices import Choices
-from probmask.runtime.schedule import schedule
+from probmask.runtime.plan.choices import Choices
+from probmask.runtime.plan.steps import schedule
 from runtime.comparing import assert_close
 from runtime.random_networks import RandomNetwork
 
@@ -24,6 +24,6 @@ def test_a_network_drawn_at_random_agrees_with_pytorch(seed):
     for sparse in (frozenset(everywhere), some, frozenset()):
         steps = [step for step in schedule(engine.network, set(sparse)) if step.sparse]
         for lone in ({}, {step.nodes[0].name: len(step.nodes) // 2 for step in steps}):
-            engine._build(Choices(sparse, lone))
+            engine.use(Choices(sparse, lone))
             for n, x in batches.items():
                 assert_close(engine(x.clone()), expected[n])

@@ -14,7 +14,7 @@ import torch
 
 import probmask
 from probmask import models
-from probmask.runtime.threads import Threads
+from probmask.runtime.run.threads import Threads
 from runtime.networks import masked
 
 

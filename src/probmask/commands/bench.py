@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     """Compile the network per batch size and time it against PyTorch."""
     from probmask.artifact import load, read
     from probmask.artifact.export import input_shape_of
-    from probmask.runtime.timing import measure_speed
+    from probmask.runtime.speed import measure_speed
 
     artifact = artifact_of(options)
     shape = input_shape_of(

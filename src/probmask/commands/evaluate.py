@@ -88,9 +88,9 @@ def run(options: argparse.Namespace) -> None:
 
 def _compiled(network: "nn.Module", image_shape: Sequence[int]) -> "nn.Module":
     """The network on the sparse kernels, fast at batches as `evaluate_model` makes them."""
-    from probmask.runtime.engine import compile as compile_engine
-    from probmask.runtime.module import EngineModule
-    from probmask.runtime.timing import random_inputs
+    from probmask.runtime import compile as compile_engine
+    from probmask.runtime.run.engine import EngineModule
+    from probmask.runtime.speed import random_inputs
 
     return EngineModule(compile_engine(network, random_inputs(image_shape, 16)))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probmask.runtime.timing import Speed
+    from probmask.runtime.speed import Speed
 
 
 def record_latency(

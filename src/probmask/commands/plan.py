@@ -41,8 +41,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Mask at random, save, compile and time."""
     from probmask.checks import check_sparsity
-    from probmask.runtime.rehearsal import mask_at_random_
-    from probmask.runtime.timing import measure_speed
+    from probmask.runtime.speed import mask_at_random_, measure_speed
 
     check_sparsity("plan", options.sparsity)
     shape = parse_shape(options.input_shape) or _usual_shape(options.model)

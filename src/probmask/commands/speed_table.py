@@ -11,7 +11,7 @@ from probmask.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from probmask.runtime.timing import Speed
+    from probmask.runtime.speed import Speed
 
 # Numbers of one batch: a gigabyte of them.
 _LARGEST_BATCH = 2**28

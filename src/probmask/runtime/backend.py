@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from probmask.errors import InputError
-from probmask.runtime.engine import Engine
-from probmask.runtime.engine import compile as compile_engine
+from probmask.runtime.compile import compile as compile_engine
+from probmask.runtime.run.engine import Engine
 
 # How TorchDynamo names the inputs of a graph that are the module's own.
 _OWN = re.compile(r"(_modules_.*|_self)_(parameters|buffers)_")
+
+
 # Engines of one graph: each compiles for a shape. Further shapes run in PyTorch.
 _MOST = 8
 

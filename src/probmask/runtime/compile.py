@@ -1,0 +1,91 @@
+"""`probmask.runtime.compile`: from a model to an engine for this machine."""
+
+import copy
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from probmask.artifact import load
+from probmask.checks import check_choice, check_count
+from probmask.errors import InputError
+
+if TYPE_CHECKING:  # the engine imports Numba, which is loaded when a network is compiled
+    from probmask.runtime.run.engine import Engine
+
+
+def compile(  # noqa: A001
+    model: nn.Module | str | os.PathLike[str],
+    example: Any,
+    *,
+    threads: int | None = None,
+    layers: Literal["measured", "sparse", "dense"] = "measured",
+    choices: str | os.PathLike[str] | None = None,
+) -> "Engine":
+    """Compile a network for this machine.
+
+    The engine holds a copy of the weights: later changes of the model do not reach it. By default
+    each layer is timed on the sparse kernels and in PyTorch, and runs where it is faster. The first
+    compilation on a machine takes half a minute; Numba then caches the kernels on disk.
+
+    Args:
+        model: A module, compiled in evaluation mode, or the path of an artifact.
+        example: An input, or a tuple of inputs, as tensors or arrays. Layers are timed at its batch
+            size. The engine accepts other batch sizes too, if the model does.
+        threads: Number of threads for layers on the kernels. Default: as many as PyTorch uses.
+            Layers in PyTorch use PyTorch's threads.
+        layers: "measured" to time each layer, "sparse" to run every layer that has a kernel on the
+            kernels, "dense" to run all layers in PyTorch.
+        choices: A file that ``engine.choices.save`` wrote. Its choices are used instead of
+            ``layers``.
+
+    Returns:
+        An engine, called like the model.
+
+    Raises:
+        InputError: If the model cannot be exported by `torch.export`, if its ``forward`` changes
+            its own buffers, if the choices belong to another network or processor, or if an
+            argument is invalid.
+
+    Example:
+        >>> import torch, probmask
+        >>> model = torch.nn.Linear(4, 2)
+        >>> engine = probmask.runtime.compile(model, torch.zeros(1, 4), layers="sparse")
+        >>> engine(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
+    """
+    from probmask.runtime.lower.exported_program import export
+    from probmask.runtime.lower.lowering import lower
+    from probmask.runtime.plan.choices import Choices, candidates, read_choices
+    from probmask.runtime.run.engine import Engine, as_tensors
+    from probmask.runtime.run.threads import Threads
+
+    started = time.perf_counter()
+    threads = torch.get_num_threads() if threads is None else threads
+    check_count("runtime.compile", "threads", threads, least=1, meaning="threads to run on")
+    check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
+    examples = as_tensors(example)
+    network = lower(export(_frozen(model), examples))
+    engine = Engine(network, examples, Threads(threads))
+    if choices is not None:
+        engine.use(read_choices(choices, network))
+    elif layers == "sparse":
+        engine.use(Choices(frozenset(candidates(network)), {}))
+    elif layers == "measured":
+        engine.use_fastest()
+    engine.compile_seconds = time.perf_counter() - started
+    return engine
+
+
+def _frozen(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
+    """Return a copy of the model in evaluation mode, without gradients, on the CPU."""
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"runtime.compile({type(model).__name__}): takes a torch.nn.Module or the path of an "
+            "artifact."
+        )
+    return copy.deepcopy(model).cpu().eval().requires_grad_(False)

@@ -1,0 +1,256 @@
+"""The innermost loops, written as LLVM vector code: one tile of positions, all rows of a layer.
+
+A tile is a few lines of a few vectors each, of one output channel: a run of neighbouring positions
+(one line), or rows of the image without the padding between them (several). It stays in registers
+while the non-zero weights of the channel go by: each costs one load of its offset, one broadcast of
+its value, and one multiply-add per vector straight from the input.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from probmask.runtime.kernels.vectors import (
+    BITS,
+    BYTE,
+    FLOAT,
+    INT,
+    LONG,
+    VECTOR,
+    ZERO,
+    item,
+    load,
+    loop,
+    multiply_add,
+    splat,
+    store,
+    total,
+)
+
+# Vectors in a tile: with AVX2 there are sixteen registers, and two more are needed.
+MOST = 12
+
+
+# Lines and vectors per line of the tiles that there are.
+SHAPES = tuple(
+    (lines, vectors)
+    for lines in (1, 2, 3, 4, 6, 8)
+    for vectors in range(1, MOST + 1)
+    if lines * vectors <= MOST
+)
+
+
+# Fewer accumulators than this would wait for each other: several weights then go by at once.
+_LEAST_ACCUMULATORS = 8
+
+
+# What a tile's function takes, in this order. Addresses are in bytes.
+_ARGUMENTS = (
+    ("source", LONG),  # the input at the tile's first position, first channel
+    ("offsets", LONG),  # of each non-zero weight: where its input lies, in floats from source
+    ("values", LONG),
+    ("starts", LONG),  # of each row: where its weights begin
+    ("first", LONG),  # rows
+    ("last", LONG),
+    ("target", LONG),
+    ("plane", LONG),  # bytes between the channels of the output
+    ("bias", LONG),
+    ("residual", LONG),  # 0: there is none
+    ("residual_plane", LONG),
+    ("mask", LONG),  # all ones where a position is one, zeros in the padding
+    ("line", LONG),  # bytes between the lines of a tile
+    ("stage", LONG),  # which part of the rows' weights this is, see below
+    ("low", FLOAT),
+    ("high", FLOAT),
+    ("doubt", LONG),  # a vector that becomes NaN if any result is not finite
+)
+
+
+# The weights of a row may come in several parts, which add to what is in the target already.
+FIRST_PART, MIDDLE_PART, LAST_PART = 0, 1, 2
+
+
+def shape_number(lines: int, vectors: int) -> int:
+    """How `sparse_rows` is told the shape of a tile."""
+    return lines * (MOST + 1) + vectors
+
+
+@intrinsic
+def sparse_rows(
+    typing_context: Any,
+    shape: Any,
+    source: Any,
+    offsets: Any,
+    values: Any,
+    starts: Any,
+    first: Any,
+    last: Any,
+    target: Any,
+    plane: Any,
+    bias: Any,
+    residual: Any,
+    residual_plane: Any,
+    mask: Any,
+    line: Any,
+    stage: Any,
+    low: Any,
+    high: Any,
+    doubt: Any,
+) -> Any:
+    """Compute a tile of the shape for the rows from ``first`` to ``last``."""
+    longs, floats = [types.int64] * 15, [types.float32] * 2
+    signature = types.void(*longs, *floats, types.int64)
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
+        done = builder.append_basic_block("done")
+        switch = builder.switch(arguments[0], done)
+        for lines, vectors in SHAPES:
+            block = builder.append_basic_block(f"tile{lines}x{vectors}")
+            switch.add_case(ir.Constant(LONG, shape_number(lines, vectors)), block)
+            builder.position_at_end(block)
+            builder.call(_tile_function(builder.module, lines, vectors), arguments[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return signature, generate
+
+
+def _tile_function(module: ir.Module, lines: int, vectors: int) -> ir.Function:
+    name = f"probmask_tile_{lines}x{vectors}"
+    if name in module.globals:
+        return module.globals[name]
+    kind = ir.FunctionType(ir.VoidType(), [type_ for _, type_ in _ARGUMENTS])
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    for argument, (label, _) in zip(function.args, _ARGUMENTS, strict=True):
+        argument.name = label
+    given = dict(zip((label for label, _ in _ARGUMENTS), function.args, strict=True))
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    tile = _Tile(builder, given, lines, vectors)
+    loop(builder, given["first"], given["last"], 1, (), lambda row, _: tile.row(row))
+    builder.ret_void()
+    return function
+
+
+class _Tile:
+    """Emits the code of one shape."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, given: dict[str, ir.Value], lines: int, vectors: int
+    ) -> None:
+        self.builder, self.given = builder, given
+        self.lines, self.vectors = lines, vectors
+        self.count = lines * vectors
+
+    def row(self, row: ir.Value) -> tuple[ir.Value, ...]:
+        """One output channel: its weights go by, then what follows the layer is applied."""
+        builder, given = self.builder, self.given
+        begin, after = (builder.append_basic_block(name) for name in ("begin", "after_row"))
+        start = item(builder, given["starts"], row, LONG)
+        end = item(builder, given["starts"], builder.add(row, ir.Constant(LONG, 1)), LONG)
+        # A row without weights in a middle part leaves its sums as they are.
+        idle = builder.and_(
+            builder.icmp_signed("==", start, end),
+            builder.icmp_signed("==", given["stage"], ir.Constant(LONG, MIDDLE_PART)),
+        )
+        builder.cbranch(idle, after, begin)
+        builder.position_at_end(begin)
+        sums = self._with_residual(self._sums(row, start, end), row)
+        target = builder.add(given["target"], builder.mul(row, given["plane"]))
+        whole, part = (builder.append_basic_block(name) for name in ("whole", "part"))
+        finished = builder.icmp_signed("==", given["stage"], ir.Constant(LONG, LAST_PART))
+        builder.cbranch(finished, whole, part)
+        builder.position_at_end(part)
+        for value, (address, j) in zip(sums, self._places(target), strict=True):
+            store(builder, value, address, j)
+        builder.branch(after)
+        builder.position_at_end(whole)
+        self._finish(sums, target)
+        builder.branch(after)
+        builder.position_at_end(after)
+        return ()
+
+    def _places(self, address: ir.Value) -> list[tuple[ir.Value, int]]:
+        """Of each vector: the address of its line, and its number there."""
+        lines = [address]
+        while len(lines) < self.lines:
+            lines.append(self.builder.add(lines[-1], self.given["line"]))
+        return [(line, j) for line in lines for j in range(self.vectors)]
+
+    def _sums(self, row: ir.Value, start: ir.Value, end: ir.Value) -> tuple[ir.Value, ...]:
+        builder, count = self.builder, self.count
+        bias = splat(builder, item(builder, self.given["bias"], row, FLOAT))
+        sums: tuple[ir.Value, ...] = (bias,) * count
+        at_once = max(1, _LEAST_ACCUMULATORS // count)
+        if at_once > 1:
+            rest = builder.srem(builder.sub(end, start), ir.Constant(LONG, at_once))
+            middle = builder.sub(end, rest)
+            partial = sums + (ZERO,) * (count * (at_once - 1))
+            partial = loop(
+                builder, start, middle, at_once, partial, lambda i, s: self._weights(i, s, at_once)
+            )
+            groups = [partial[k * count : (k + 1) * count] for k in range(at_once)]
+            sums = tuple(total(builder, terms) for terms in zip(*groups, strict=True))
+            start = middle
+        return loop(builder, start, end, 1, sums, lambda i, s: self._weights(i, s, 1))
+
+    def _weights(
+        self, index: ir.Value, sums: tuple[ir.Value, ...], at_once: int
+    ) -> tuple[ir.Value, ...]:
+        """The products of some weights, each added to sums of its own."""
+        builder, given = self.builder, self.given
+        new = []
+        for k in range(at_once):
+            which = builder.add(index, ir.Constant(LONG, k))
+            offset = builder.sext(item(builder, given["offsets"], which, INT), LONG)
+            value = splat(builder, item(builder, given["values"], which, FLOAT))
+            inputs = builder.add(given["source"], builder.shl(offset, ir.Constant(LONG, 2)))
+            own = sums[k * self.count : (k + 1) * self.count]
+            for summed, (address, j) in zip(own, self._places(inputs), strict=True):
+                loaded = load(builder, address, j, VECTOR)
+                new.append(multiply_add(builder, value, loaded, summed))
+        return tuple(new)
+
+    def _with_residual(self, sums: tuple[ir.Value, ...], row: ir.Value) -> tuple[ir.Value, ...]:
+        builder, given = self.builder, self.given
+        some, after = builder.append_basic_block("residual"), builder.append_basic_block("summed")
+        before = builder.block
+        builder.cbranch(
+            builder.icmp_signed("!=", given["residual"], ir.Constant(LONG, 0)), some, after
+        )
+        builder.position_at_end(some)
+        address = builder.add(given["residual"], builder.mul(row, given["residual_plane"]))
+        added = [
+            builder.fadd(value, load(builder, line, j, VECTOR))
+            for value, (line, j) in zip(sums, self._places(address), strict=True)
+        ]
+        builder.branch(after)
+        builder.position_at_end(after)
+        results = []
+        for without, with_it in zip(sums, added, strict=True):
+            phi = builder.phi(VECTOR)
+            phi.add_incoming(without, before)
+            phi.add_incoming(with_it, some)
+            results.append(phi)
+        return tuple(results)
+
+    def _finish(self, sums: tuple[ir.Value, ...], target: ir.Value) -> None:
+        """Clamp and store; the padding stays zero."""
+        builder, given = self.builder, self.given
+        # 0 · (sum of all results) is NaN if one of them, or their sum, is not finite.
+        noted = multiply_add(
+            builder, total(builder, sums), ZERO, load(builder, given["doubt"], 0, VECTOR)
+        )
+        store(builder, noted, given["doubt"], 0)
+        low, high = splat(builder, given["low"]), splat(builder, given["high"])
+        masks = self._places(given["mask"])
+        for value, (mask, j), (line, _) in zip(sums, masks, self._places(target), strict=True):
+            value = builder.select(builder.fcmp_ordered(">", value, low), value, low)
+            value = builder.select(builder.fcmp_ordered("<", value, high), value, high)
+            if self.lines == 1:
+                bits = builder.and_(builder.bitcast(value, BITS), load(builder, mask, j, BITS))
+                value = builder.bitcast(bits, VECTOR)
+            store(builder, value, line, j)

@@ -1,0 +1,1 @@
+"""Plan a lowered network: steps, tensor layouts, the arena, and what runs where."""
