@@ -23,7 +23,7 @@ from probmask import artifact
 from probmask.errors import ArtifactError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from artifact.mutations import DAMAGE, LIES, Mutation, sample_model
+from artifact.mutations import DAMAGE, FORGERIES, Mutation, sample_model
 
 
 def limit_memory(mebibytes: int) -> None:
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--memory", type=int, default=512, help="MiB beyond PyTorch itself")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    counts: dict[str, Counter[str]] = {m.__name__: Counter() for m in (*DAMAGE, *LIES)}
+    counts: dict[str, Counter[str]] = {m.__name__: Counter() for m in (*DAMAGE, *FORGERIES)}
     failures, slowest, started = 0, 0.0, time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "intact"
@@ -72,7 +72,7 @@ def main() -> int:
         limit_memory(options.memory)
         for seed in range(options.seed, options.seed + options.mutations):
             rng = random.Random(seed)
-            mutation = rng.choice([*DAMAGE, *LIES])
+            mutation = rng.choice([*DAMAGE, *FORGERIES])
             path.unlink()  # a new file: rewriting the old one would wait for the disk
             path.write_bytes(mutation(intact, rng))
             begun = time.perf_counter()

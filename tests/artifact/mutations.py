@@ -1,4 +1,4 @@
-"""Artifacts taken apart, changed and put together again, as an accident or an attacker would."""
+"""Mutations of artifacts: random damage, and forgeries with correct checksums."""
 
 import copy
 import json
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-N = 1000  # entries of the small tensors: these are packed
-LARGE = 12_000  # entries of those that are stored under their own names
+N = 1000  # entries of the small tensors, which are packed
+LARGE = 12_000  # entries of the tensors that are stored under their own names
 
 
 def sample_model() -> nn.Module:
-    """Return a model that has all encodings, packed and not, ties, and several dtypes."""
+    """Return a model with every encoding, packed and unpacked, tied weights and several dtypes."""
     generator = torch.Generator().manual_seed(0)
     bag = nn.Module()
 
@@ -40,18 +40,18 @@ def sample_model() -> nn.Module:
 
 @dataclass
 class Pieces:
-    """A file in pieces that can be changed."""
+    """The parts of a file, which can be changed."""
 
     header: dict[str, Any]  # of the container, without the table and the metadata
     blobs: dict[str, bytearray]  # the bytes of each stored tensor
     table: Any
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Return what the table says of a tensor."""
+        """Return the entry of a tensor in the table."""
         return next(entry for entry in self.table["tensors"] if entry["name"] == name)
 
     def positions(self, name: str) -> tuple[int, int]:
-        """Return begin and end of a tensor's positions among all that are packed."""
+        """Return where the positions of a tensor begin and end in the pack of positions."""
         entries = [entry for entry in self.table["tensors"] if "positions" in entry]
         before = entries[: [entry["name"] for entry in entries].index(name)]
         begin = sum(entry["positions"] for entry in before)
@@ -59,7 +59,7 @@ class Pieces:
 
 
 def unpack(content: bytes) -> Pieces:
-    """Take an intact file apart."""
+    """Split an intact file into its parts."""
     start = 8 + struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8:start])
     del header["__metadata__"]
@@ -70,7 +70,7 @@ def unpack(content: bytes) -> Pieces:
 
 
 def pack(pieces: Pieces, *, format: str = "1", table: bytes | None = None) -> bytes:  # noqa: A002
-    """Put a file together, with all checksums and offsets in order."""
+    """Assemble a file with correct checksums and offsets."""
     if isinstance(pieces.table, dict) and isinstance(pieces.table.get("crc32"), dict):
         pieces.table["crc32"] = {
             key: zlib.crc32(pieces.blobs[key]) if key in pieces.blobs and value != "keep" else value
@@ -88,13 +88,13 @@ def pack(pieces: Pieces, *, format: str = "1", table: bytes | None = None) -> by
 
 
 def container(fields: Any, data: bytes) -> bytes:
-    """Return a safetensors file with this header, whatever it says."""
+    """Return a safetensors file with this header, valid or not."""
     text = json.dumps(fields).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + data
 
 
-# Damage: nothing is put in order again, so that a reader must notice it or be unharmed by it.
+# Damage: checksums are left as they were. A reader must detect it, or read the same tensors.
 
 
 def flip_bits(content: bytes, rng: random.Random) -> bytes:
@@ -106,7 +106,7 @@ def flip_bits(content: bytes, rng: random.Random) -> bytes:
 
 
 def flip_header_bits(content: bytes, rng: random.Random) -> bytes:
-    """Flip a bit where the file says where everything is."""
+    """Flip a bit of the safetensors header."""
     changed = bytearray(content)
     start = 8 + struct.unpack("<Q", content[:8])[0]
     changed[rng.randrange(start)] ^= 1 << rng.randrange(8)
@@ -114,12 +114,12 @@ def flip_header_bits(content: bytes, rng: random.Random) -> bytes:
 
 
 def cut(content: bytes, rng: random.Random) -> bytes:
-    """End the file early."""
+    """Truncate the file."""
     return content[: rng.randrange(len(content))]
 
 
 def splice(content: bytes, rng: random.Random) -> bytes:
-    """Replace, insert or drop a few bytes."""
+    """Replace, insert or delete a few bytes."""
     at, dropped = rng.randrange(len(content)), rng.randrange(20)
     return content[:at] + rng.randbytes(rng.randrange(20)) + content[at + dropped :]
 
@@ -131,11 +131,11 @@ def move_blocks(content: bytes, rng: random.Random) -> bytes:
     return content[:target] + content[source : source + size] + content[target + size :]
 
 
-# Lies: the checksums are right, so that the checks behind them are reached.
+# Forgeries: checksums are recomputed, so that the later checks of the reader run.
 
 
 def edit_table(content: bytes, rng: random.Random) -> bytes:
-    """Change something that the table says."""
+    """Change one or two values in the table."""
     pieces = unpack(content)
     for _ in range(rng.randint(1, 2)):
         pieces.table = _edited(pieces.table, rng)
@@ -153,7 +153,7 @@ def edit_entry(content: bytes, rng: random.Random) -> bytes:
 
 
 def edit_positions(content: bytes, rng: random.Random) -> bytes:
-    """Change bytes of stored tensors."""
+    """Change bytes of stored positions."""
     pieces = unpack(content)
     for _ in range(rng.randint(1, 3)):
         key = rng.choice([k for k in pieces.blobs if k.endswith((".positions", ":U8"))])
@@ -165,7 +165,7 @@ def edit_positions(content: bytes, rng: random.Random) -> bytes:
 
 
 def resize_tensor(content: bytes, rng: random.Random) -> bytes:
-    """Make a stored tensor longer or shorter, and say so wherever it is said."""
+    """Make a stored tensor longer or shorter, and update the header and the table."""
     pieces = unpack(content)
     key = rng.choice(list(pieces.blobs))
     width = len(pieces.blobs[key]) // max(1, pieces.header[key]["shape"][0])
@@ -183,7 +183,7 @@ def resize_tensor(content: bytes, rng: random.Random) -> bytes:
 
 
 def edit_header(content: bytes, rng: random.Random) -> bytes:
-    """Change what the container says of a stored tensor: overlaps, holes, other dtypes."""
+    """Change the safetensors header: overlaps, holes, other dtypes."""
     start = 8 + struct.unpack("<Q", content[:8])[0]
     fields = json.loads(content[8:start])
     return container(_edited(fields, rng), content[start:])
@@ -193,7 +193,7 @@ BOMB, NESTED = zlib.compress(b" " * 11_000_000), zlib.compress(b"[" * 100_000)
 
 
 def change_table_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Store something else as the table: other JSON, other streams, bombs."""
+    """Replace the table: other JSON, damaged streams, decompression bombs."""
     pieces = unpack(content)
     text = json.dumps(pieces.table).encode()
     at = rng.randrange(len(text))
@@ -213,7 +213,7 @@ def change_table_bytes(content: bytes, rng: random.Random) -> bytes:
 
 Mutation = Callable[[bytes, random.Random], bytes]
 DAMAGE: list[Mutation] = [flip_bits, flip_header_bits, cut, splice, move_blocks]
-LIES: list[Mutation] = [
+FORGERIES: list[Mutation] = [
     edit_table,
     edit_entry,
     edit_positions,
@@ -224,7 +224,7 @@ LIES: list[Mutation] = [
 
 
 def _edited(tree: Any, rng: random.Random) -> Any:
-    """Return the JSON with one node changed, removed, moved or doubled."""
+    """Return the JSON with one node changed, removed, moved or duplicated."""
     tree = copy.deepcopy(tree)
     holders = [node for node in _nodes(tree) if isinstance(node, dict | list) and node]
     if not holders:

@@ -1,4 +1,4 @@
-"""Exports that need nothing but PyTorch: a dense state_dict, and sparse CSR tensors."""
+"""Exports that need only PyTorch: a dense state_dict, and sparse CSR tensors."""
 
 import os
 import subprocess
@@ -11,8 +11,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from probmask.artifact import load_into, load_state, save
-from probmask.artifact.export import export, to_csr
+from probmask.artifact import export, load_into, load_state, save, to_csr
 from probmask.cli import main
 from probmask.errors import InputError
 from reference.networks import NETWORKS, assert_same_state, build, state_of
@@ -75,7 +74,7 @@ def test_torch_csr_holds_the_same_weights_and_loads_without_pickled_code(tmp_pat
             assert torch.equal(state[key], value)
 
 
-def test_the_library_gives_what_the_file_holds(artifact, tmp_path):
+def test_to_csr_returns_what_export_writes(artifact, tmp_path):
     export(artifact, tmp_path / "m.pt")
     saved = torch.load(tmp_path / "m.pt", weights_only=True)
     made = to_csr(load_state(artifact))
@@ -93,7 +92,7 @@ def test_a_csr_weight_computes_what_the_layer_does():
     assert torch.allclose((matrix @ inputs.T).T, layer(inputs), atol=1e-6)
 
 
-def test_what_is_mostly_not_zero_stays_dense():
+def test_tensors_with_few_zeros_stay_dense():
     half = torch.eye(2)
     full = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
     state = {
@@ -113,7 +112,7 @@ def test_tied_weights_share_their_matrix(tmp_path):
     assert made["state_dict"]["left.weight"] is made["state_dict"]["right.weight"]
 
 
-def test_nothing_is_overwritten_unless_forced(artifact, tmp_path, capsys):
+def test_an_existing_file_is_replaced_only_with_force(artifact, tmp_path, capsys):
     out = tmp_path / "out.pt"
     out.write_text("precious")
     arguments = ["export", str(artifact), str(out)]
@@ -128,24 +127,26 @@ def test_nothing_is_overwritten_unless_forced(artifact, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("out", "more", "said"),
+    ("out", "more", "message"),
     [
-        ("out", [], "which format? Pass --format, or use a suffix: .onnx (onnx)"),
+        ("out", [], "pass format= (--format), or use a suffix of .onnx (onnx)"),
         ("out", ["--format", "tflite"], "one of 'onnx', 'dense', 'torch-csr'"),
         ("model.safetensors", ["--force"], "is the artifact itself"),
         ("no/such/out.pt", [], "cannot write there"),
         (".", ["--format", "dense"], "is a directory"),
         ("out.onnx", ["--input-shape", "1,a"], "expected the sizes of one input, as in 3,32,32"),
-        ("out.onnx", [], "does not say which inputs its network takes"),
-        ("out.onnx", ["--input-shape", "1,0"], "all at least 1"),
-        ("out.onnx", ["--input-shape", "1,6,6"], "does not say which model it is"),
+        ("out.onnx", [], "does not record the input shape of its network"),
+        ("out.onnx", ["--input-shape", "1,0"], "each at least 1"),
+        ("out.onnx", ["--input-shape", "1,6,6"], "does not name its network"),
     ],
 )
-def test_wrong_input_is_one_line_and_leaves_nothing(artifact, tmp_path, capsys, out, more, said):
+def test_invalid_input_prints_one_line_and_writes_no_file(
+    artifact, tmp_path, capsys, out, more, message
+):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["export", str(artifact), str(tmp_path / out), *more]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -158,7 +159,7 @@ def test_a_link_to_the_artifact_is_the_artifact(artifact, tmp_path):
 
 
 def test_a_missing_package_is_named_with_its_extra(artifact, tmp_path):
-    """As on a machine that has only what `pip install probmask` brings."""
+    """As after `pip install probmask` without extras."""
     script = (
         "import sys; sys.modules['onnxscript'] = None\n"
         "from probmask.cli import main\n"

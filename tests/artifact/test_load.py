@@ -1,14 +1,18 @@
-"""Loading an artifact by the name of its network: a file alone never decides which code runs."""
+"""Loading an artifact by the name of its network. A file alone never decides which code runs."""
 
+import copy
+import io
+import pickle
 import sys
 
 import pytest
 import torch
 from torch import nn
 
-from probmask.artifact import load, save
+from probmask.artifact import load, load_into, save
 from probmask.errors import ArtifactError, InputError
 from probmask.models import build_model
+from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
 
 
 @pytest.fixture
@@ -16,11 +20,11 @@ def path(tmp_path):
     return tmp_path / "model.safetensors"
 
 
-def test_a_network_of_the_package_is_built_by_its_name(path):
+def test_a_built_in_network_is_built_by_name(path):
     torch.manual_seed(0)
     settings = {"width": 4, "classes": 3}
     model = build_model("smallconv", settings)
-    model(torch.randn(8, 1, 8, 8))  # so that BatchNorm has something to remember
+    model(torch.randn(8, 1, 8, 8))  # gives BatchNorm non-trivial statistics
     save(model, path, metadata={"model": "smallconv", "model_args": settings})
     loaded = load(path)
     assert not any(module.training for module in loaded.modules())
@@ -41,21 +45,21 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("own_loaded", None)
 
 
-def test_code_that_only_the_file_names_is_not_run(path, own):
+def test_code_named_only_by_the_file_is_not_imported(path, own):
     save(nn.Linear(2, 2), path, metadata=described(own, size=2))
     with pytest.raises(ArtifactError, match=r"pass model='own_loaded:build' \(--model 'own_loaded"):
         load(path)
     assert "own_loaded" not in sys.modules
 
 
-def test_code_that_the_caller_names_is(path, own):
+def test_code_named_by_the_caller_is_imported(path, own):
     model = nn.Linear(2, 2)
     save(model, path, metadata=described(own, size=2))
     loaded = load(path, model=own)
     assert torch.equal(loaded.weight, model.weight)
 
 
-def test_a_network_of_ours_keeps_its_dtype_and_leaves_random_numbers_alone(path):
+def test_a_built_in_network_keeps_its_dtype_and_uses_no_random_numbers(path):
     model = build_model("smallconv", {"width": 4}).bfloat16()
     save(model, path, metadata=described("smallconv", width=4))
     before = torch.random.get_rng_state()
@@ -72,13 +76,13 @@ def write_builder(tmp_path, monkeypatch, name, text):
     return f"{name}:build"
 
 
-def test_settings_of_the_file_ask_for_no_memory_in_code_of_the_user_either(path, own):
+def test_settings_in_the_file_allocate_no_memory_in_user_code(path, own):
     save(nn.Linear(2, 2), path, metadata=described(own, size=10**6))
-    with pytest.raises(ArtifactError, match="shapes differ"):  # a terabyte would not be had
+    with pytest.raises(ArtifactError, match="shapes differ"):  # it would take a terabyte
         load(path, model=own)
 
 
-def test_tensors_that_are_no_parameters_are_built_for_real(path, tmp_path, monkeypatch):
+def test_plain_tensor_attributes_have_data(path, tmp_path, monkeypatch):
     text = (
         "class Scaled(nn.Linear):\n"
         "    def __init__(self):\n"
@@ -91,7 +95,7 @@ def test_tensors_that_are_no_parameters_are_built_for_real(path, tmp_path, monke
     assert load(path, model=own).scale == 3
 
 
-def test_code_that_needs_its_weights_at_once_is_built_for_real(path, tmp_path, monkeypatch):
+def test_user_code_that_computes_with_its_weights_is_not_built_on_meta(path, tmp_path, monkeypatch):
     text = (
         "def build():\n"
         "    model = nn.Linear(2, 2)\n"
@@ -104,16 +108,16 @@ def test_code_that_needs_its_weights_at_once_is_built_for_real(path, tmp_path, m
     assert torch.equal(load(path, model=own).weight, model.weight)
 
 
-def test_a_network_larger_than_allowed_is_refused(path):
+def test_a_network_larger_than_max_bytes_raises(path):
     save(build_model("smallconv", {"width": 4}), path, metadata=described("smallconv", width=4))
-    with pytest.raises(ArtifactError, match="if you trust the file, pass max_bytes="):
+    with pytest.raises(ArtifactError, match="if you trust it, pass max_bytes="):
         load(path, max_bytes=1000)
 
 
 @pytest.mark.parametrize("metadata", [{}, {"model": 5}, {"model": None}, {"model": ["smallconv"]}])
-def test_a_file_that_does_not_say_what_it_is_gets_a_way_out(path, metadata):
+def test_a_file_without_a_model_name_points_to_load_into(path, metadata):
     save(nn.Linear(2, 2), path, metadata=metadata)
-    with pytest.raises(ArtifactError, match=r"does not say which model it is; .*load_into"):
+    with pytest.raises(ArtifactError, match=r"does not name its network; .*load_into"):
         load(path)
 
 
@@ -121,7 +125,7 @@ def test_a_file_that_does_not_say_what_it_is_gets_a_way_out(path, metadata):
     "settings",
     [3, [1], {"width": 8, "widht": 4}, {"width": "wide"}, {"width": -1}, {"width": 2.5}],
 )
-def test_settings_that_make_no_sense_are_an_input_error(path, settings):
+def test_invalid_settings_in_the_file_raise(path, settings):
     model = build_model("smallconv", {"width": 4})
     save(model, path, metadata={"model": "smallconv", "model_args": settings})
     with pytest.raises(InputError) as caught:
@@ -129,8 +133,8 @@ def test_settings_that_make_no_sense_are_an_input_error(path, settings):
     assert "\n" not in str(caught.value)
 
 
-def test_settings_of_a_network_larger_than_the_file_are_refused_unbuilt(path):
-    """Memory for it would be asked for before anything is compared."""
+def test_settings_of_a_huge_network_raise_before_it_is_built(path):
+    """Building it would allocate memory before any shape is compared."""
     save(
         build_model("smallconv", {"width": 4}), path, metadata=described("smallconv", width=10**15)
     )
@@ -139,12 +143,57 @@ def test_settings_of_a_network_larger_than_the_file_are_refused_unbuilt(path):
     assert "\n" not in str(caught.value)
 
 
-def test_another_network_than_the_file_holds_is_refused(path):
+def test_settings_that_do_not_fit_the_tensors_raise(path):
     save(build_model("smallconv", {"width": 4}), path, metadata=described("smallconv", width=5))
     with pytest.raises(ArtifactError, match="shapes differ"):
         load(path)
 
 
-def test_no_file_is_an_artifact_error(path):
+def test_a_missing_file_raises(path):
     with pytest.raises(ArtifactError, match="no such file"):
         load(path)
+
+
+def through_torch(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": through_torch,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_are_equal_and_independent(path, how):
+    saved = build_model("smallconv", {"width": 4})
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            if parameter.dim() > 1:
+                parameter.masked_fill_(torch.rand_like(parameter) < 0.8, 0.0)
+    save(saved, path, metadata=described("smallconv", width=4))
+    model = load(path)
+    before = state_of(model)
+    images = torch.randn(3, 1, 8, 8)
+    twin = COPIES[how](model)
+    path.unlink()  # neither the model nor a copy depends on the file
+    assert_same_state(state_of(twin), before)
+    assert torch.equal(twin(images), model(images))
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(1.0)
+    assert_same_state(state_of(model), before)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", ["tied", "language"])
+def test_copies_of_user_defined_classes_keep_their_ties(path, name, how):
+    save(build(name), path)
+    twin = COPIES[how](load_into(build(name, seed=1), path))
+    assert len(list(twin.parameters())) == len(list(build(name).parameters()))
+    train(twin, sgd(twin), make_batches(name, 2))
+    assert list(twin.state_dict()) == list(build(name).state_dict())

@@ -1,4 +1,4 @@
-"""ONNX: other runtimes give PyTorch's answers, on every batch size, and zeros stay zeros."""
+"""ONNX: other runtimes agree with PyTorch for every batch size, and zeros stay zeros."""
 
 import json
 import sys
@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from probmask.artifact import load, read, save
-from probmask.artifact.export import export
+from probmask.artifact import export, load, read, save
 from probmask.artifact.onnx import compare_with_onnxruntime, to_onnx
 from probmask.cli import main
 from probmask.data import load_data
@@ -25,7 +24,7 @@ from training.small import small
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A network that has learned the digits, sparse."""
+    """A sparse network trained on the digits."""
     config = small(epochs=12, batch_size=64, method__sparsity=0.8, model_args__width=12)
     return train(config, out=tmp_path_factory.mktemp("onnx") / "run")
 
@@ -84,7 +83,7 @@ def test_any_batch_size(runtime, size, exported, expected):
     assert np.array_equal(answers.argmax(1), logits[:size].argmax(1))
 
 
-def test_what_is_written_says_what_it_is(artifact, exported):
+def test_the_file_records_names_opset_and_metadata(artifact, exported):
     proto = onnx.load(exported.path)
     onnx.checker.check_model(proto, full_check=True)
     (images,), (logits,) = proto.graph.input, proto.graph.output
@@ -97,8 +96,8 @@ def test_what_is_written_says_what_it_is(artifact, exported):
     assert json.loads(noted["probmask"]) == read(artifact).metadata
 
 
-def test_nothing_of_the_machine_is_in_the_file(artifact, exported):
-    """The exporter notes for every node where in whose files it comes from."""
+def test_the_file_contains_no_paths_and_is_reproducible(artifact, exported):
+    """The exporter adds the source file and line of each node."""
     written = exported.path.read_bytes()
     for trace in (b"site-packages", b".py", b"File "):
         assert trace not in written
@@ -106,7 +105,7 @@ def test_nothing_of_the_machine_is_in_the_file(artifact, exported):
 
 
 def nonzeros(data):
-    """Of all initialisers that are weights of layers."""
+    """Return the number of non-zeros in all initialisers with two or more dimensions."""
     weights = [item for item in onnx.load_from_string(data).graph.initializer if len(item.dims) > 1]
     return sum(int(np.count_nonzero(onnx.numpy_helper.to_array(item))) for item in weights)
 
@@ -115,7 +114,7 @@ def test_zeros_stay_zeros(run, exported):
     assert nonzeros(exported.path.read_bytes()) == run.record["kept"]
 
 
-# As small as they can be with every layer that they have.
+# The narrowest settings that still have every layer.
 NETWORKS = {
     "conv4": ({"width": 4, "image_size": 8}, (3, 8, 8)),
     "vgg19": ({"width": 4}, (3, 32, 32)),
@@ -156,7 +155,7 @@ def test_the_command_prints_the_comparison(artifact, tmp_path, capfd):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A module of networks that are the user's own."""
+    """A module with user-defined networks."""
     (tmp_path / "own_exported.py").write_text(
         "import torch\n"
         "from torch import nn\n"
@@ -180,39 +179,39 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("own_exported", None)
 
 
-def test_a_network_of_ones_own(own, tmp_path, capsys):
+def test_a_user_defined_network(own, tmp_path, capsys):
     out = tmp_path / "own.onnx"
     arguments = ["export", own, out, "--model", "own_exported:plain", "--input-shape", "5"]
     assert main([str(argument) for argument in arguments]) == 0
     assert "same top-1 on 64" in capsys.readouterr().out
     inputs = torch.randn(7, 5)
     with torch.no_grad():
-        wanted = load(own, model="own_exported:plain")(inputs).numpy()
-    assert np.allclose(by_onnxruntime(out)(inputs.numpy()), wanted, atol=1e-6)
+        expected = load(own, model="own_exported:plain")(inputs).numpy()
+    assert np.allclose(by_onnxruntime(out)(inputs.numpy()), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("noisy", "ONNX Runtime gives other outputs than PyTorch"),
+        ("noisy", "the outputs of ONNX Runtime and PyTorch differ"),
         ("branching", "PyTorch cannot export this network to ONNX"),
-        ("fixed", "makes a constant of its batch size"),
+        ("fixed", "uses its batch size as a constant"),
         ("pair", "its output is not one tensor"),
     ],
 )
-def test_a_network_that_cannot_be_exported_is_refused_in_one_line(own, tmp_path, name, said):
-    with pytest.raises(InputError, match=said) as caught:
+def test_a_network_that_cannot_be_exported_raises_with_one_line(own, tmp_path, name, message):
+    with pytest.raises(InputError, match=message) as caught:
         export(own, tmp_path / "x.onnx", model=f"own_exported:{name}", input_shape=(5,))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "x.onnx").exists()
 
 
-def test_inputs_that_the_network_does_not_take(own, tmp_path):
-    with pytest.raises(InputError, match=r"input_shape=\(4,\).*does not take such an input"):
+def test_an_input_shape_that_the_network_does_not_accept_raises(own, tmp_path):
+    with pytest.raises(InputError, match=r"input_shape=\(4,\).*does not accept such an input"):
         export(own, tmp_path / "x.onnx", model="own_exported:plain", input_shape=(4,))
 
 
-def test_an_artifact_that_does_not_say_its_images_takes_the_networks_own(tmp_path):
+def test_without_a_recorded_input_shape_the_usual_one_is_used(tmp_path):
     model = build_model("smallconv", {"width": 4, "channels": 2})
     described = {"model": "smallconv", "model_args": {"width": 4, "channels": 2}}
     save(model, tmp_path / "m", metadata=described)
@@ -222,8 +221,8 @@ def test_an_artifact_that_does_not_say_its_images_takes_the_networks_own(tmp_pat
     assert shape[1:] == (2, *MODELS["smallconv"].image_shape[1:])
 
 
-def test_a_shape_in_the_file_asks_for_no_gigabytes(tmp_path):
+def test_a_huge_input_shape_in_the_file_raises(tmp_path):
     metadata = {"model": "smallconv", "model_args": {"width": 4}, "image_shape": [1, 10**5, 10**5]}
     save(build_model("smallconv", {"width": 4}), tmp_path / "m", metadata=metadata)
-    with pytest.raises(InputError, match="more than 67,108,864 numbers for one example"):
+    with pytest.raises(InputError, match="at most 67,108,864 values"):
         export(tmp_path / "m", tmp_path / "x.onnx")

@@ -1,4 +1,4 @@
-"""Weights in half the bytes, and what that changes."""
+"""Weights rounded to fp16: `save(values="fp16")`."""
 
 import math
 
@@ -25,7 +25,7 @@ def sparse_model(dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_are_rounded_and_all_else_is_exact(path, dtype):
+def test_weights_are_rounded_and_other_tensors_stay_exact(path, dtype):
     model = sparse_model(dtype)
     info = artifact.save(model, path, values="fp16")
     state = artifact.load_state(path)
@@ -46,7 +46,7 @@ def test_weights_are_rounded_and_all_else_is_exact(path, dtype):
     assert info.file_bytes < exact.file_bytes
 
 
-def test_narrow_tensors_are_kept_as_they_are(path):
+def test_fp16_and_bf16_tensors_stay_exact(path):
     for dtype in (torch.float16, torch.bfloat16):
         model = sparse_model(dtype)
         artifact.save(model, path, values="fp16", overwrite=True)
@@ -62,16 +62,19 @@ def test_no_kept_weight_becomes_zero(path):
     assert info.tensors[0].nnz == 2
 
 
-def test_a_weight_beyond_fp16_is_refused_and_nothing_is_written(path):
+def test_a_weight_beyond_fp16_raises_and_no_file_is_written(path):
     model = nn.Linear(2, 1)
     model.weight.data = torch.tensor([[1.0, -70000.0]])
-    reason = r"save\(values='fp16'\): weight holds -70000, and fp16 ends at 65504; save without"
+    reason = (
+        r"save\(values='fp16'\): weight contains -70000, and the largest fp16 number is 65504; "
+        "save without values="
+    )
     with pytest.raises(InputError, match=reason):
         artifact.save(model, path, values="fp16")
     assert not path.exists()
 
 
-def test_what_is_not_finite_already_stays_so(path):
+def test_infinities_and_nans_stay(path):
     model = nn.Linear(3, 1, bias=False)
     model.weight.data = torch.tensor([[math.inf, -math.inf, math.nan]])
     info = artifact.save(model, path, values="fp16")
@@ -79,7 +82,7 @@ def test_what_is_not_finite_already_stays_so(path):
     assert info.rounding["max_error"] == info.rounding["relative_error"] == 0
 
 
-def test_the_change_of_what_is_measured_is_reported(path):
+def test_results_of_measure_are_recorded(path):
     model = sparse_model().eval()
     inputs = torch.randn(20, 80)
     seen = []
@@ -96,7 +99,7 @@ def test_the_change_of_what_is_measured_is_reported(path):
     assert info.rounding["after"] == measure(back) != info.rounding["before"]
 
 
-def test_a_file_that_exists_is_told_before_anything_is_measured(path):
+def test_an_existing_file_raises_before_measuring(path):
     artifact.save(sparse_model(), path)
     with pytest.raises(InputError, match="exists; pass overwrite=True"):
         artifact.save(
@@ -105,7 +108,7 @@ def test_a_file_that_exists_is_told_before_anything_is_measured(path):
 
 
 @pytest.mark.parametrize("result", [None, math.nan, "high", torch.tensor(1.0)])
-def test_a_measure_that_is_no_number_is_refused(path, result):
+def test_a_result_of_measure_must_be_a_finite_number(path, result):
     with pytest.raises(
         InputError, match=r"save\(measure=...\): returned .*; expected a finite number"
     ):
@@ -113,7 +116,7 @@ def test_a_measure_that_is_no_number_is_refused(path, result):
     assert not path.exists()
 
 
-def test_wrong_requests_are_refused(path):
+def test_invalid_arguments_raise(path):
     with pytest.raises(InputError, match=r"save\(values='int8'\): one of None, 'fp16'"):
         artifact.save(sparse_model(), path, values="int8")
     with pytest.raises(InputError, match="nothing is rounded; pass values='fp16' too"):

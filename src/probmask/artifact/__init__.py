@@ -1,20 +1,23 @@
-"""The finished sparse network as one compact safetensors file; `docs/format.md` specifies it."""
+"""The finished sparse network in one compact safetensors file, which `docs/format.md` specifies."""
 
+from probmask.artifact.export import Exported, export, to_csr
 from probmask.artifact.inspection import ArtifactSummary, StoredLayer, inspect
-from probmask.artifact.load import load
-from probmask.artifact.reader import ArtifactInfo, TensorInfo
-from probmask.artifact.restore import load_into, load_state, read
-from probmask.artifact.store import save
+from probmask.artifact.load import load, load_into, load_state
+from probmask.artifact.reader import ArtifactInfo, TensorInfo, read
+from probmask.artifact.save import save
 
 __all__ = [
     "ArtifactInfo",
     "ArtifactSummary",
+    "Exported",
     "StoredLayer",
     "TensorInfo",
+    "export",
     "inspect",
     "load",
     "load_into",
     "load_state",
     "read",
     "save",
+    "to_csr",
 ]

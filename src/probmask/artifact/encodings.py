@@ -1,7 +1,8 @@
-"""Where the non-zeros of a tensor are, as bytes: one small class for each way to write it down.
+"""Encodings of the positions of a tensor's non-zero entries as bytes, one class per encoding.
 
-Every encoding writes the *gaps*: the zeros before the first non-zero, and between each and the
-next. `docs/format.md` specifies the bytes; the comments here say why they are so.
+`delta` and `rice` store *gaps*: the number of zeros before the first non-zero entry and between
+consecutive non-zero entries. `docs/format.md` specifies the bytes. The comments here give the
+reasons.
 """
 
 from typing import Protocol, TypeAlias
@@ -15,57 +16,58 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = NDArray[np.int64]
 
 ESCAPE = 255
-# Wider remainders than any real gap asks for, and so narrow that no sum of them overflows.
-WIDEST = 24
+# Wider than the gaps of any real network need, and narrow enough that their sum cannot overflow.
+MAX_RICE_WIDTH = 24
 
 
 class Encoding(Protocol):
-    """A way to write down increasing indices below `n`."""
+    """A way to store increasing indices below `n`."""
 
     def size(self, indices: Indices, n: int) -> int:
-        """Return how many bytes `encode` would give."""
+        """Return the number of bytes that `encode` returns."""
         ...
 
     def encode(self, indices: Indices, n: int) -> Bytes:
-        """Return the bytes."""
+        """Return the indices as bytes."""
         ...
 
     def decode(self, stream: Bytes, n: int, nnz: int) -> Indices:
-        """Return exactly `nnz` increasing indices below `n`, or refuse the bytes.
+        """Return exactly `nnz` increasing indices below `n`, or raise `ArtifactError`.
 
-        What this allocates is in proportion to `nnz` and the bytes, never to `n` alone.
+        The memory needed is proportional to `nnz` and to the number of bytes, never to `n` alone.
         """
         ...
 
 
 class Bitmap:
-    """One bit per entry: cannot be beaten where about every second entry is kept."""
+    """One bit per entry. The smallest encoding if about half of the entries are non-zero."""
 
     def size(self, indices: Indices, n: int) -> int:
-        """Return how many bytes `encode` would give."""
+        """Return the number of bytes that `encode` returns."""
         return -(-n // 8)
 
     def encode(self, indices: Indices, n: int) -> Bytes:
         """Return ceil(n / 8) bytes, least significant bit first."""
-        return _bits_at(indices, n)
+        return _bits_set_at(indices, n)
 
     def decode(self, stream: Bytes, n: int, nnz: int) -> Indices:
-        """Return the places of the bits that are set."""
-        _require(stream.size == -(-n // 8), f"a bitmap of {stream.size} bytes for {n} entries")
-        indices = _places(stream)
-        _require(indices.size == nnz, f"nnz is {nnz} but the bitmap has {indices.size} bits set")
-        return _below(indices, n)
+        """Return the indices of the bits that are set."""
+        fits = stream.size == -(-n // 8)
+        require(fits, f"a bitmap of {stream.size} bytes does not fit {n} entries")
+        indices = _set_bits(stream)
+        require(indices.size == nnz, f"nnz is {nnz}, but the bitmap has {indices.size} bits set")
+        return _checked_range(indices, n)
 
 
 class Delta:
-    """One byte per gap, with escapes: the simplest to read."""
+    """One byte per gap, with escapes for long gaps. The simplest encoding to read."""
 
     def size(self, indices: Indices, n: int) -> int:
-        """Return how many bytes `encode` would give."""
+        """Return the number of bytes that `encode` returns."""
         return indices.size + int((_gaps(indices) // ESCAPE).sum())
 
     def encode(self, indices: Indices, n: int) -> Bytes:
-        """Return every gap as gap // 255 escapes and one byte, gap % 255."""
+        """Return each gap as gap // 255 escape bytes, followed by the byte gap % 255."""
         gaps = _gaps(indices)
         ends = np.cumsum(gaps // ESCAPE + 1) - 1
         stream = np.full(int(ends[-1]) + 1 if ends.size else 0, ESCAPE, dtype=np.uint8)
@@ -73,65 +75,73 @@ class Delta:
         return stream
 
     def decode(self, stream: Bytes, n: int, nnz: int) -> Indices:
-        """Return the running sums at the bytes that are no escapes."""
+        """Return the cumulative sums at the bytes that are not escapes."""
         ends = np.flatnonzero(stream != ESCAPE)
         complete = ends.size == nnz and (not stream.size or stream[-1] != ESCAPE)
-        _require(complete, f"the delta stream does not hold nnz = {nnz} gaps")
-        return _below(np.cumsum(stream, dtype=np.int64)[ends] + np.arange(nnz), n)
+        require(complete, f"the delta stream does not contain nnz = {nnz} gaps")
+        return _checked_range(np.cumsum(stream, dtype=np.int64)[ends] + np.arange(nnz), n)
 
 
 class Rice:
-    """A gap's k low bits as they are, the rest in unary: close to the entropy at any density.
+    """The k low bits of each gap in binary, the rest in unary: near the entropy at any density.
 
-    Low bits and unary parts are two streams, so that neither needs a loop over values. Because the
-    gaps add up to less than n, no mask, however uneven, takes more than
-    nnz * (log2(n / nnz) + 2) bits or so, where the entropy of an even one is nnz * (... + 1.44).
+    Low bits and unary parts are separate streams, so neither needs a loop over the gaps. The gaps
+    add up to less than n. Any mask therefore takes at most about nnz * (log2(n / nnz) + 2) bits;
+    the entropy of a uniformly random mask is about nnz * (log2(n / nnz) + 1.44) bits.
     """
 
     def size(self, indices: Indices, n: int) -> int:
-        """Return how many bytes `encode` would give."""
+        """Return the number of bytes that `encode` returns."""
         gaps = _gaps(indices)
         return _rice_bytes(gaps, _best_width(gaps))
 
     def encode(self, indices: Indices, n: int) -> Bytes:
-        """Return one byte k, the k planes of low bits, and the unary parts."""
+        """Return one byte k, the k bit planes of the low bits, and the unary parts."""
         gaps = _gaps(indices)
         k = _best_width(gaps)
         low = [((gaps >> plane) & 1).astype(np.uint8) for plane in range(k)]
         planes = np.packbits(np.concatenate(low), bitorder="little") if low else _EMPTY
         ends = np.cumsum((gaps >> k) + 1) - 1
-        unary = _bits_at(ends, int(ends[-1]) + 1 if ends.size else 0)
+        unary = _bits_set_at(ends, int(ends[-1]) + 1 if ends.size else 0)
         return np.concatenate([np.array([k], dtype=np.uint8), planes, unary])
 
     def decode(self, stream: Bytes, n: int, nnz: int) -> Indices:
-        """Return the running sums of the gaps."""
-        _require(stream.size > 0, "the rice stream is empty")
+        """Return the cumulative sums of the gaps."""
+        require(stream.size > 0, "the rice stream is empty")
         k = int(stream[0])
-        _require(k <= WIDEST, f"the rice stream has k = {k}, more than {WIDEST}")
+        require(k <= MAX_RICE_WIDTH, f"the rice stream has k = {k}, more than {MAX_RICE_WIDTH}")
         split = 1 + -(-nnz * k // 8)
-        _require(split <= stream.size, f"the rice stream ends before its nnz = {nnz} gaps")
+        require(split <= stream.size, f"the rice stream ends before its nnz = {nnz} gaps")
         unary = stream[split:]
-        ends = _places(unary)
+        ends = _set_bits(unary)
         complete = ends.size == nnz and (not unary.size or unary[-1] != 0)
-        _require(complete, f"the rice stream does not hold nnz = {nnz} gaps")
-        _require(8 * unary.size - 8 - nnz < n >> k, f"the rice stream covers more than {n} entries")
-        each = np.arange(nnz)
-        indices = ((ends - each) << k) + each
+        require(complete, f"the rice stream does not contain nnz = {nnz} gaps")
+        require(8 * unary.size - 8 - nnz < n >> k, f"the rice stream covers more than {n} entries")
+        order = np.arange(nnz)
+        indices = ((ends - order) << k) + order
         indices += np.cumsum(_low_bits(stream[1:split], nnz, k), dtype=np.int64)
-        return _below(indices, n)
+        return _checked_range(indices, n)
 
 
-# The order decides between equals: what is faster to read comes first.
+# Of two encodings of equal size, the first one is used: they are ordered by reading speed.
 ENCODINGS: dict[str, Encoding] = {"bitmap": Bitmap(), "delta": Delta(), "rice": Rice()}
 
 _EMPTY: Bytes = np.empty(0, dtype=np.uint8)
 
 
 def smallest(indices: Indices, n: int) -> tuple[str, int]:
-    """Return the encoding with the fewest bytes, and how many."""
-    # From half of the entries on, a gap costs more than the bits that it spans.
+    """Return the name of the encoding that needs the fewest bytes, and that number of bytes."""
+    # With half of the entries or more, the gaps need more bits than a bitmap.
     names = ENCODINGS if 2 * indices.size < n else ("bitmap",)
-    return min(((name, ENCODINGS[name].size(indices, n)) for name in names), key=lambda of: of[1])
+    sizes = {name: ENCODINGS[name].size(indices, n) for name in names}
+    name = min(sizes, key=lambda name: sizes[name])
+    return name, sizes[name]
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise `ArtifactError` with the reason unless the condition holds."""
+    if not condition:
+        raise ArtifactError(reason)
 
 
 def _gaps(indices: Indices) -> Indices:
@@ -139,10 +149,11 @@ def _gaps(indices: Indices) -> Indices:
 
 
 def _best_width(gaps: Indices) -> int:
-    """Return the k with the fewest bytes; they are a convex function of it."""
+    """Return the k that needs the fewest bytes. The size is a convex function of k."""
     mean = int(gaps.sum()) // max(1, gaps.size)
-    guess = min(WIDEST, max(1, mean.bit_length() - 1))
-    return min(range(guess - 1, min(WIDEST, guess + 1) + 1), key=lambda k: _rice_bytes(gaps, k))
+    guess = min(MAX_RICE_WIDTH, max(1, mean.bit_length() - 1))
+    candidates = range(guess - 1, min(MAX_RICE_WIDTH, guess + 1) + 1)
+    return min(candidates, key=lambda k: _rice_bytes(gaps, k))
 
 
 def _rice_bytes(gaps: Indices, k: int) -> int:
@@ -158,24 +169,20 @@ def _low_bits(stream: Bytes, count: int, k: int) -> NDArray[np.int32]:
     return low
 
 
-def _bits_at(places: Indices, count: int) -> Bytes:
-    """Return `count` bits, rounded up to bytes, of which those at `places` are set."""
+def _bits_set_at(indices: Indices, count: int) -> Bytes:
+    """Return `count` bits, padded to whole bytes, with those at `indices` set."""
     flags = np.zeros(count, dtype=np.uint8)
-    flags[places] = 1
+    flags[indices] = 1
     return np.packbits(flags, bitorder="little")
 
 
-def _places(stream: Bytes) -> Indices:
+def _set_bits(stream: Bytes) -> Indices:
+    """Return the indices of the bits that are set."""
     return np.flatnonzero(np.unpackbits(stream, bitorder="little").view(np.bool_))
 
 
-def _below(indices: Indices, n: int) -> Indices:
-    """Return the increasing indices if the last, and so each, is one of the `n` entries."""
+def _checked_range(indices: Indices, n: int) -> Indices:
+    """Return the increasing indices if they are below `n`. Checking the last one is enough."""
     if indices.size and indices[-1] >= n:
-        raise ArtifactError(f"a position is {int(indices[-1])}, past the {n} entries")
+        raise ArtifactError(f"position {int(indices[-1])} is out of range for {n} entries")
     return indices
-
-
-def _require(holds: bool, reason: str) -> None:
-    if not holds:
-        raise ArtifactError(reason)

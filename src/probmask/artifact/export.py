@@ -1,4 +1,4 @@
-"""An artifact in the formats of others: ONNX, a dense state_dict, PyTorch's sparse tensors."""
+"""Exporting an artifact to other formats: ONNX, a dense state_dict, sparse CSR tensors."""
 
 import math
 import os
@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from probmask.artifact.load import load
+from probmask.artifact.load import load, load_state
 from probmask.artifact.onnx import Agreement, compare_with_onnxruntime, to_onnx
-from probmask.artifact.reader import ArtifactInfo
-from probmask.artifact.restore import load_state, read
+from probmask.artifact.reader import ArtifactInfo, read
 from probmask.checks import check_choice
 from probmask.errors import ArtifactError, InputError
 from probmask.files import Content, write_atomically
@@ -24,17 +23,21 @@ from probmask.models import MODELS
 
 PathLike = str | os.PathLike[str]
 
-# Formats, each with the suffix that stands for it.
+# The formats and their file suffixes.
 FORMATS = {"onnx": ".onnx", "dense": ".safetensors", "torch-csr": ".pt"}
-# By how much ONNX Runtime may differ from PyTorch: rounding, relative to the largest output.
+# The largest accepted difference between ONNX Runtime and PyTorch, relative to the largest output.
 _TOLERANCE = 1e-3
-# Numbers of one example, which a file may choose: more than any image has, and no gigabytes.
-_LARGEST_EXAMPLE = 2**26
+# The largest number of values in one input. A file can name any shape; no real image is larger.
+_MAX_INPUT_SIZE = 2**26
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and for ONNX how well it agrees with PyTorch, if that could be checked."""
+    """The file that `export` wrote.
+
+    `agreement` compares ONNX Runtime with PyTorch. It is None for other formats, and if ONNX
+    Runtime is not installed.
+    """
 
     path: Path
     format: str
@@ -51,47 +54,87 @@ def export(
     input_shape: Sequence[int] | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write the network of an artifact to ``out``, in a format that others read.
+    """Write the network of an artifact to a file in a format that other tools read.
 
-    ``format`` is ``"onnx"`` (any batch size; compared with PyTorch if ONNX Runtime is installed),
-    ``"dense"`` (a state_dict as plain safetensors) or ``"torch-csr"`` (see `to_csr`); without it
-    the suffix of ``out`` decides. For ONNX the network is built as by `probmask.load`, with the
-    same ``model``; ``input_shape`` is that of one example, and is needed if the file does not say.
-    An existing file is refused unless ``overwrite``, the artifact itself always.
+    For ONNX the network is built as by `probmask.load`. The file takes any batch size. If ONNX
+    Runtime is installed, its outputs are compared with those of PyTorch before the file is written.
+
+    Args:
+        artifact: The artifact.
+        out: The file to write.
+        format: ``"onnx"``, ``"dense"`` (the state_dict as plain safetensors) or ``"torch-csr"``
+            (see `to_csr`). Default: chosen by the suffix of ``out``, ``.onnx``, ``.safetensors`` or
+            ``.pt``.
+        model: The name of the network, as for `probmask.load`. Only for ONNX.
+        input_shape: The shape of one input without the batch dimension, such as ``(3, 32, 32)``.
+            Only for ONNX. Default: the shape in the artifact's metadata, or the usual one of the
+            network.
+        overwrite: Replace an existing file. The artifact itself is never replaced.
+
+    Returns:
+        The path, the format and the size of the new file, and how well ONNX Runtime and PyTorch
+        agree.
+
+    Raises:
+        ArtifactError: The artifact is not intact, or does not name its network or its input shape.
+        InputError: An argument is invalid, the file exists and ``overwrite`` is False, or the
+            network cannot be exported.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch, probmask
+        >>> from probmask.artifact import export
+        >>> with TemporaryDirectory() as folder:
+        ...     info = probmask.save(torch.nn.Linear(4, 2), f"{folder}/model.safetensors")
+        ...     exported = export(f"{folder}/model.safetensors", f"{folder}/model.pt")
+        >>> exported.format
+        'torch-csr'
     """
     artifact, out = Path(artifact), Path(out)
     kind = _format(out, format)
-    _check_place(artifact, out, overwrite=overwrite)
+    _check_target(artifact, out, overwrite=overwrite)
     agreement = None
     content: Content
     if kind == "onnx":
         content, agreement = _onnx(artifact, model, input_shape)
     elif kind == "dense":
-        content = to_safetensors(load_state(artifact))
+        content = _to_safetensors(load_state(artifact))
     else:
         content = _csr_writer(load_state(artifact))
     write_atomically(out, content, overwrite=overwrite)
     return Exported(out, kind, out.stat().st_size, agreement)
 
 
-def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
-    """Return a state_dict as a plain safetensors file, with every name in it.
+def _to_safetensors(state: Mapping[str, Tensor]) -> bytes:
+    """Return a state_dict as a plain safetensors file.
 
-    Tied weights are written once for each of their names, so that any reader's `load_state_dict`
-    finds them all.
+    Tied weights are written once for each of their names, so that `load_state_dict` finds them all.
     """
     separate = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
     return safetensors_bytes(separate, metadata={"format": "pt"})
 
 
 def to_csr(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a state_dict whose sparse weights are ``torch.sparse_csr``, and their shapes.
+    """Convert the sparse weights of a state_dict to ``torch.sparse_csr`` matrices.
 
-    ``{"state_dict": …, "shapes": …}``. A real tensor of two or more dimensions of which at least
-    half is zero becomes a matrix of ``shape[0]`` rows, one for each output of a layer, the other
-    dimensions flattened into its columns in order; ``shapes`` holds the shape it had. Everything
-    else is in ``state_dict`` as it was. ``matrix.to_dense().reshape(shapes[name])`` gives a weight
-    back; names that share a tensor share its matrix.
+    A floating-point tensor of two or more dimensions with at least half of its entries zero becomes
+    a matrix with ``shape[0]`` rows. Its other dimensions are flattened, in order, into the columns.
+    All other tensors stay as they are. ``matrix.to_dense().reshape(shapes[name])`` restores a
+    weight.
+
+    Args:
+        state: A state_dict of dense tensors, such as `load_state` returns.
+
+    Returns:
+        A dictionary with two tables: ``"state_dict"`` contains every tensor, and ``"shapes"`` the
+        original shape of each matrix. Names that share a tensor share its matrix.
+
+    Example:
+        >>> import torch
+        >>> from probmask.artifact import to_csr
+        >>> saved = to_csr({"weight": torch.eye(4).reshape(4, 2, 2), "bias": torch.ones(4)})
+        >>> saved["shapes"], saved["state_dict"]["weight"].layout
+        ({'weight': [4, 2, 2]}, torch.sparse_csr)
     """
     made: dict[int, Tensor] = {}
     shapes: dict[str, list[int]] = {}
@@ -131,11 +174,11 @@ def _onnx(
         return data, None
     agreement = compare_with_onnxruntime(data, network, shape)
     allowed = _TOLERANCE * max(1.0, agreement.largest_output)
-    if not agreement.largest_difference <= allowed:  # also if it is not a number
+    if not agreement.largest_difference <= allowed:  # written so that NaN also raises
         raise InputError(
-            f"export({artifact}): ONNX Runtime gives other outputs than PyTorch, by "
-            f"{agreement.largest_difference:.2g} on random inputs; nothing was written. A network "
-            "that draws random numbers in evaluation, or gives infinities, cannot be exported."
+            f"export({artifact}): the outputs of ONNX Runtime and PyTorch differ by "
+            f"{agreement.largest_difference:.2g} on random inputs; no file was written. A network "
+            "that draws random numbers in evaluation, or returns infinities, cannot be exported."
         )
     return data, agreement
 
@@ -143,30 +186,40 @@ def _onnx(
 def input_shape_of(
     artifact: Path, info: ArtifactInfo, model: str | None, given: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """The shape of one example: as given, as recorded, or as the network is usually used."""
+    """Return the shape of one input: the given one, the recorded one, or the network's usual one.
+
+    Raise `ArtifactError` if none is known, and `InputError` if it is not a valid shape.
+    """
     recorded = info.metadata.get("image_shape")
     if given is not None:
         shape = tuple(given)
     elif isinstance(recorded, list):
         shape = tuple(recorded)
     else:
-        name, settings = model or info.metadata.get("model"), info.metadata.get("model_args")
-        if not isinstance(name, str) or name not in MODELS:
-            raise ArtifactError(
-                f"{artifact}: does not say which inputs its network takes; pass the shape of one "
-                "of them: input_shape=(3, 32, 32) (--input-shape 3,32,32)."
-            )
-        channels, *sides = MODELS[name].image_shape
-        known = settings if isinstance(settings, dict) else {}
-        shape = (known.get("channels", channels), *sides)
+        shape = _usual_shape(artifact, info, model)
     if not shape or any(type(side) is not int or side < 1 for side in shape):
-        raise InputError(f"export(input_shape={shape}): the sizes of one example, all at least 1.")
-    if math.prod(shape) > _LARGEST_EXAMPLE:
         raise InputError(
-            f"export(input_shape={shape}): more than {_LARGEST_EXAMPLE:,} numbers for one example; "
-            "give a smaller one."
+            f"export(input_shape={shape}): expected the sizes of one input, each at least 1."
+        )
+    if math.prod(shape) > _MAX_INPUT_SIZE:
+        raise InputError(
+            f"export(input_shape={shape}): one input may have at most {_MAX_INPUT_SIZE:,} values; "
+            "pass a smaller shape."
         )
     return shape
+
+
+def _usual_shape(artifact: Path, info: ArtifactInfo, model: str | None) -> tuple[int, ...]:
+    """Return the image shape that a network of this package is usually used with."""
+    name, settings = model or info.metadata.get("model"), info.metadata.get("model_args")
+    if not isinstance(name, str) or name not in MODELS:
+        raise ArtifactError(
+            f"{artifact}: does not record the input shape of its network; pass the shape of one "
+            "input: input_shape=(3, 32, 32) (--input-shape 3,32,32)."
+        )
+    channels, *sides = MODELS[name].image_shape
+    known = settings if isinstance(settings, dict) else {}
+    return (known.get("channels", channels), *sides)
 
 
 def _format(out: Path, given: str | None) -> str:
@@ -177,13 +230,16 @@ def _format(out: Path, given: str | None) -> str:
         if out.suffix == suffix:
             return name
     known = ", ".join(f"{suffix} ({name})" for name, suffix in FORMATS.items())
-    raise InputError(f"export({out}): which format? Pass --format, or use a suffix: {known}.")
+    raise InputError(
+        f"export({out}): the suffix names no format; pass format= (--format), or use a suffix of "
+        f"{known}."
+    )
 
 
-def _check_place(artifact: Path, out: Path, *, overwrite: bool) -> None:
-    """Refuse before the work what `write_atomically` would refuse after it."""
+def _check_target(artifact: Path, out: Path, *, overwrite: bool) -> None:
+    """Raise before the export for a target that `write_atomically` would reject after it."""
     if out.is_dir():
-        raise InputError(f"{out}: is a directory; give the path of a file.")
+        raise InputError(f"{out}: is a directory; pass the path of a file.")
     if not out.exists():
         return
     if artifact.exists() and out.samefile(artifact):

@@ -1,11 +1,13 @@
-"""How a tensor becomes the parts that are stored, and comes back: dense, or values and positions.
+"""How tensors are laid out in the file: dense, or as values and positions, and packed if small.
 
-Bits, not numbers, are compared with zero throughout: -0.0 is a value like any other, so that
-what comes back is bit for bit what went in.
+A tensor becomes one or two *parts* (`encode`, `decode`). Each part is stored under its own name, or
+packed with other small parts of its dtype (`pack`, `locate`). Entries are compared with zero bit by
+bit: -0.0 counts as a value, so a loaded tensor equals the saved one in every bit.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from probmask.artifact.encodings import ENCODINGS, Bytes, smallest
 from probmask.errors import ArtifactError
@@ -38,18 +41,23 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SPARSE_DTYPES = ("F64", "F32", "F16", "BF16")
-# What may be stored as another dtype than it has in the network.
-ROUNDED = {"F64": ("F16",), "F32": ("F16",)}
-# What a sparse entry takes in the table beyond a dense one; a saving below it does not pay.
-TABLE_COST = 16
+# The narrower dtypes in which the values of a dtype may be stored.
+ROUNDED_DTYPES = {"F64": ("F16",), "F32": ("F16",)}
+# Names that start with this belong to the format, not to the network.
+RESERVED = "probmask:"
+# Smaller parts are packed: each name in a safetensors header costs about 80 bytes.
+MIN_UNPACKED_BYTES = 4096
+# A sparse entry needs this many more bytes in the table than a dense one.
+_SPARSE_ENTRY_BYTES = 16
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Bits: TypeAlias = NDArray[Any]
+StoredShape: TypeAlias = tuple[str, tuple[int, ...]]  # dtype and sizes
 
 
 class Part(NamedTuple):
-    """A run of numbers that the file holds for a tensor."""
+    """An array that the file stores for a tensor: its values or its positions."""
 
     name: str
     dtype: str
@@ -57,21 +65,28 @@ class Part(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """How many numbers."""
+        """The number of entries."""
         return math.prod(self.shape)
+
+
+class Place(NamedTuple):
+    """The location of a part: all of the stored tensor `key`, or, if packed, from `begin` on."""
+
+    key: str
+    begin: int | None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the table says of one tensor."""
+    """The description of one tensor in the table."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     encoding: str
-    nnz: int  # entries whose bits are not all zero
-    values: str  # the dtype that its values are stored in
-    positions: int  # bytes of positions
+    nnz: int  # the number of entries with a bit set
+    values: str  # the dtype in which its values are stored
+    positions: int  # the number of bytes of its positions
 
     @property
     def numel(self) -> int:
@@ -80,17 +95,17 @@ class Entry:
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes of the dense tensor."""
+        """The size of the dense tensor in bytes."""
         return self.numel * DTYPES[self.dtype].itemsize
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes that the file holds for it."""
+        """The size of its parts in bytes."""
         return sum(part.numel * DTYPES[part.dtype].itemsize for part in self.parts)
 
     @property
     def parts(self) -> list[Part]:
-        """What the file holds for it."""
+        """The parts that the file stores for it."""
         if self.encoding == "dense":
             return [Part(self.name, self.values, self.shape)]
         return [
@@ -105,16 +120,17 @@ def bits(tensor: Tensor) -> Bits:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, not copied."""
+    """Return the bytes of a contiguous CPU tensor without copying them."""
     return bits(tensor).view(np.uint8).data
 
 
 def encode(
     name: str, tensor: Tensor, *, dtype: torch.dtype | None = None, sparse: bool = True
 ) -> tuple[Entry, list[Tensor]]:
-    """Return the entry of a contiguous CPU tensor and its stored parts, in the fewest bytes.
+    """Return the table entry and the parts of a contiguous CPU tensor, in the fewest bytes.
 
-    `dtype` is what it has in the network, if that is another; `sparse=False` leaves it dense.
+    `dtype` is the dtype in the network, if the tensor has been rounded to another one.
+    `sparse=False` forces the dense encoding.
     """
     stored, words = DTYPE_NAMES[tensor.dtype], bits(tensor)
     encoding, parts = "dense", [tensor]
@@ -122,20 +138,20 @@ def encode(
         indices = np.flatnonzero(words != 0)
         nnz = indices.size
         chosen, size = smallest(indices, words.size)
-        if size + TABLE_COST < (words.size - nnz) * words.itemsize:
+        if size + _SPARSE_ENTRY_BYTES < (words.size - nnz) * words.itemsize:
             encoding = chosen
             values = torch.from_numpy(words[indices]).view(tensor.dtype)
             positions = ENCODINGS[encoding].encode(indices, words.size)
             parts = [values, torch.from_numpy(positions)]
     else:
         nnz = int(np.count_nonzero(words))
-    of = DTYPE_NAMES[dtype or tensor.dtype]
+    original = DTYPE_NAMES[dtype or tensor.dtype]
     length = 0 if encoding == "dense" else parts[1].numel()
-    return Entry(name, of, tuple(tensor.shape), encoding, nnz, stored, length), parts
+    return Entry(name, original, tuple(tensor.shape), encoding, nnz, stored, length), parts
 
 
 def decode(entry: Entry, parts: Sequence[Tensor]) -> Tensor:
-    """Return the dense tensor that `entry` and its stored parts describe, all of it checked."""
+    """Return the dense tensor that `entry` and its parts describe, after checking them."""
     values, dtype = parts[0], DTYPES[entry.dtype]
     _check_values(entry, bits(values))
     values = values.to(dtype)
@@ -144,7 +160,7 @@ def decode(entry: Entry, parts: Sequence[Tensor]) -> Tensor:
     positions: Bytes = parts[1].numpy()
     indices = ENCODINGS[entry.encoding].decode(positions, entry.numel, entry.nnz)
     words = bits(values)
-    dense = np.zeros(entry.numel, dtype=words.dtype)  # costs no memory until written
+    dense = np.zeros(entry.numel, dtype=words.dtype)  # takes no memory until written
     dense[indices] = words
     return torch.from_numpy(dense).view(dtype).reshape(entry.shape)
 
@@ -152,6 +168,77 @@ def decode(entry: Entry, parts: Sequence[Tensor]) -> Tensor:
 def _check_values(entry: Entry, words: Bits) -> None:
     count = int(np.count_nonzero(words))
     if count != entry.nnz:
-        raise ArtifactError(f"nnz is {entry.nnz} but {count} of its values are not zero")
+        raise ArtifactError(f"nnz is {entry.nnz}, but {count} of its values are not zero")
     if entry.dtype == "BOOL" and words.size and words.max() > 1:
         raise ArtifactError("a BOOL entry is neither 0 nor 1")
+
+
+def pack(parts: Iterable[tuple[Part, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors to store, by name: large parts as they are, small ones concatenated.
+
+    The small parts of each dtype follow each other in the order of the table.
+    """
+    stored: dict[str, Tensor] = {}
+    small: dict[str, list[Tensor]] = {}
+    for part, tensor in parts:
+        if tensor.nbytes < MIN_UNPACKED_BYTES:
+            small.setdefault(part.dtype, []).append(tensor)
+        else:
+            stored[part.name] = tensor
+    for dtype, tensors in small.items():
+        words = np.concatenate([bits(tensor) for tensor in tensors])
+        stored[RESERVED + dtype] = torch.from_numpy(words).view(DTYPES[dtype])
+    return stored
+
+
+def locate(parts: Iterable[Part], stored: Mapping[str, StoredShape]) -> dict[str, Place]:
+    """Return the place of each part by name.
+
+    Raise `ArtifactError` unless the stored tensors are exactly those that the parts need.
+    """
+    places: dict[str, Place] = {}
+    unused = dict(stored)
+    filled: Counter[str] = Counter()
+    for part in parts:
+        if part.name in places:
+            raise ArtifactError(f"two parts have the name {part.name!r:.90}")
+        if part.name in unused:
+            places[part.name] = Place(part.name, None)
+            _require_same(part.name, unused.pop(part.name), (part.dtype, part.shape))
+        else:
+            pack_name = RESERVED + part.dtype
+            places[part.name] = Place(pack_name, filled[pack_name])
+            filled[pack_name] += part.numel
+    for pack_name, count in filled.items():
+        expected = (pack_name.removeprefix(RESERVED), (count,))
+        _require_same(pack_name, unused.pop(pack_name, None), expected)
+    if unused:
+        raise ArtifactError(f"tensor {min(unused)!r:.90} is not in the table")
+    return places
+
+
+def _require_same(key: str, found: StoredShape | None, expected: StoredShape) -> None:
+    if found != expected:
+        dtype, shape = expected
+        raise ArtifactError(
+            f"tensor {key!r:.90} does not match the table: expected {dtype} of shape "
+            f"{list(shape)!s:.60}"
+        )
+
+
+def shared_names(state: Mapping[str, Any]) -> list[list[str]]:
+    """Return the names of a state_dict in groups, one group for each distinct tensor.
+
+    Tied weights have several names. The file stores them once and lists the others as aliases.
+    """
+    groups: dict[Any, list[str]] = {}
+    for name, value in state.items():
+        key: Any = name
+        if isinstance(value, Tensor) and value.layout == torch.strided and not is_lazy(value):
+            if value.is_meta:
+                key = id(value)
+            elif value.data_ptr():  # an empty tensor has no memory to share
+                memory = (value.device, value.data_ptr())
+                key = (*memory, value.dtype, value.shape, value.stride())
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())

@@ -2,12 +2,11 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probmask.artifact.reader import ArtifactInfo, TensorInfo
-from probmask.artifact.restore import read
+from probmask.artifact.reader import ArtifactInfo, TensorInfo, read
 from probmask.messages import printable
 
 
@@ -170,7 +169,7 @@ def _counts(of: StoredLayer | ArtifactSummary) -> tuple[str, str, str]:
     return f"{of.kept:,}", f"{of.size:,}", f"{100 * of.sparsity:.2f} %"
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Return the rows as lines: text columns aligned to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = (0, 1, 5)

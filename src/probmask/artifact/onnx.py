@@ -1,4 +1,4 @@
-"""A finished network as ONNX, and whether ONNX Runtime computes what PyTorch does."""
+"""A finished network as ONNX, and the comparison of ONNX Runtime with PyTorch."""
 
 import json
 import logging
@@ -15,17 +15,17 @@ from probmask.errors import InputError
 from probmask.masking.modes import evaluating
 from probmask.version import __version__
 
-# The oldest that PyTorch's exporter writes by itself: more runtimes read it than any later one.
+# The oldest opset that PyTorch's exporter writes directly: most runtimes read it.
 _OPSET = 18
-# A protocol buffer holds less than 2 GiB; half a megabyte is enough for all but the weights.
-_LARGEST = 2**31 - 2**19
-# So many pixels go through the network for the comparison: 64 small images, 20 of ImageNet.
+# A protocol buffer is smaller than 2 GiB. Everything but the weights fits into half a megabyte.
+_MAX_WEIGHT_BYTES = 2**31 - 2**19
+# The number of pixels in the inputs of the comparison: 64 small images, or 20 of ImageNet.
 _PIXELS = 2**20
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two implementations of one network agree on so many random inputs."""
+    """How well two implementations of a network agree on a number of random inputs."""
 
     inputs: int
     largest_difference: float
@@ -38,14 +38,24 @@ def to_onnx(
 ) -> bytes:
     """Return the network as an ONNX file with one input, ``images``, of any batch size.
 
-    ``input_shape`` is that of one example. Zeros stay zeros: BatchNorm is folded into the weights
-    before it, which scales them. ``metadata``, plain JSON, goes into the file as ``probmask``.
+    Zeros stay zeros. BatchNorm is folded into the preceding weights, which only scales them.
+
+    Args:
+        model: The network. It takes one tensor and returns one tensor with a row for each input.
+        input_shape: The shape of one input, without the batch dimension.
+        metadata: JSON to store in the file as the property ``probmask``.
+
+    Returns:
+        The contents of the file.
+
+    Raises:
+        InputError: The network does not accept such an input, or cannot be exported.
     """
     import onnx
-    import onnxscript  # noqa: F401  # PyTorch's exporter needs it
+    import onnxscript  # noqa: F401  # required by PyTorch's exporter
 
     _check_size(model)
-    # Two examples: the exporter takes a batch of one for a constant.
+    # Two inputs: the exporter would treat a batch size of one as a constant.
     example = random_inputs(model, input_shape, 2)
     _check_runs(model, example)
     with evaluating(model), _quiet():
@@ -79,7 +89,20 @@ def to_onnx(
 def compare_with_onnxruntime(
     data: bytes, model: nn.Module, input_shape: Sequence[int]
 ) -> Agreement:
-    """Run the ONNX file and the model on the same random inputs, one alone and all at once."""
+    """Run an ONNX file and the model on the same random inputs, as one batch and one alone.
+
+    Args:
+        data: The contents of the ONNX file.
+        model: The network that it was exported from.
+        input_shape: The shape of one input, without the batch dimension.
+
+    Returns:
+        The number of inputs, the largest difference, the largest output, and on how many inputs
+        both have the same top-1 class.
+
+    Raises:
+        InputError: ONNX Runtime cannot run the file.
+    """
     import onnxruntime
 
     pixels = max(1, input_shape[-1] * input_shape[-2] if len(input_shape) > 1 else 1)
@@ -89,11 +112,11 @@ def compare_with_onnxruntime(
         expected = model(inputs)
     try:
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what is wrong comes as an error, once
+        options.log_severity_level = 4  # errors are raised; do not log them as well
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         (computed,) = session.run(None, {"images": inputs.numpy()})
         (alone,) = session.run(None, {"images": inputs[:1].numpy()})
-    except Exception as error:  # ONNX Runtime's errors have no common class
+    except Exception as error:  # the errors of ONNX Runtime have no common class
         raise InputError(f"export(model): ONNX Runtime cannot run it: {_reason(error)}") from error
     found = torch.from_numpy(computed)
     differences = torch.cat([found - expected, torch.from_numpy(alone) - expected[:1]])
@@ -107,7 +130,7 @@ def compare_with_onnxruntime(
 
 
 def random_inputs(model: nn.Module, shape: Sequence[int], count: int) -> Tensor:
-    """Inputs such as normalised images are, always the same ones, of the model's dtype."""
+    """Return reproducible inputs with the statistics of normalised images, in the model's dtype."""
     dtypes = [tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()]
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, *shape, generator=generator).to(dtypes[0] if dtypes else None)
@@ -115,10 +138,10 @@ def random_inputs(model: nn.Module, shape: Sequence[int], count: int) -> Tensor:
 
 def _check_size(model: nn.Module) -> None:
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    if size > _LARGEST:
+    if size > _MAX_WEIGHT_BYTES:
         raise InputError(
-            f"export(model): its tensors take {size:,} bytes, and an ONNX file holds less than "
-            "2 GiB; take another format."
+            f"export(model): its tensors take {size:,} bytes, and an ONNX file must be smaller "
+            "than 2 GiB; use another format."
         )
 
 
@@ -128,28 +151,28 @@ def _check_runs(model: nn.Module, example: Tensor) -> None:
             output = model(example)
     except RuntimeError as error:
         raise InputError(
-            f"export(input_shape={tuple(example.shape[1:])}): the network does not take such an "
+            f"export(input_shape={tuple(example.shape[1:])}): the network does not accept such an "
             f"input: {_reason(error)}"
         ) from error
     if not isinstance(output, Tensor) or output.dim() < 2:
         raise InputError(
-            "export(model): its output is not one tensor of a row for each input; wrap the network "
-            "so that it is."
+            "export(model): its output is not one tensor with a row for each input; wrap the "
+            "network so that it is."
         )
 
 
 def _check_any_batch(proto: Any) -> None:
-    """Refuse a file that takes one batch size only: the exporter makes such ones silently."""
+    """Raise if the file takes only one batch size. The exporter does not warn of this."""
     for value in (*proto.graph.input, *proto.graph.output):
         if not value.type.tensor_type.shape.dim[0].dim_param:
             raise InputError(
-                "export(model): the network makes a constant of its batch size (by len(x), int(…) "
-                "or a shape written out); let it use x.shape[0] or x.flatten(1)."
+                "export(model): the network uses its batch size as a constant (through len(x), "
+                "int(…) or an explicit shape); use x.shape[0] or x.flatten(1) instead."
             )
 
 
 def _strip(proto: Any) -> None:
-    """Take out what the exporter notes of every node: names and lines of the user's files."""
+    """Delete the exporter's notes on each node, which contain paths and lines of user files."""
     for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.functions):
         del part.metadata_props[:]
     for tensor in (*proto.graph.initializer, *proto.graph.input, *proto.graph.output):
@@ -157,7 +180,7 @@ def _strip(proto: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What was wrong in the first place, in one line: the exporter wraps it in pages."""
+    """Return the root cause in one line. The exporter's own message fills pages."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -167,7 +190,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to ourselves what PyTorch's exporter says of its own innards."""
+    """Suppress the logs and warnings of PyTorch's exporter about its own internals."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

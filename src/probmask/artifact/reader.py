@@ -1,4 +1,4 @@
-"""Open an artifact, and hand out nothing that has not been checked."""
+"""Opening an artifact: everything in the file is checked before it is returned."""
 
 import os
 from collections.abc import Iterator
@@ -10,20 +10,22 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from probmask.artifact.format import FORMAT, Part, decode, raw
-from probmask.artifact.header import TABLE, check_format, checksum, parse
-from probmask.artifact.packing import locate
+from probmask.artifact.format import FORMAT, Part, decode, locate, raw
+from probmask.artifact.header import TABLE, check_format, checksum, parse_table
 from probmask.errors import ArtifactError
 
-# A very sparse network is a thousand times smaller than its dense tensors; a file that claims more
-# is taken at its word only up to this size.
-UNPACKED_BYTES = 256 * 2**20
-UNPACKED_RATIO = 1024
+# The artifact of a very sparse network can be a thousand times smaller than its dense tensors. A
+# file with a larger ratio is only loaded up to this size, unless the caller allows more.
+_MAX_DENSE_BYTES = 256 * 2**20
+_MAX_DENSE_RATIO = 1024
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One row of an artifact's table."""
+    """One tensor in the table of an artifact.
+
+    `nnz` is the number of entries with a bit set; unlike in PyTorch, -0.0 is one of them.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -35,10 +37,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class ArtifactInfo:
-    """What a file says of itself; tensors in the model's order, shared ones once.
+    """The header of an artifact; tensors are in the model's order, tied ones appear once.
 
-    `rounding` is None, or what `save(values=...)` changed: `values`, `max_error`,
-    `relative_error`, and `before` and `after` if it was asked to `measure`.
+    `aliases` maps a further name of a tied tensor to the name in `tensors`. `rounding` is None, or
+    the effect of `save(values=...)`: `values`, `max_error`, `relative_error`, and `before` and
+    `after` if `measure` was passed.
     """
 
     format: int
@@ -51,9 +54,36 @@ class ArtifactInfo:
     dense_bytes: int
 
 
+def read(path: str | os.PathLike[str]) -> ArtifactInfo:
+    """Return the header of an artifact without reading its tensors.
+
+    Args:
+        path: The artifact, a file that `probmask.save` or ``probmask train`` wrote.
+
+    Returns:
+        The metadata, one `TensorInfo` for each tensor, and the sizes of the file and of the dense
+        tensors in bytes.
+
+    Raises:
+        ArtifactError: The file does not exist or is not an intact artifact.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch, probmask
+        >>> with TemporaryDirectory() as folder:
+        ...     path = f"{folder}/model.safetensors"
+        ...     saved = probmask.save(torch.nn.Linear(4, 2), path, metadata={"note": "mine"})
+        ...     info = probmask.read(path)
+        >>> info.metadata, [(row.name, row.shape) for row in info.tensors]
+        ({'note': 'mine'}, [('weight', (2, 4)), ('bias', (2,))])
+    """
+    with open_artifact(path) as artifact:
+        return artifact.info
+
+
 @contextmanager
 def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
-    """Open the file with its table checked; what is wrong with it is an ArtifactError."""
+    """Open the file and check its table. Raise `ArtifactError` for any fault of the file."""
     path = Path(path)
     try:
         with _opened(path) as file:
@@ -67,17 +97,17 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
 
 
 def _opened(path: Path) -> Any:
-    # Anything but a plain file is refused unopened: a pipe would keep us waiting.
+    # Only regular files are opened: opening a pipe would block.
     if not path.is_file():
         raise ArtifactError("not a file" if path.exists() else "no such file")
     try:
         return safe_open(path, framework="pt")
-    except RuntimeError as error:  # PyTorch's, of a file larger than the memory that it may map
-        raise ArtifactError(f"cannot be mapped ({error})") from error
+    except RuntimeError as error:  # from PyTorch, for a file too large to map
+        raise ArtifactError(f"cannot be mapped into memory ({error})") from error
 
 
 class Reader:
-    """An open artifact whose table agrees with the tensors in the file."""
+    """An open artifact whose table matches the tensors in the file."""
 
     def __init__(self, file: Any, file_bytes: int) -> None:
         check_format(file.metadata())
@@ -87,7 +117,7 @@ class Reader:
         dtype, shape = stored.pop(TABLE, ("", ()))
         if dtype != "U8" or len(shape) != 1:
             raise ArtifactError("the file has no table")
-        header = parse(raw(self._aligned(TABLE)))
+        header = parse_table(raw(self._aligned(TABLE)))
         self._entries = {entry.name: entry for entry in header.entries}
         self._places = locate((part for e in header.entries for part in e.parts), stored)
         if header.crc32.keys() != stored.keys():
@@ -109,7 +139,7 @@ class Reader:
         )
 
     def tensor(self, name: str) -> Tensor:
-        """Return one tensor, dense; a large one that is stored so is mapped, not copied."""
+        """Return one tensor, dense. A large tensor stored dense is memory-mapped, not copied."""
         entry = self._entries[name]
         try:
             tensor = decode(entry, [self._part(part) for part in entry.parts])
@@ -118,7 +148,7 @@ class Reader:
         except MemoryError as error:
             size = entry.dense_bytes
             raise ArtifactError(f"tensor {name!r:.80}: no memory for its {size} bytes") from error
-        # What is kept of the network must not keep a whole pack.
+        # A view would keep the whole pack in memory.
         packed = entry.encoding == "dense" and self._places[name].begin is not None
         return tensor.clone() if packed else tensor
 
@@ -143,11 +173,11 @@ class Reader:
         return tensor
 
 
-def check_unpacked_size(info: ArtifactInfo, max_bytes: int | None) -> None:
-    """Refuse a small file that claims a huge network, before anything is allocated for it."""
-    limit = max(UNPACKED_BYTES, UNPACKED_RATIO * info.file_bytes)
+def check_dense_size(info: ArtifactInfo, max_bytes: int | None) -> None:
+    """Raise if a small file contains a huge network, before any memory is allocated for it."""
+    limit = max(_MAX_DENSE_BYTES, _MAX_DENSE_RATIO * info.file_bytes)
     if info.dense_bytes > (limit if max_bytes is None else max_bytes):
         raise ArtifactError(
-            f"{info.file_bytes} bytes claim to be a network of {info.dense_bytes}; if you trust "
-            f"the file, pass max_bytes={info.dense_bytes}"
+            f"the file has {info.file_bytes} bytes, but its tensors take {info.dense_bytes}; if "
+            f"you trust it, pass max_bytes={info.dense_bytes}"
         )

@@ -1,4 +1,4 @@
-"""What goes in comes out, bit for bit, whatever it is."""
+"""Tensors survive a round trip in every bit; files are small, aligned and valid safetensors."""
 
 import math
 from pathlib import Path
@@ -12,8 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from probmask import artifact
-from probmask.artifact.format import DTYPES, decode, encode
-from probmask.artifact.packing import PAGE
+from probmask.artifact.format import DTYPES, MIN_UNPACKED_BYTES, decode, encode
 from reference.artifact_reader import read_artifact
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -30,7 +29,7 @@ class Bag(nn.Module):
 
 
 def raw(tensor: Tensor) -> bytes:
-    if not tensor.numel():  # torch views no empty tensor that came from numpy
+    if not tensor.numel():  # PyTorch cannot view an empty tensor from NumPy
         return b""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
@@ -56,7 +55,7 @@ tensors = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(tensors)
-def test_a_tensor_survives_its_encoding(tensor):
+def test_a_decoded_tensor_equals_the_encoded_one(tensor):
     entry, parts = encode("t", tensor)
     back = decode(entry, parts)
     assert (back.shape, back.dtype, raw(back)) == (tensor.shape, tensor.dtype, raw(tensor))
@@ -65,7 +64,7 @@ def test_a_tensor_survives_its_encoding(tensor):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(tensors, max_size=4), st.dictionaries(st.text(), st.integers() | st.text()))
-def test_a_file_gives_back_the_model_and_so_does_a_reader_written_from_the_page(
+def test_a_file_is_read_alike_by_probmask_and_by_the_reference_reader(
     tmp_path_factory, values, metadata
 ):
     path = tmp_path_factory.mktemp("artifact") / "model.safetensors"
@@ -83,7 +82,7 @@ def test_a_file_gives_back_the_model_and_so_does_a_reader_written_from_the_page(
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-def test_every_dtype_is_kept(tmp_path, dtype):
+def test_every_dtype_survives(tmp_path, dtype):
     tensor = torch.tensor([0, 1, 0, 1] * 50).to(dtype)
     artifact.save(Bag({"t": tensor}), tmp_path / "m")
     back = artifact.load_state(tmp_path / "m")["t"]
@@ -116,14 +115,14 @@ def test_the_smallest_encoding_wins(density, encoding):
     assert encode("t", tensor)[0].encoding == encoding
 
 
-def test_a_saving_that_the_table_takes_is_left_alone():
+def test_a_tensor_stays_dense_if_the_table_would_grow_more_than_it_shrinks():
     tensor = torch.ones(20)
     tensor[3:7] = 0.0
     assert encode("t", tensor)[0].encoding == "dense"
 
 
-def test_bits_that_are_easily_lost_are_kept(tmp_path):
-    """Negative zeros, subnormal numbers, NaNs with a payload and signalling ones."""
+def test_special_values_keep_their_bits(tmp_path):
+    """Negative zeros, subnormal numbers, NaNs with a payload and signalling NaNs."""
     words = [0x80000000, 0x00000001, 0x807FFFFF, 0x7FC12345, 0xFFC00001, 0x7F800001, 0xFF800000]
     for n in (7, 4000):
         tensor = torch.zeros(n, dtype=torch.int32)
@@ -148,7 +147,10 @@ def test_any_safetensors_reader_opens_the_file(tmp_path):
 
 
 def test_large_dense_tensors_are_mapped_and_all_are_aligned(tmp_path):
-    wide, odd = torch.randn(PAGE), torch.randint(1, 9, (PAGE + 1,), dtype=torch.int8)
+    wide, odd = (
+        torch.randn(MIN_UNPACKED_BYTES),
+        torch.randint(1, 9, (MIN_UNPACKED_BYTES + 1,), dtype=torch.int8),
+    )
     tensors = {"odd": odd, "wide": wide, "few": torch.ones(3), "wider": wide.double()}
     artifact.save(Bag(tensors), tmp_path / "m")
     state = artifact.load_state(tmp_path / "m")
@@ -161,11 +163,11 @@ def test_large_dense_tensors_are_mapped_and_all_are_aligned(tmp_path):
         assert tensor.data_ptr() % tensor.itemsize == 0
         mapped = any(begin <= tensor.data_ptr() < end for begin, end in ranges)
         assert mapped == (name != "few"), name
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes  # nothing more is kept
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes  # it keeps no other memory alive
 
 
 @pytest.mark.parametrize("density", [0.1, 0.05, 0.02, 0.01, 0.001])
-def test_a_file_is_within_a_twentieth_of_the_entropy(tmp_path, density):
+def test_a_file_is_within_5_percent_of_the_entropy(tmp_path, density):
     """The bound: 4 bytes for each value, n H(nnz / n) bits for the positions."""
     tensors, bound = {}, 0.0
     for index in range(20):

@@ -1,0 +1,241 @@
+"""Saving a finished network to one file, exactly or with weights rounded to fp16."""
+
+import copy
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from probmask.artifact.format import (
+    DTYPE_NAMES,
+    RESERVED,
+    Entry,
+    Part,
+    encode,
+    pack,
+    raw,
+    shared_names,
+)
+from probmask.artifact.header import Header, checked_metadata, checksum, is_name, serialize
+from probmask.artifact.reader import ArtifactInfo, read
+from probmask.checks import check_choice, is_number
+from probmask.errors import InputError
+from probmask.files import writable_target, write_atomically
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_FP16_MAX = torch.finfo(torch.float16).max
+_FP16_TINY = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
+
+
+def save(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    values: Literal["fp16"] | None = None,
+    measure: Callable[[Model], float] | None = None,
+    overwrite: bool = False,
+) -> ArtifactInfo:
+    """Write the parameters and persistent buffers of a model to one compact safetensors file.
+
+    Zeros are not stored. Equal models and metadata give equal bytes. The file is written in one
+    step: a crash leaves the old file or the new one.
+
+    Args:
+        model: A plain model. Call ``finalize()`` on the sparsifier first.
+        path: The file to write.
+        metadata: Any JSON to store in the file.
+        values: ``"fp16"`` stores fp32 and fp64 weights (tensors of two dimensions or more) in fp16.
+            They are loaded in their original dtype, rounded. Default: exact values.
+        measure: Called with the model and with a rounded copy, to return a number such as an
+            accuracy. Both results are stored in the file. Only with ``values``.
+        overwrite: Replace an existing file.
+
+    Returns:
+        The header of the new file, as `probmask.read` returns it. Its ``rounding`` contains the
+        rounding errors and the results of ``measure``.
+
+    Raises:
+        InputError: The model still has masks or contains what the format cannot store, an
+            argument is invalid, or the file exists and ``overwrite`` is False.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch, probmask
+        >>> model = torch.nn.Linear(1000, 100)
+        >>> with torch.no_grad():
+        ...     model.weight[:, 20:] = 0.0
+        >>> with TemporaryDirectory() as folder:
+        ...     info = probmask.save(model, f"{folder}/model.safetensors", metadata={"run": 3})
+        >>> info.tensors[0].nnz, info.file_bytes < 0.03 * info.dense_bytes
+        (2000, True)
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"save(model): got a value of type {type(model).__name__}; pass the network, "
+            "an nn.Module"
+        )
+    _check_finished(model)
+    check_choice("save", "values", values, (None, "fp16"))
+    if measure is not None and values is None:
+        raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")
+    checked = checked_metadata(metadata or {})
+    writable_target(path, overwrite=overwrite)  # raises now, not after an hour of measuring
+    tensors, aliases = _distinct(model.state_dict())
+    stored, rounding = tensors, None
+    if values is not None:
+        stored, rounding = _round_to_fp16(tensors)
+        if measure is not None:
+            rounding |= _measure_change(model, measure, stored)
+    entries, parts = _encode(tensors, stored)
+    _warn_of_negative_zeros(entries, parts)
+    packed = pack(parts)
+    crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
+    start, ordered = serialize(Header(entries, aliases, crc32, checked, rounding), packed)
+    write_atomically(path, chain([start], map(raw, ordered)), overwrite=overwrite)
+    return read(path)
+
+
+def _encode(
+    tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+) -> tuple[list[Entry], list[tuple[Part, Tensor]]]:
+    """Return the table entries of `tensors`, and the parts with the values in `stored`."""
+    entries: list[Entry] = []
+    parts: list[tuple[Part, Tensor]] = []
+    for name, tensor in stored.items():
+        # If another tensor already has the name of one of the parts, store this one dense.
+        free = not {name + ".values", name + ".positions"} & tensors.keys()
+        plain = tensor.detach().cpu().resolve_conj().contiguous()
+        entry, content = encode(name, plain, dtype=tensors[name].dtype, sparse=free)
+        entries.append(entry)
+        parts += zip(entry.parts, content, strict=True)
+    return entries, parts
+
+
+def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part, Tensor]]) -> None:
+    """Warn if many of the stored values are -0.0: the file would be smaller without them."""
+    sparse = {f"{entry.name}.values" for entry in entries if entry.encoding != "dense"}
+    values = [tensor for part, tensor in parts if part.name in sparse]
+    negative = sum(tensor.numel() - int(tensor.count_nonzero()) for tensor in values)
+    if negative >= 100 and 10 * negative > sum(tensor.numel() for tensor in values):
+        warnings.warn(
+            f"save(model): {negative} weights are -0.0 (a negative weight times a mask of 0), "
+            "which is stored like any other value; add 0.0 to the weights to make them zeros",
+            stacklevel=3,
+        )
+
+
+def _check_finished(model: nn.Module) -> None:
+    """Raise if a mask is still attached; other parametrizations are stored as plain tensors."""
+    package = __name__.partition(".")[0]
+    for prefix, module in model.named_modules():
+        if not parametrize.is_parametrized(module):
+            continue
+        for name, steps in module.parametrizations.items():
+            if any(type(step).__module__.partition(".")[0] == package for step in steps):
+                where = f"{prefix}.{name}" if prefix else name
+                raise InputError(
+                    f"save(model): {where} still has a mask; call finalize() on the sparsifier, or "
+                    "on the result of freeze_masks, first. To save a copy of the model, load its "
+                    "state_dict() into the original and finalize that."
+                )
+
+
+def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return each distinct tensor by its first name, and the further names of tied ones."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for names in shared_names(state):
+        tensors[names[0]] = _storable(names[0], state[names[0]])
+        aliases |= dict.fromkeys(names[1:], names[0])
+    return tensors, aliases
+
+
+def _storable(name: str, value: Any) -> Tensor:
+    """Return the value if the format can store it under this name; raise if not."""
+    plain = isinstance(value, Tensor) and not is_lazy(value) and not value.is_meta
+    if not plain or value.layout != torch.strided or value.dtype not in DTYPE_NAMES:
+        raise InputError(
+            f"save(model): {name} is {_kind(value)}, which the format cannot store; "
+            "use plain, initialised tensors only"
+        )
+    if name == "__metadata__" or name.startswith(RESERVED):
+        raise InputError(f"save(model): the file format reserves the name {name}; rename it")
+    if not is_name(name):
+        raise InputError(f"save(model): the name {name!r} is not valid Unicode; rename it")
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}, not a tensor"
+    if is_lazy(value) or value.is_meta:
+        return f"a {type(value).__name__} without data"
+    layout = "" if value.layout == torch.strided else f" of layout {value.layout}"
+    return f"a {value.dtype} tensor{layout}"
+
+
+def _round_to_fp16(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return `tensors` with wide weights rounded to fp16, and the rounding errors.
+
+    Only tensors of two dimensions or more are rounded. Biases and the numbers of BatchNorm are few
+    and can have any magnitude, so they stay exact. `max_error` is the largest |rounded - weight|.
+    `relative_error` is |rounded - weight| / |weight|, with Euclidean norms over all weights.
+    """
+    rounded = dict(tensors)
+    largest = error_squares = weight_squares = 0.0
+    for name, tensor in tensors.items():
+        if tensor.dtype in (torch.float32, torch.float64) and tensor.dim() >= 2 and tensor.numel():
+            weight = tensor.detach()
+            rounded[name] = _to_fp16(name, weight)
+            error = (rounded[name].to(weight.dtype) - weight).nan_to_num_(0.0)
+            largest = max(largest, float(error.abs().max()))
+            error_squares += _squares(error)
+            weight_squares += _squares(weight.nan_to_num(0.0, 0.0, 0.0))
+    relative = math.sqrt(error_squares / weight_squares) if weight_squares else 0.0
+    return rounded, {"values": "fp16", "max_error": largest, "relative_error": relative}
+
+
+def _to_fp16(name: str, weight: Tensor) -> Tensor:
+    """Round to the nearest fp16 number, but never a non-zero weight to zero.
+
+    The number of kept weights therefore stays the same.
+    """
+    half = weight.to(torch.float16)
+    overflow = half.isinf() & weight.isfinite()
+    if overflow.any():
+        raise InputError(
+            f"save(values='fp16'): {name} contains {float(weight[overflow][0]):g}, and the largest "
+            f"fp16 number is {_FP16_MAX:g}; save without values=, or rescale the layer"
+        )
+    tiny = torch.full_like(half, _FP16_TINY).copysign_(half)
+    return torch.where((half == 0) & (weight != 0), tiny, half)
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+
+
+def _measure_change(
+    model: Model, measure: Callable[[Model], float], rounded: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Return the results of `measure` for the model and for a copy with rounded weights."""
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(dict(rounded), strict=False)
+    results = {"before": measure(model), "after": measure(twin)}
+    for result in results.values():
+        if not is_number(result):
+            raise InputError(
+                f"save(measure=...): returned {result!r:.80}; expected a finite number, "
+                "such as an accuracy"
+            )
+    return results
