@@ -1,72 +1,155 @@
-"""Checks of values that people pass in: each refuses with the value, the rule and a way out."""
+"""Checks of values that users pass: the settings of dataclasses, and single arguments.
+
+A dataclass states its constraints in its annotations, and `check_fields` enforces them all:
+
+    scope: Literal["global", "layer"] = "global"
+    stop_at: TrainingFraction = 0.75
+    update_every: Annotated[int, Range(1, meaning="a number of updates")] | None = None
+
+Pydantic would do this too, but not without a dependency of the core package, and its errors cannot
+say "ProbMask(sparsity=98): … for 98 % pass 0.98".
+"""
 
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from probmask.errors import InputError
 
 
+@dataclass(frozen=True)
+class Range:
+    """Constraint of a number: from ``low`` to ``high``, both included; ``meaning`` names it."""
+
+    low: float
+    high: float = math.inf
+    meaning: str = "a number"
+
+
+Sparsity = Annotated[float, "sparsity"]
+TrainingFraction = Annotated[float, Range(0, 1, "a fraction of the training")]
+GradientFraction = Annotated[float, Range(0, 1, "a fraction of the gradient")]
+LayerFraction = Annotated[float, Range(0, 1, "a fraction of a layer")]
+Positive = Annotated[float, Range(1e-9, meaning="a positive number")]
+NonNegative = Annotated[float, Range(0, meaning="a number")]
+Momentum = Annotated[float, Range(0, 0.999, "the momentum of SGD")]
+Updates = Annotated[int, Range(1, meaning="a number of updates")]
+WeightCount = Annotated[int, Range(0, meaning="a number of weights")]
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field of a dataclass against its annotation.
+
+    Understood are ``bool``, ``str``, ``Literal``, ``Annotated`` numbers with a `Range`, plain
+    numbers, and unions of these with None.
+
+    Raises:
+        InputError: If a value breaks its rule. The message names class, field, value and rule.
+    """
+    caller = type(settings).__name__
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field in fields(settings):
+        check_value(caller, field.name, getattr(settings, field.name), hints[field.name])
+
+
+def check_value(caller: str, name: str, value: object, hint: Any) -> None:
+    """Check one value against an annotation; see `check_fields`."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and NoneType in kinds:
+        return
+    (kind,) = [kind for kind in kinds if kind is not NoneType]
+    base, *constraints = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if "sparsity" in constraints:
+        check_sparsity(caller, value)
+    elif get_origin(base) is Literal:
+        none = (None,) if NoneType in kinds else ()
+        check_choice(caller, name, value, (*none, *get_args(base)))
+    elif base is bool:
+        check_choice(caller, name, value, (True, False))
+    elif base in (int, float):
+        rule = constraints[0] if constraints else Range(-math.inf)
+        _check_number(caller, name, value, base, rule)
+    elif not isinstance(value, base):
+        raise InputError(f"{caller}({name}={value!r}): expected a {base.__name__}.")
+
+
+def _check_number(caller: str, name: str, value: object, base: type, rule: Range) -> None:
+    if base is int:
+        check_count(caller, name, value, least=int(rule.low), meaning=rule.meaning)
+        if math.isinf(rule.high):
+            return
+    check_within(caller, name, value, rule.low, rule.high, meaning=rule.meaning)
+
+
+def check_order(settings: Any, *names: str) -> None:
+    """Check that the fields of these names do not decrease in this order.
+
+    Raises:
+        InputError: If one of them is smaller than the one before it.
+    """
+    values = [getattr(settings, name) for name in names]
+    if any(later < earlier for earlier, later in zip(values, values[1:], strict=False)):
+        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
+        raise InputError(f"{type(settings).__name__}({given}): they must not decrease.")
+
+
 def is_number(value: object) -> bool:
-    """Whether the value is a finite real number that a float can hold (a bool is not one)."""
+    """Whether the value is a finite real number that a float can hold; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max  # which NaN is not, either
+    return abs(value) <= sys.float_info.max  # false for NaN too
 
 
 def check_sparsity(caller: str, sparsity: object) -> None:
-    """Refuse a sparsity outside [0, 1), and say what is probably meant."""
+    """Raise an `InputError` for a sparsity outside [0, 1), with a guess of what is meant."""
     if is_number(sparsity):
         assert isinstance(sparsity, int | float)
         if 0 <= sparsity < 1:
             return
         hint = f"; for {sparsity:g} % pass {sparsity / 100:g}" if 2 <= sparsity < 100 else ""
     else:
-        hint = _no_number(sparsity)
+        hint = _wrong_type(sparsity)
     raise InputError(
-        f"{caller}(sparsity={sparsity!r}): sparsity is the fraction removed, in [0, 1){hint}."
+        f"{caller}(sparsity={sparsity!r}): sparsity is the fraction pruned, in [0, 1){hint}."
     )
 
 
 def check_choice(caller: str, name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is not one of the choices."""
-    if value not in choices:
+    """Raise an `InputError` for a value that is not one of the choices."""
+    if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
-        raise InputError(f"{caller}({name}={value!r}): one of {listed}.")
+        raise InputError(f"{caller}({name}={value!r}): must be one of {listed}.")
 
 
 def check_within(
     caller: str, name: str, value: object, low: float, high: float, *, meaning: str
 ) -> None:
-    """Refuse a number outside [low, high]."""
+    """Raise an `InputError` for anything but a number from ``low`` to ``high``."""
     if is_number(value):
         assert isinstance(value, int | float)
         if low <= value <= high:
             return
-    bounds = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-    raise InputError(f"{caller}({name}={value!r}): {meaning}, {bounds}{_no_number(value)}.")
-
-
-def _no_number(value: object) -> str:
-    """That a value has the wrong type, if it has."""
-    right = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if right else f"; {value!r} is no number"
-
-
-def check_ramp(caller: str, *, meaning: str, **ends: float) -> None:
-    """Refuse a stretch of the training, given by its two ends, that is outside it or backwards."""
-    for name, value in ends.items():
-        check_within(caller, name, value, 0, 1, meaning="a part of the training")
-    begin, end = ends.values()
-    if begin > end:
-        given = ", ".join(f"{name}={value}" for name, value in ends.items())
-        raise InputError(
-            f"{caller}({given}): {meaning} from begin to end; begin must not come after end."
-        )
+    if math.isinf(low):
+        bounds = ""
+    else:
+        bounds = f", at least {low:g}" if math.isinf(high) else f", from {low:g} to {high:g}"
+    raise InputError(
+        f"{caller}({name}={value!r}): must be {meaning}{bounds}{_wrong_type(value)}."
+    )
 
 
 def check_count(caller: str, name: str, value: object, *, least: int, meaning: str) -> None:
-    """Refuse what is not a whole number of at least ``least``."""
+    """Raise an `InputError` for anything but an integer of at least ``least``."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return
-    raise InputError(f"{caller}({name}={value!r}): {meaning}, a whole number, at least {least}.")
+    raise InputError(
+        f"{caller}({name}={value!r}): must be {meaning}, an integer of at least {least}."
+    )
+
+
+def _wrong_type(value: object) -> str:
+    right = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if right else f"; {value!r} is not a number"

@@ -1,6 +1,7 @@
-"""BatchNorm statistics, estimated anew for the network as it now is."""
+"""BatchNorm statistics, re-estimated for a network whose weights have changed."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -9,17 +10,33 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from probmask.errors import InputError
-from probmask.masking.modes import evaluating
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode without gradients; restore the mode of every module."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def batches_for_batchnorm(model: nn.Module, data: Iterable[Any]) -> Iterator[Any]:
-    """The batches of ``data``, refused if the model has BatchNorm and there are none."""
+    """Return an iterator over ``data``, empty if the model has no BatchNorm.
+
+    Raises:
+        InputError: If the model has BatchNorm and ``data`` contains no batch.
+    """
     if not _layers(model):
         return iter(())
     batches = iter(data)
     for first in batches:
         return chain([first], batches)
-    raise InputError("finalize(data=…): there is no batch in it to estimate BatchNorm from.")
+    raise InputError("finalize(data=…): it contains no batch to estimate the BatchNorm statistics from.")
 
 
 def _layers(model: nn.Module) -> list[_BatchNorm]:
@@ -27,11 +44,11 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
 
 
 def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
-    """Replace all running statistics by the plain average over ``data``; return the batches used.
+    """Replace all running statistics by the average over ``data``; return the number of batches.
 
-    Batches are what the model takes: a tensor, a sequence whose first element is the input (labels
-    may follow), or a mapping of keyword arguments. Everything but BatchNorm runs in evaluation
-    mode; a model without BatchNorm is left alone, its data unread.
+    A batch is a tensor, a sequence whose first element is the input (labels may follow), or a
+    mapping of keyword arguments. All layers but BatchNorm run in evaluation mode. ``data`` is not
+    read if the model has no BatchNorm.
     """
     layers = _layers(model)
     if not layers:
@@ -44,7 +61,7 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
         for layer in layers:
             layer.train()
             layer.reset_running_stats()
-            layer.momentum = None  # PyTorch's word for the cumulative average
+            layer.momentum = None  # PyTorch then computes the cumulative average
         try:
             for batch in data:
                 _forward(model, batch, device)

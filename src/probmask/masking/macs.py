@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AvgPoolNd
 
 from probmask.errors import InputError
-from probmask.masking.modes import evaluating
+from probmask.masking.batchnorm import evaluating
 from probmask.masking.sites import Site
 
 CONVENTION = (

@@ -1,45 +1,38 @@
-"""Following the optimizers that train a model's weights."""
+"""The optimizers that train a model's weights, as the sparsifier and its method see them."""
 
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from probmask.errors import InputError
 
 
 def checked_optimizers(caller: str, given: object) -> tuple[Optimizer, ...]:
-    """One optimizer or several as a tuple; anything else is refused."""
+    """Return one optimizer or several as a tuple.
+
+    Raises:
+        InputError: If there is none, or one is not a ``torch.optim.Optimizer``.
+    """
     optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not optimizers:
-        raise InputError(f"{caller}(): pass the optimizers that train the model, at least one.")
+        raise InputError(f"{caller}(): pass at least one optimizer that trains the model.")
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise InputError(
-                f"{caller}(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; "
-                "pass the one that is wrapped, if this is a wrapper."
+                f"{caller}(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; if "
+                "it wraps one, pass the wrapped optimizer."
             )
     return optimizers
 
 
-def remove_parameters(optimizer: Optimizer, unwanted: set[int]) -> None:
-    """Take parameters out of an optimizer; groups stay, as learning-rate schedules count them."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) in unwanted:
-                optimizer.state.pop(parameter, None)
-        # In place: LBFGS holds on to this very list.
-        group["params"][:] = [p for p in group["params"] if id(p) not in unwanted]
-
-
 def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:
-    """Make ``optimizer.zero_grad()`` clear the extra trainables too; return what undoes it.
+    """Make ``optimizer.zero_grad()`` also call ``clear``; return a function that undoes this.
 
-    A loop that skips an update (AMP's GradScaler does, on overflow) discards gradients by
-    ``zero_grad`` alone; those of the probabilities must not survive into the next update.
+    A loop that skips an update (GradScaler does so on overflow) discards gradients by ``zero_grad``
+    alone, and PyTorch has no hook for it. Without this, the gradients of a method's own parameters
+    would survive into the next update. The method is replaced on this one optimizer object.
     """
     plain = optimizer.zero_grad
     clearing = [clear]
@@ -55,7 +48,7 @@ def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Cal
     def undo() -> None:
         clearing.clear()
         if optimizer.__dict__.get("zero_grad") is not zero_grad:
-            return  # another sparsifier has wrapped it since; it calls us, to no effect
+            return  # another sparsifier wraps this function, which now has no effect
         if earlier is None:
             del optimizer.__dict__["zero_grad"]
         else:
@@ -65,25 +58,25 @@ def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Cal
 
 
 class WeightOptimizers:
-    """The optimizers that train the weights, as far as a method may see and touch them."""
+    """The optimizers of the weights, as far as a method may inspect and change them."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Everything that they train."""
+        """All parameters that the optimizers train."""
         return [p for o in self._optimizers for group in o.param_groups for p in group["params"]]
 
     @property
     def rate(self) -> float:
-        """The learning rate at this moment: the first group's."""
+        """Present learning rate of the first parameter group."""
         return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
 
     def move_by_gradient(self, weights: Sequence[Tensor]) -> bool:
-        """Whether these weights move in proportion to their gradients, as by SGD.
+        """Whether SGD trains these weights, so that they move in proportion to their gradients.
 
-        Adam and its kin move all weights by steps of about one size.
+        Adam and similar optimizers move all weights by steps of about the same size.
         """
         wanted = {id(weight) for weight in weights}
         holders = [
@@ -94,19 +87,19 @@ class WeightOptimizers:
         return bool(holders) and all(isinstance(optimizer, SGD) for optimizer in holders)
 
     def momentum(self, weight: Tensor) -> Tensor | None:
-        """The running mean of the weight's gradient, if its optimizer has one already."""
+        """Return the running mean of the weight's gradient, or None if there is none yet."""
         state = self._state(weight)
         found = state.get("momentum_buffer", state.get("exp_avg"))
         return found if isinstance(found, Tensor) else None
 
     def restart_(self, weight: Tensor, where: Tensor | None = None) -> None:
-        """Forget what is remembered of a weight's gradients, or of those entries of it."""
+        """Reset the optimizer's state of a weight, or of its entries at ``where``, to zero."""
         for value in self._state(weight).values():
             if isinstance(value, Tensor) and value.shape == weight.shape:
                 value.zero_() if where is None else value.masked_fill_(where, 0)
 
     def restart_all_(self) -> None:
-        """Forget everything that is remembered of gradients."""
+        """Discard the state of all optimizers."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 
@@ -116,41 +109,3 @@ class WeightOptimizers:
                 state: dict[str, Any] = optimizer.state[weight]
                 return state
         return {}
-
-
-class OptimizerWatcher(Protocol):
-    """Wants to know of every optimizer that steps anywhere."""
-
-    def on_any_optimizer(self, optimizer: Optimizer) -> None:
-        """Look at an optimizer that is about to step."""
-
-
-class OptimizerWatch:
-    """Looks at every optimizer that steps anywhere, for sparsifiers that may have to adopt it.
-
-    PyTorch offers this as a hook for the whole process. One is registered when the first sparsifier
-    is made, and stays: taking hooks away under a running step is an error, and a sparsifier may
-    be collected at any moment.
-    """
-
-    def __init__(self) -> None:
-        self._watching: weakref.WeakSet[OptimizerWatcher] = weakref.WeakSet()
-        self._registered = False
-
-    def add(self, watcher: OptimizerWatcher) -> None:
-        """Tell ``watcher`` of every step from now on, as long as somebody else holds on to it."""
-        self._watching.add(watcher)
-        if not self._registered:
-            register_optimizer_step_pre_hook(self._on_step)
-            self._registered = True
-
-    def discard(self, watcher: OptimizerWatcher) -> None:
-        """Tell it no more."""
-        self._watching.discard(watcher)
-
-    def _on_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-        for watcher in list(self._watching):
-            watcher.on_any_optimizer(optimizer)
-
-
-watch = OptimizerWatch()

@@ -1,133 +1,171 @@
-"""How a site's weight becomes the weight that the network computes with."""
+"""Masked parameters: how a module computes with the masked weight while it holds the plain one.
 
+PyTorch's own `torch.nn.utils.parametrize` moves a parameter into a submodule. That changes its name
+in ``state_dict()`` and its position in ``parameters()``, so checkpoints, optimizer states and
+averaged copies made without masks no longer fit. Here the parameter stays where it is. The module's
+class is replaced by a subclass that has a property of the parameter's name; reading the property
+masks the parameter. A forward hook would not do: attention layers and tied weights are read by
+other modules, past the ``forward`` of the module that holds them.
+"""
+
+import copyreg
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from probmask.masking.sites import Site
 
+_TABLE = "_masked_weights"  # the attribute of a module that holds its masked weights by name
 
-class HardMaskSource(Protocol):
-    """Whatever decides the hard masks of all sites together."""
 
-    def refresh_hard_masks(self) -> None:
-        """Give every site the hard mask that its tensors now stand for."""
+class MaskSource(Protocol):
+    """Decides the masks of all sites together."""
+
+    def refresh_masks(self) -> None:
+        """Recompute the mask of every site whose tensors have changed."""
 
 
 class MaskedWeight(nn.Module, ABC):
-    """The parametrization of one site: the method's rule in training, a hard mask in evaluation.
+    """One site while it is masked: the method's rule in training, a boolean mask in evaluation.
 
-    The hard mask is neither a parameter nor a buffer: DDP would broadcast a buffer from rank 0, and
-    a ``state_dict`` would carry what can be computed. It follows the module from device to device
-    and into copies all the same, as do all tensors that a method has here; their dtype stays, as
-    in bf16 a probability or a score could not take small steps. The hard mask is brought up to
-    date when ``eval()`` is called, and at the next use if the tensors it was made from have changed
-    since (a checkpoint loaded, an averaged copy updated). A frozen mask is final: it serves
-    training too, and nothing changes it.
+    It belongs to no module's ``_modules``, so that neither ``parameters()``, ``buffers()`` nor
+    ``state_dict()`` of the model show its tensors. They follow the model from device to device and
+    into deep copies, but keep their dtype: in bf16 a probability could not take small steps.
+
+    The mask is recomputed when ``eval()`` is called, and at its next use if the tensors it was
+    computed from have changed since. A frozen mask is final and applies in training too.
     """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that a resumed training needs: tensors, numbers, flags."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.hard = _everything(site.weight)
+        self.mask = _all_kept(site.weight)
         self.frozen = False
-        self._source: HardMaskSource | None = None
+        self._source: MaskSource | None = None
         self._leads = False
-        self._kept_alive = _NotCopied(None)
-        self._made_from: tuple[int, ...] = ()
+        self._computed_from: tuple[int, ...] = ()
 
     @abstractmethod
     def training_weight(self, weight: Tensor) -> Tensor:
-        """The weight that the network computes with while it is being trained."""
+        """Return the weight that the network computes with during training."""
 
-    def settled_weight(self, weight: Tensor) -> Tensor:
-        """What the weights that stay are in evaluation, and become when the mask is frozen."""
+    def final_weight(self, weight: Tensor) -> Tensor:
+        """Return the values that kept weights have in evaluation and once the mask is frozen."""
         return weight
 
-    def follow(self, source: HardMaskSource, *, leads: bool = False) -> None:
-        """Take hard masks from ``source`` from now on; one of its masks leads."""
-        self._source = source
-        self._leads = leads
+    def follow(self, source: MaskSource, *, leads: bool) -> None:
+        """Take the mask from ``source``. Exactly one of the source's sites leads."""
+        self._source, self._leads = source, leads
 
-    def keep_alive(self, value: object) -> None:
-        """Hold on to ``value`` as long as the model has this mask; copies do not."""
-        self._kept_alive = _NotCopied(value)
+    def set_mask(self, mask: Tensor) -> None:
+        """Store a copy of ``mask``."""
+        memory = torch.empty(self.mask.shape, dtype=torch.bool, device=self.mask.device)
+        self.mask = memory.copy_(mask)
 
-    def harden(self, hard: Tensor, weight: Tensor) -> None:
-        """Take ``hard`` as the mask that the site's tensors, as they are now, stand for."""
-        self.take_hard(hard)
-        self._made_from = self._versions(weight)
+    def update_mask(self, mask: Tensor, weight: Tensor) -> None:
+        """Store ``mask`` as the one that the site's present tensors stand for."""
+        self.set_mask(mask)
+        self._computed_from = self._versions(weight)
 
-    def take_hard(self, hard: Tensor) -> None:
-        """Have this hard mask, in memory of its own."""
-        room = torch.empty(self.hard.shape, dtype=torch.bool, device=self.hard.device)
-        self.hard = room.copy_(hard)
-
-    def outdate(self) -> None:
-        """Have the hard mask made anew at its next use, whatever has changed."""
-        self._made_from = ()
+    def invalidate(self) -> None:
+        """Recompute the mask at its next use."""
+        self._computed_from = ()
 
     def is_current(self, weight: Tensor) -> bool:
-        """Whether the hard mask needs no refreshing."""
-        return self.frozen or self._made_from == self._versions(weight)
+        """Whether the mask still belongs to the site's tensors."""
+        return self.frozen or self._computed_from == self._versions(weight)
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def forward(self, weight: Tensor, training: bool) -> Tensor:
         """Return the effective weight."""
-        if self.training and not self.frozen:
+        if training and not self.frozen:
             return self.training_weight(weight)
-        # A compiled graph cannot look at version counters; eval() has looked for it.
+        # A compiled graph cannot read version counters; eval() has refreshed the mask before.
         if not torch.compiler.is_compiling() and not self.is_current(weight):
             self._refresh()
         if not self.frozen:
-            weight = self.settled_weight(weight)
-        masked: Tensor = _HardMasked.apply(weight, self.hard, *self.parameters())  # type: ignore[no-untyped-call]
+            weight = self.final_weight(weight)
+        masked: Tensor = _Masked.apply(weight, self.mask)  # type: ignore[no-untyped-call]
         return masked
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; the hard mask is brought up to date when evaluation begins."""
+        """Set the mode. The mask is refreshed when evaluation begins."""
         super().train(mode)
         if not mode:
             if self._leads:
-                self.outdate()  # changes made through .data leave no trace in any counter
+                self.invalidate()  # changes made through .data increase no version counter
             self._refresh()
         elif not self.frozen:
-            self.outdate()  # made anew by eval(): a byte per weight that training can do without
-            self.hard = _everything(self.hard)
+            self.invalidate()
+            self.mask = _all_kept(self.mask)  # frees a byte per weight during training
         return self
+
+    def state(self) -> dict[str, Any]:
+        """Return the attributes named in ``saved``, and the mask once it is frozen."""
+        values = {name: getattr(self, name) for name in self.saved}
+        return {"mask": self.mask.contiguous() if self.frozen else None, "values": values}
+
+    def load_state(self, state: dict[str, Any], weight: Tensor) -> None:
+        """Restore what `state` returned."""
+        self.frozen = state["mask"] is not None
+        if self.frozen:
+            self.set_mask(state["mask"])
+        for name in self.saved:
+            restore_attribute(self, name, state["values"][name], like=weight)
+        self.invalidate()
 
     def _refresh(self) -> None:
         if self._source is not None:
-            self._source.refresh_hard_masks()
+            self._source.refresh_masks()
 
     def _versions(self, weight: Tensor) -> tuple[int, ...]:
-        # Our id, as a copy takes this along but counts its own tensors' versions anew.
+        # With our id: a copy inherits the tuple, but its tensors count versions from zero.
         return (id(self), weight._version, *(tensor._version for tensor in self.parameters()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         trained = [(name, p.data, p.grad) for name, p in self.named_parameters(recurse=False)]
-        buffers = list(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, data, grad in trained:
             parameter = self.get_parameter(name)
             parameter.grad = None
             parameter.data = _moved(data, fn)
             parameter.grad = None if grad is None else _moved(grad, fn)
-        for name, value in (*buffers, *vars(self).items()):
+        for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, _moved(value, fn))
         return self
 
 
-def _everything(like: Tensor) -> Tensor:
-    """A mask that keeps all, which takes no memory."""
+def restore_attribute(owner: object, name: str, value: Any, *, like: Tensor) -> None:
+    """Set an attribute to a saved value; a tensor that exists is overwritten in place.
+
+    A new tensor goes to the device of ``like``, and into its memory layout if it has its shape.
+    """
+    if not isinstance(value, Tensor):
+        setattr(owner, name, value)
+        return
+    current = getattr(owner, name)
+    if isinstance(current, Tensor) and current.shape == value.shape:
+        with torch.no_grad():
+            current.copy_(value)
+    elif value.shape == like.shape:
+        setattr(owner, name, torch.empty_like(like, dtype=value.dtype).detach().copy_(value))
+    else:
+        setattr(owner, name, value.to(like.device, copy=True))
+
+
+def _all_kept(like: Tensor) -> Tensor:
+    """Return a mask that keeps every weight and takes no memory."""
     return torch.ones((), dtype=torch.bool, device=like.device).expand(like.shape)
 
 
 def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """The tensor as ``fn`` lays it out, of the dtype it had: not through bf16 and back."""
+    """Return the tensor on the device and in the layout that ``fn`` gives it, of its own dtype."""
     moved = fn(tensor)
     if tensor.is_meta:
         return moved.to(tensor.dtype)
@@ -136,74 +174,125 @@ def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.empty_like(moved, dtype=tensor.dtype).copy_(tensor)
 
 
-class _NotCopied:
-    """A reference that a deep copy of its holder does not have."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __deepcopy__(self, _: dict[int, Any]) -> "_NotCopied":
-        return _NotCopied(None)
-
-
-class _HardMasked(torch.autograd.Function):
-    """w where the mask is set, 0 elsewhere.
-
-    Not a product: 0 * w is -0.0 for a negative w, and NaN where w is not finite. The site's other
-    parameters take part without effect: DDP waits for every parameter it knows, and one that
-    dropped out of the graph when the mask was frozen would make it fail.
-    """
+class _Masked(torch.autograd.Function):
+    """w where the mask is True, else 0. Not a product: 0 · w is −0.0 or NaN for some w."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, hard: Tensor, *others: Tensor) -> Tensor:
-        ctx.save_for_backward(hard)
-        ctx.others = len(others)
-        return _where(hard, weight)
+    def forward(ctx: Any, weight: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return _where(mask, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (hard,) = ctx.saved_tensors
-        return (_where(hard, grad), None, *([None] * ctx.others))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return _where(mask, grad), None
 
 
-def _where(hard: Tensor, x: Tensor) -> Tensor:
-    """x where the mask is set, else 0, in x's order in memory, whatever the mask's."""
-    kept = torch.where(hard, x, 0.0)
+def _where(mask: Tensor, x: Tensor) -> Tensor:
+    """Return x where the mask is True, else 0, in the memory layout of x."""
+    kept = torch.where(mask, x, 0.0)
     return kept if kept.stride() == x.stride() else torch.empty_like(x).copy_(kept)
 
 
-def register(site: Site, mask: MaskedWeight) -> None:
-    """Put ``mask`` between the site's weight and every module that holds it."""
+class MaskedModule:
+    """What the class of a module gains while parameters of it are masked."""
+
+    training: bool
+    _parameters: dict[str, nn.Parameter | None]
+    _masked_weights: dict[str, MaskedWeight]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the module and of its masked weights."""
+        super().train(mode)  # type: ignore[misc]
+        for masked in self._masked_weights.values():
+            masked.train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[misc]
+        for masked in self._masked_weights.values():
+            masked._apply(fn)
+        return self
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # An optimizer's momentum may have moved weights under a frozen mask, which hides them. The
+        # plain model that loads this state has no mask.
+        for name, masked in self._masked_weights.items():
+            weight = self._parameters[name]
+            if masked.frozen and weight is not None:
+                weight.data.masked_fill_(~masked.mask, 0.0)
+        super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # pickle finds classes by name, and this one has none: it is created again from its parts.
+        create, args, *rest = super().__reduce_ex__(protocol)
+        if create is copyreg.__newobj__ and args[0] is type(self):  # type: ignore[attr-defined]
+            create, args = _new_masked, (plain_class(type(self)), (*self._masked_weights,))
+        return (create, args, *rest)
+
+
+def plain_class(kind: type[Any]) -> type[Any]:
+    """Return the class that a module has without masks."""
+    return kind.__bases__[1] if issubclass(kind, MaskedModule) else kind
+
+
+@lru_cache(maxsize=512)  # modules of one class share a masked class, as compiled code expects
+def _masked_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    properties = {name: property(_reader(name)) for name in names}
+    return type(f"Masked{kind.__name__}", (MaskedModule, kind), properties)
+
+
+def _new_masked(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    return kind.__new__(_masked_class(kind, names))
+
+
+def _reader(name: str) -> Callable[[MaskedModule], Tensor | None]:
+    def read(module: MaskedModule) -> Tensor | None:
+        weight = module._parameters[name]
+        if weight is None:
+            return None
+        try:
+            effective: Tensor = module._masked_weights[name](weight, module.training)
+        except AttributeError as error:  # nn.Module.__getattr__ would return the unmasked weight
+            raise RuntimeError(f"masking {name} failed: {error}") from error
+        return effective
+
+    return read
+
+
+def mask_site(site: Site, masked: MaskedWeight) -> None:
+    """Let every module that holds the site's weight compute with ``masked``."""
     for module, name in site.holders:
-        parametrize.register_parametrization(module, name, mask)
-        mask.train(module.training)
+        table = {**getattr(module, _TABLE, {}), name: masked}
+        setattr(module, _TABLE, table)
+        module.__class__ = _masked_class(plain_class(type(module)), tuple(table))
+        masked.train(module.training)
 
 
-def unregister(site: Site) -> None:
-    """Give the site's weight back to the modules that hold it, as the parameter it always was."""
+def unmask_site(site: Site) -> None:
+    """Let every module that holds the site's weight compute with the weight itself again."""
     for module, name in site.holders:
-        # A deep copy has the same class, from which the property will be deleted.
-        kind = type(module)
-        module.__class__ = type(kind.__name__, kind.__bases__, dict(vars(kind)))
-        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        table = {key: masked for key, masked in getattr(module, _TABLE).items() if key != name}
+        kind = plain_class(type(module))
+        if table:
+            setattr(module, _TABLE, table)
+            module.__class__ = _masked_class(kind, tuple(table))
+        else:
+            delattr(module, _TABLE)
+            module.__class__ = kind
 
 
-def parameter_order(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
-    """The names of each module's parameters as they stand, for `settle` to put back."""
-    return [(module, tuple(module._parameters)) for module in model.modules()]
+def masked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, MaskedWeight]]:
+    """Yield each masked parameter: its full name, its module, its name there, its masked weight."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, MaskedModule):
+            for name, masked in module._masked_weights.items():
+                yield (f"{prefix}.{name}" if prefix else name), module, name, masked
 
 
-def settle(
-    sites: Sequence[Site],
-    masks: Sequence[MaskedWeight],
-    order: Sequence[tuple[nn.Module, Sequence[str]]],
-) -> None:
-    """Leave plain parameters, those that are masked out exactly zero, in the order given."""
-    for site, mask in zip(sites, masks, strict=True):
-        unregister(site)
-        with torch.no_grad():
-            site.weight.masked_fill_(~mask.hard, 0.0)
-    for module, names in order:
-        for name in names:  # removing a parametrization puts its parameter last
-            if name in module._parameters:
-                module._parameters[name] = module._parameters.pop(name)
+@torch.no_grad()
+def apply_masks_(sites: Sequence[Site], masked: Sequence[MaskedWeight]) -> None:
+    """Leave plain parameters in the model whose pruned entries are exactly zero."""
+    for site, weight in zip(sites, masked, strict=True):
+        unmask_site(site)
+        site.weight.masked_fill_(~weight.mask, 0.0)

@@ -1,4 +1,4 @@
-"""Sites: which tensors of a model can be masked, and in which order."""
+"""Sites: the tensors of a model that can be masked, and their order."""
 
 import difflib
 import fnmatch

@@ -1,4 +1,4 @@
-"""The sparsifier: ties a method to a model and to the optimizer that trains it."""
+"""The sparsifier: connects a method with a model and with the optimizers that train it."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,22 +11,22 @@ from torch.optim import Optimizer
 
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
-from probmask.masking.budgets import many_at_once
-from probmask.masking.optimizers import (
-    WeightOptimizers,
-    checked_optimizers,
-    clear_with_zero_grad,
-    remove_parameters,
-    watch,
-)
-from probmask.masking.parametrization import parameter_order, register, settle
-from probmask.masking.protocol import Context, Histogram, Method, Progress, Trainables
+from probmask.masking.distributed import average_gradients_
+from probmask.masking.masker import Histogram, Progress, Trainables
+from probmask.masking.method import Context, Method, is_abrupt
+from probmask.masking.optimizers import WeightOptimizers, checked_optimizers, clear_with_zero_grad
+from probmask.masking.parametrization import apply_masks_, mask_site
 from probmask.masking.sites import Site
 from probmask.masking.summary import LayerSummary, Summary
 
 
 class Sparsifier:
-    """A method at work on a model. Made by `attach`; ended by `finalize`."""
+    """A method at work on a model. `attach` builds it, `finalize` ends it.
+
+    One update passes through it as follows. Hooks on the optimizer call `_before_step`, which lets
+    the method act on the gradients, and `_after_step`, which trains the method's own parameters,
+    lets the method act on the updated weights, and prepares the next forward pass.
+    """
 
     def __init__(
         self,
@@ -43,27 +43,28 @@ class Sparsifier:
         self._step = 0
         self._draw = 0
         self._finalized = False
-        self._parameter_order = parameter_order(model)
         self._masker = method.begin(self.sites, context)
-        for site, mask in zip(self.sites, self._masker.masks, strict=True):
-            register(site, mask)
+        if self._masker.keep == self._masker.size:
+            self._masker.keep_everything()
+        for site, masked in zip(self.sites, self._masker.masked, strict=True):
+            mask_site(site, masked)
         self._trainables: list[Trainables] = self._masker.trainables()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._scaler = scaler
-        self._unfollow: list[Callable[[], None]] = []
-        watch.add(self)
-        # The model keeps the sparsifier alive: its optimizer may be known only at the first step.
-        self._masker.masks[0].keep_alive(self)
+        self._release_hooks: list[Callable[[], None]] = []
+        self._updating = False
+        self._seen_version: int | None = None
+        self._unwatch = self._watch_gradients()
         self._prepare(0)
 
     @property
     def now(self) -> Progress:
-        """How far the training is."""
+        """Position in the training."""
         return Progress(self._step, self._context.total_steps, self._context.steps_per_epoch)
 
     @property
     def phase_ends(self) -> tuple[int, ...]:
-        """The updates at which the method's phases end, the last of them that of the training."""
+        """The updates at which the method's phases end; the last is the end of the training."""
         return self._context.phase_ends
 
     @property
@@ -73,85 +74,121 @@ class Sparsifier:
 
     @property
     def draw_count(self) -> int:
-        """The number of masks to draw per update."""
+        """Number of masks to draw per update."""
         return self._masker.draws
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Boolean mask of each site by parameter name, True where a weight is kept.
+
+        These are the masks that the network would have if training ended now.
+        """
+        self._masker.refresh_masks()
+        pairs = zip(self.sites, self._masker.masked, strict=True)
+        return {site.name: masked.mask.clone() for site, masked in pairs}
 
     def use(self, *optimizers: Optimizer) -> None:
         """Follow these optimizers, which together train the model's weights.
 
-        Extra trainables of the method (the probabilities) are taken out of them if they are in.
-        With several, masks are updated when the last of them has stepped.
+        With several optimizers, the masks are updated after the last of them has stepped.
+
+        Raises:
+            InputError: If one of them is not a ``torch.optim.Optimizer``.
         """
         optimizers = checked_optimizers("use", optimizers)
         self._release_optimizers()
         self._optimizers = optimizers
-        extra = {id(tensor) for tensor in self._extra_parameters()}
         for optimizer in optimizers:
-            remove_parameters(optimizer, extra)
-            self._unfollow.append(clear_with_zero_grad(optimizer, self._clear_gradients))
+            self._release_hooks.append(clear_with_zero_grad(optimizer, self._clear_gradients))
         first, last = optimizers[0], optimizers[-1]
-        self._unfollow.append(first.register_step_pre_hook(self._before_step).remove)
-        self._unfollow.append(last.register_step_post_hook(self._after_step).remove)
+        self._release_hooks.append(first.register_step_pre_hook(self._before_step).remove)
+        self._release_hooks.append(last.register_step_post_hook(self._after_step).remove)
 
     def draws(self) -> Iterator[float]:
-        """Yield once per mask to draw for this update the share of the loss that falls to it.
+        """Yield, once per mask to draw for this update, its share of the loss.
 
-        for share in sparsifier.draws():
-            (share * criterion(model(images), labels)).backward()
+        Example:
+            for share in sparsifier.draws():
+                (share * criterion(model(images), labels)).backward()
         """
         for draw in range(self._masker.draws):
-            if draw != self._draw:  # also draw 0, after an update that was skipped
+            if draw != self._draw:  # draw 0 too, after a skipped update
                 self._prepare(draw)
             yield 1 / self._masker.draws
 
     def observe(self, loss: Tensor) -> None:
-        """Tell the method the loss of this draw; only those that learn from it alone need it."""
+        """Pass the loss of this draw to the method. Only methods that learn from it need it."""
         self._masker.observe(loss.detach(), self._draw)
 
     def penalty(self) -> Tensor | float:
-        """The method's own term of the loss (zero for methods that have none)."""
+        """Return the method's own term of the loss, 0.0 for methods without one."""
         return self._masker.penalty()
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """What matters of the masks at this moment."""
+        """Return numbers that describe the masks at this moment."""
         return self._masker.metrics()
 
     @torch.no_grad()
     def histograms(self) -> dict[str, Histogram]:
-        """Distributions that tell how the method is getting on, by name."""
+        """Return distributions that show the method's progress, by name."""
         return self._masker.histograms()
 
     def summary(self) -> Summary:
-        """What would be kept of each layer if training ended now."""
-        self._masker.refresh_hard_masks()
+        """Return what each layer would keep if training ended now."""
+        self._masker.refresh_masks()
         return Summary(
             tuple(
-                LayerSummary(site.name, site.shape, int(mask.hard.sum()), site.size)
-                for site, mask in zip(self.sites, self._masker.masks, strict=True)
+                LayerSummary(site.name, site.shape, int(masked.mask.sum()), site.size)
+                for site, masked in zip(self.sites, self._masker.masked, strict=True)
             )
         )
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
-        """Leave a plain ``nn.Module`` with exactly the budget, and say what was kept.
+        """Leave a plain ``nn.Module`` of exactly the sparsity asked for.
 
-        Weights that are masked out become exactly zero; a layer that has none left is named in a
-        `LayerCollapseWarning`. It may be called at any update; one before the budget has fallen
-        gets an `EarlyEndWarning`, for what has to go then goes at once. With ``data``, an
-        iterable of batches, BatchNorm statistics are estimated anew for the network as it now is.
+        Pruned weights become exactly zero. It may be called after any update.
+
+        Args:
+            data: Batches to re-estimate the BatchNorm statistics from: tensors, sequences whose
+                first element is the input, or mappings of keyword arguments.
+
+        Returns:
+            What each layer keeps.
+
+        Raises:
+            InputError: If the sparsifier is finished, or ``data`` is needed but empty.
+
+        Warns:
+            EarlyEndWarning: If training ended while the budget was still falling, so that many
+                weights are pruned at once.
+            LayerCollapseWarning: For each layer that keeps no weight.
+
+        Example:
+            >>> import torch
+            >>> model = torch.nn.Linear(10, 10)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> method = probmask.TiedProbMask(sparsity=0.9)
+            >>> sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=20)
+            >>> for _ in range(20):
+            ...     model(torch.randn(4, 10)).square().sum().backward()
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            >>> sparsifier.finalize().kept
+            10
         """
         if self._finalized:
             raise InputError("finalize(): this sparsifier is finished; attach a new one.")
         batches = None if data is None else batches_for_batchnorm(self._model, data)
-        removed = self.metrics().get("expected_sparsity", 1.0)
+        pruned = self.metrics().get("expected_sparsity", 1.0)
         self._masker.freeze()
         summary = self.summary()
-        self._warn_of_early_end(removed, summary.sparsity)
+        self._warn_of_early_end(pruned, summary.sparsity)
         self._masker.warn_of_collapse([layer.kept for layer in summary.layers])
-        settle(self.sites, self._masker.masks, self._parameter_order)
+        apply_masks_(self.sites, self._masker.masked)
         self._release_optimizers()
+        self._unwatch()
         self._masker.release()
-        watch.discard(self)
         self._finalized = True
         if batches is not None:
             reestimate_batchnorm(self._model, batches)
@@ -159,17 +196,20 @@ class Sparsifier:
 
     def _warn_of_early_end(self, before: float, after: float) -> None:
         step, total = self._step, self._context.total_steps
-        if step < total and many_at_once(1 - before, 1 - after):
+        if step < total and is_abrupt(1 - before, 1 - after):
             warnings.warn(
-                f"finalize() after {step} of {total} updates: {100 * before:.4g} % of the weights "
-                f"had been removed, now {100 * after:.4g} % are, the rest at once. Train to the "
-                "end, or tell attach the total_steps that you make.",
+                f"finalize() was called after {step:,} of {total:,} steps: the sparsity rises from "
+                f"{100 * before:.4g} % to {100 * after:.4g} % at once. Train to the end, or pass "
+                "the real number of steps as total_steps.",
                 EarlyEndWarning,
                 stacklevel=3,
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a bit-exact resume needs beside the state of model and optimizers."""
+        """Return what a bit-exact resume needs in addition to model and optimizer states.
+
+        It holds the method's state and parameters; the model's ``state_dict`` has neither.
+        """
         return {
             "step": self._step,
             "training": self._training(),
@@ -178,12 +218,16 @@ class Sparsifier:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the model's own state is loaded beforehand."""
+        """Restore what `state_dict` returned. Load the model's own state first.
+
+        Raises:
+            InputError: If it is not a sparsifier's state, or the state of another training.
+        """
         if absent := {"step", "training", "method", "trainables"} - set(state):
             raise InputError(
-                f"load_state_dict(): has no {', '.join(map(repr, sorted(absent)))}, so it is not a "
-                "sparsifier's state, or one of another version of probmask; hand over what "
-                "sparsifier.state_dict() gave."
+                f"load_state_dict(): {', '.join(map(repr, sorted(absent)))} is missing. This is "
+                "not a sparsifier's state, or one of another version of probmask; pass what "
+                "sparsifier.state_dict() returned."
             )
         _check_same(state["training"], self._training())
         self._step = state["step"]
@@ -193,7 +237,7 @@ class Sparsifier:
         self._prepare(0)
 
     def _training(self) -> dict[str, Any]:
-        """What tells a checkpoint of another training from one of this."""
+        """Return what distinguishes this training from others, for checkpoints."""
         return {
             "method": self.method.name,
             **self.method.full_settings(),
@@ -204,6 +248,7 @@ class Sparsifier:
     def _before_step(
         self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._updating = True
         itself, *rest = args
         closure = rest[0] if rest else kwargs.get("closure")
         if closure is None:
@@ -221,24 +266,25 @@ class Sparsifier:
     def _on_gradients(self) -> None:
         if self._draw + 1 != self._masker.draws:
             raise InputError(
-                f"{type(self.method).__name__}(draws={self._masker.draws}): this update saw "
-                f"{self._draw + 1} of them; wrap forward and backward in "
+                f"{type(self.method).__name__}(draws={self._masker.draws}): this update used "
+                f"{self._draw + 1} of them; run forward and backward passes inside "
                 "'for share in sparsifier.draws():'."
             )
         if any(getattr(o, "grad_scale", None) is not None for o in self._optimizers):
             raise InputError(
-                "scaler.step(optimizer): a fused optimizer unscales gradients within its step, "
-                "after masks have looked at them; build it with fused=False."
+                "scaler.step(optimizer): a fused optimizer unscales gradients inside its step, "
+                "after the masks have used them; build it with fused=False."
             )
         with torch.no_grad():
             self._unscale()
+            average_gradients_(self._own_parameters())
             self._masker.after_backward(self.now, WeightOptimizers(self._optimizers))
 
     def _unscale(self) -> None:
-        # The scaler unscales the gradients of its optimizer, which the probabilities are not in.
+        # The scaler unscales the gradients of the user's optimizer only.
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         if scale != 1.0:
-            for parameter in self._extra_parameters():
+            for parameter in self._own_parameters():
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
 
@@ -246,13 +292,15 @@ class Sparsifier:
     def _after_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
         now, optimizers = self.now, WeightOptimizers(self._optimizers)
         if not self._masker.frozen:
-            self._train_extra(now, optimizers.rate)
+            self._train_own_parameters(now, optimizers.rate)
         self._clear_gradients()
         self._masker.after_update(now, optimizers)
         self._step += 1
         ended = [phase for phase, end in enumerate(self._context.phase_ends) if end == self._step]
         for phase in ended[:-1] if self._step == self._context.total_steps else ended:
             self._masker.begin_phase(phase + 1, self.now, optimizers)
+        self._updating = False
+        self._seen_version = None
         self._prepare(0)
 
     @torch.no_grad()
@@ -260,48 +308,51 @@ class Sparsifier:
         self._draw = draw
         self._masker.before_forward(self.now, draw)
 
-    def _train_extra(self, now: Progress, rate: float) -> None:
+    def _train_own_parameters(self, now: Progress, rate: float) -> None:
         for group in self._trainables:
             for settings in group.optimizer.param_groups:
                 settings["lr"] = group.learning_rate(now, rate)
             group.optimizer.step()
 
-    def _extra_parameters(self) -> list[Tensor]:
-        return [parameter for mask in self._masker.masks for parameter in mask.parameters()]
+    def _own_parameters(self) -> list[Tensor]:
+        return [parameter for masked in self._masker.masked for parameter in masked.parameters()]
 
     def _clear_gradients(self) -> None:
-        for parameter in self._extra_parameters():
+        for parameter in self._own_parameters():
             parameter.grad = None
 
     def _release_optimizers(self) -> None:
-        for undo in self._unfollow:
-            undo()
-        self._unfollow.clear()
+        for release in self._release_hooks:
+            release()
+        self._release_hooks.clear()
         self._optimizers = ()
 
-    def on_any_optimizer(self, optimizer: Optimizer) -> None:
-        """Adopt the optimizer that trains our weights, or refuse one that goes past us."""
-        if any(optimizer is known for known in self._optimizers):
+    def _watch_gradients(self) -> Callable[[], None]:
+        """Notice updates of the weights by an optimizer that the sparsifier does not follow."""
+        for site in self.sites:
+            if site.weight.requires_grad:
+                return site.weight.register_post_accumulate_grad_hook(self._on_gradient).remove
+        return lambda: None
+
+    def _on_gradient(self, weight: Tensor) -> None:
+        """Raise if the weight has changed since its last gradient, but by no step seen here."""
+        if self._updating:  # an optimizer with a closure moves weights between gradients
             return
-        if any(optimizer is group.optimizer for group in self._trainables):
-            return
-        trained = {
-            id(parameter) for group in optimizer.param_groups for parameter in group["params"]
-        }
-        extra = {id(parameter) for parameter in self._extra_parameters()}
-        if not trained & ({id(site.weight) for site in self.sites} | extra):
-            return
-        if self._optimizers:
+        if not self._optimizers:
             raise InputError(
-                f"{type(optimizer).__name__}.step(): this optimizer trains weights that a "
-                "sparsifier masks, but the sparsifier follows another one; "
-                "call sparsifier.use(optimizer) with all optimizers of the model."
+                "attach(optimizer=None): training has begun, but the sparsifier follows no "
+                "optimizer; call sparsifier.use(optimizer) before the first backward pass."
             )
-        self.use(optimizer)
+        if self._seen_version not in (None, weight._version):
+            raise InputError(
+                "The weights change, but not by a step of the optimizer that the sparsifier "
+                "follows; call sparsifier.use(optimizer) with the optimizers that train them."
+            )
+        self._seen_version = weight._version
 
 
 def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse a state of another training, and say in what it differs."""
+    """Raise an `InputError` that lists the differences between two trainings."""
     keys = list(here) if saved["method"] == here["method"] else ["method"]
     different = [
         f"{key} was {saved.get(key)!r} and is {here[key]!r}"
@@ -310,6 +361,6 @@ def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     ]
     if different:
         raise InputError(
-            f"load_state_dict(): a checkpoint of another training: {'; '.join(different)}. Call "
-            "attach with the arguments that it was saved with."
+            f"load_state_dict(): this is the state of another training: {'; '.join(different)}. "
+            "Call attach with the same arguments as when it was saved."
         )

@@ -1,0 +1,132 @@
+"""`attach`: put a method to work on a model."""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from probmask.checks import check_count
+from probmask.errors import InputError
+from probmask.masking.distributed import from_first_rank
+from probmask.masking.macs import macs_per_weight
+from probmask.masking.method import Context, Method, Phase
+from probmask.masking.optimizers import checked_optimizers
+from probmask.masking.probe import Probe
+from probmask.masking.sites import find_sites
+from probmask.masking.sparsifier import Sparsifier
+
+
+def attach(
+    model: nn.Module,
+    method: Method,
+    *,
+    total_steps: int,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    steps_per_epoch: int | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    example_inputs: Any = None,
+    phases: Sequence[Phase] | None = None,
+    probe: Probe | None = None,
+    scaler: GradScaler | None = None,
+    seed: int | None = None,
+) -> Sparsifier:
+    """Put a method to work on a model that is about to be trained.
+
+    From here on every ``optimizer.step()`` also updates the masks. One set of masks is drawn per
+    update, not per forward pass: modules that are called twice, accumulated gradients and
+    recomputed activations all see the same network. The names in ``model.state_dict()`` and the
+    order of ``model.parameters()`` stay as they are.
+
+    Args:
+        model: The model. Wrap it in DDP afterwards, not before.
+        method: The method, for example ``probmask.TiedProbMask(sparsity=0.9)``.
+        total_steps: Number of updates that the training will make.
+        optimizer: The optimizers that train the model. Without it, call ``sparsifier.use(...)``
+            before the first backward pass.
+        steps_per_epoch: Number of updates per epoch, for methods that count in epochs.
+        include: Name patterns of further parameters to mask; see `find_sites`.
+        exclude: Name patterns of parameters not to mask.
+        example_inputs: A batch for the model, needed to budget in FLOPs.
+        phases: Phases of the training; by default the method's own.
+        probe: Data for methods that inspect some before they prune (SNIP, GraSP, MLPrune).
+        scaler: The ``GradScaler`` of an fp16 training.
+        seed: Seed of all noise. By default it is drawn from PyTorch's generator.
+
+    Returns:
+        The sparsifier, which shows the progress and ends the training by ``finalize()``.
+
+    Raises:
+        InputError: If an argument is wrong or nothing in the model can be masked. The model is
+            then unchanged.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> method = probmask.TiedProbMask(sparsity=0.75)
+        >>> sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=100)
+        >>> list(sparsifier.masks)
+        ['0.weight']
+    """
+    if not isinstance(method, Method):
+        raise InputError(
+            f"attach(method={method!r}): expected a method such as "
+            "probmask.TiedProbMask(sparsity=0.9)."
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "attach(DistributedDataParallel): attach to the plain model, then wrap that in DDP."
+        )
+    check_count("attach", "total_steps", total_steps, least=1, meaning="a number of updates")
+    epochs_known = steps_per_epoch is not None
+    if steps_per_epoch is None:
+        steps_per_epoch = total_steps
+    check_count("attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="a number of updates")
+    optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
+    sites = find_sites(model, include=include, exclude=exclude)
+
+    def count_macs() -> tuple[int, ...]:
+        if example_inputs is None:
+            raise InputError(
+                "attach(example_inputs=None): a budget in FLOPs needs a batch for the model; pass "
+                "example_inputs=."
+            )
+        counts = macs_per_weight(model, sites, example_inputs)
+        for site, count in zip(sites, counts, strict=True):
+            if count == 0:
+                raise InputError(
+                    f"attach(example_inputs): {site.name} takes part in no multiplication; "
+                    "exclude it or budget in parameters."
+                )
+        return counts
+
+    if seed is None:
+        # Equal on all ranks, as a sampled mask depends on it.
+        seed = from_first_rank(int(torch.randint(2**62, ()).item()))
+    # Without epochs, only the proportions of the phases matter.
+    epochs = max(1, round(total_steps / steps_per_epoch)) if epochs_known else total_steps
+    context = Context(
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        epochs_known=epochs_known,
+        seed=seed,
+        macs_per_weight=count_macs,
+        model=model,
+        phase_ends=_phase_ends(phases or method.phases(epochs), total_steps),
+        probe=probe,
+    )
+    sparsifier = Sparsifier(model, method, sites, context, scaler)
+    if optimizers:
+        sparsifier.use(*optimizers)
+    return sparsifier
+
+
+def _phase_ends(phases: Sequence[Phase], total_steps: int) -> tuple[int, ...]:
+    """Return the updates at which phases end, in proportion to their epochs."""
+    lengths = list(accumulate(phase.epochs for phase in phases))
+    return tuple(round(total_steps * length / lengths[-1]) for length in lengths)

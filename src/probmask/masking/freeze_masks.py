@@ -1,0 +1,136 @@
+"""`freeze_masks`: train a sparse network further and keep its zeros."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.errors import InputError
+from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
+from probmask.masking.parametrization import (
+    MaskedWeight,
+    apply_masks_,
+    mask_site,
+    masked_parameters,
+)
+from probmask.masking.sites import Site, find_sites
+from probmask.masking.summary import LayerSummary, Summary
+
+
+def freeze_masks(
+    model: nn.Module, *, include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> "FrozenMasks":
+    """Keep the zeros of ``model`` exactly zero during any further training.
+
+    Every weight that `attach` would mask gets the mask of its own nonzero entries. The mask stands
+    between weight and network and passes no gradient to pruned entries. No optimizer is hooked, so
+    zeros stay under any optimizer, and in deep copies and pickles of the model too. Parameters and
+    the names in ``state_dict()`` stay the same; a saved state has exact zeros.
+
+    Calling it on a model whose masks are frozen, such as a copy, returns the same masks again.
+
+    Args:
+        model: A sparse network, loaded or finalized.
+        include: Name patterns of further parameters to mask; see `find_sites`.
+        exclude: Name patterns of parameters not to mask.
+
+    Returns:
+        The frozen masks. Call their ``finalize()`` after training.
+
+    Raises:
+        InputError: If no weight is zero, or patterns are given for a model whose masks are frozen.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(4, 4)
+        >>> _ = layer.weight.data.fill_diagonal_(0.0)
+        >>> frozen = probmask.freeze_masks(layer)
+        >>> frozen.finalize().kept
+        12
+    """
+    if not _frozen(model):
+        _freeze(find_sites(model, include=include, exclude=exclude))
+    elif tuple(include) or tuple(exclude):
+        raise InputError(
+            "freeze_masks(include=…, exclude=…): the masks of this model are already frozen; "
+            "finalize them first to choose others."
+        )
+    return FrozenMasks(model)
+
+
+class FrozenMasks:
+    """The masks of a model that is trained further. `freeze_masks` builds it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._masked, self.sites = zip(*_frozen(model), strict=True)
+        self._finalized = False
+
+    def summary(self) -> Summary:
+        """Return what each layer keeps."""
+        return Summary(
+            tuple(
+                LayerSummary(site.name, site.shape, int(masked.mask.sum()), site.size)
+                for site, masked in zip(self.sites, self._masked, strict=True)
+            )
+        )
+
+    def finalize(self, data: Iterable[Any] | None = None) -> Summary:
+        """Leave a plain ``nn.Module`` with its zeros, ready to be saved.
+
+        Args:
+            data: Batches to re-estimate the BatchNorm statistics from.
+
+        Returns:
+            What each layer keeps.
+
+        Raises:
+            InputError: If it was called before.
+        """
+        if self._finalized:
+            raise InputError("finalize(): these masks are finished; call freeze_masks again.")
+        batches = None if data is None else batches_for_batchnorm(self._model, data)
+        apply_masks_(self.sites, self._masked)
+        self._finalized = True
+        if batches is not None:
+            reestimate_batchnorm(self._model, batches)
+        return self.summary()
+
+
+class FrozenWeight(MaskedWeight):
+    """One site with a mask that is final from the start."""
+
+    def __init__(self, site: Site, mask: Tensor) -> None:
+        super().__init__(site)
+        self.set_mask(mask)
+        self.frozen = True
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """Return the kept weights, as in evaluation."""
+        return torch.where(self.mask, weight, 0.0)
+
+
+def _freeze(sites: Iterable[Site]) -> None:
+    pairs = [(site, FrozenWeight(site, site.weight.detach() != 0)) for site in sites]
+    if all(bool(masked.mask.all()) for _, masked in pairs):
+        raise InputError(
+            "freeze_masks(model): none of its weights is zero; load or finalize a sparse network "
+            "first."
+        )
+    for site, masked in pairs:
+        mask_site(site, masked)
+
+
+def _frozen(model: nn.Module) -> list[tuple[FrozenWeight, Site]]:
+    """Return each frozen mask of a model with its site."""
+    found: dict[FrozenWeight, list[tuple[str, nn.Module, str]]] = {}
+    for full_name, module, name, masked in masked_parameters(model):
+        if isinstance(masked, FrozenWeight):
+            found.setdefault(masked, []).append((full_name, module, name))
+    return [(masked, _site_of(places)) for masked, places in found.items()]
+
+
+def _site_of(places: list[tuple[str, nn.Module, str]]) -> Site:
+    full_name, module, name = places[0]
+    return Site(full_name, tuple((m, n) for _, m, n in places), module.get_parameter(name))

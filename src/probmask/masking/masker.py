@@ -1,0 +1,206 @@
+"""The masker: a method at work on one model, and the moments of a step at which it acts.
+
+    before_forward   prepare the next forward passes: temperature, noise, masks
+    after_backward   gradients exist, nothing is updated: clip, inspect, grow
+    after_update     weights and the method's own parameters are updated: project, prune
+
+The sparsifier calls these methods in this order, update after update. A masker never hooks an
+optimizer itself.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from probmask.errors import LayerCollapseWarning
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.parametrization import MaskedWeight, restore_attribute
+from probmask.masking.sites import Site
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Position in the training: updates done, updates planned, updates per epoch."""
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the training that is done, in [0, 1]."""
+        return min(1.0, self.step / self.total_steps)
+
+    @property
+    def next_fraction(self) -> float:
+        """Fraction of the training that is done after the present update. It may exceed 1."""
+        return (self.step + 1) / self.total_steps
+
+    @property
+    def epoch(self) -> int:
+        """Number of finished epochs."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def epochs(self) -> int:
+        """Number of planned epochs."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
+
+    @property
+    def epoch_fraction(self) -> float:
+        """Fraction of the training that was done when the present epoch began."""
+        return min(1.0, self.epoch / self.epochs)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Number of values in each of several equally wide bins from ``low`` to ``high``."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trainables:
+    """Parameters that a method trains in addition to the weights.
+
+    ``learning_rate`` returns the rate for the present update from the progress and the rate of the
+    weights. All other settings stay as the optimizer was built.
+    """
+
+    optimizer: Optimizer
+    learning_rate: Callable[[Progress, float], float]
+
+
+class Masker(ABC):
+    """A method at work on one model: one `MaskedWeight` per site, and all of the method's state.
+
+    It must survive ``copy.deepcopy`` together with the model. It therefore holds tensors and
+    numbers, but neither optimizers nor hooks.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that a resumed training needs, apart from those of the sites."""
+    draws: int = 1
+    collapse_advice: ClassVar[str] = ""
+    """What a user can do about a layer that loses all of its weights."""
+
+    def __init__(self, sites: Sequence[Site], masked: Sequence[MaskedWeight], keep: int) -> None:
+        self.names = tuple(site.name for site in sites)
+        self.weights = tuple(site.weight for site in sites)
+        self.masked = tuple(masked)
+        self.keep = keep
+        self.size = sum(site.size for site in sites)
+        self._collapsed: set[str] = set()
+        for index, each in enumerate(self.masked):
+            each.follow(self, leads=index == 0)
+
+    @abstractmethod
+    def choose(self) -> list[Tensor]:
+        """Return the masks of all sites as they would be if training ended now."""
+
+    def trainables(self) -> list[Trainables]:
+        """Build the optimizers of the method's own parameters."""
+        return []
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Prepare the forward passes up to the next update or draw."""
+
+    def penalty(self) -> Tensor | float:
+        """Return the term that the training loop adds to the loss."""
+        return 0.0
+
+    def observe(self, loss: Tensor, draw: int) -> None:
+        """Record the loss of a draw, for methods that learn from its value."""
+
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Act on the gradients, before the optimizers do."""
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Act on the updated weights and parameters."""
+
+    def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Begin the next phase. Phase 0 begins without a call."""
+
+    def release(self) -> None:
+        """Remove hooks that the method has put on the model's modules."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for the log. ``expected_sparsity`` is the present sparsity."""
+        return {}
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Return distributions for the log, by name."""
+        return {}
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the masks are final."""
+        return all(each.frozen for each in self.masked)
+
+    def keep_everything(self) -> None:
+        """Freeze masks that prune nothing: the training is dense."""
+        for each in self.masked:
+            each.frozen = True
+
+    def refresh_masks(self) -> None:
+        """Recompute the masks if any tensor that they depend on has changed."""
+        pairs = list(zip(self.masked, self.weights, strict=True))
+        if all(each.is_current(weight) for each, weight in pairs):
+            return
+        with torch.no_grad():
+            for (each, weight), mask in zip(pairs, self.choose(), strict=True):
+                each.update_mask(mask, weight)
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Make the present masks final, for training and evaluation."""
+        self.refresh_masks()
+        for each, weight in zip(self.masked, self.weights, strict=True):
+            if not each.frozen:
+                final = each.final_weight(weight)
+                if final is not weight:
+                    weight.copy_(final)
+                each.frozen = True
+
+    def warn_of_collapse(self, kept: Sequence[float]) -> None:
+        """Warn once about each layer that keeps less than one weight."""
+        for name, count in zip(self.names, kept, strict=True):
+            if count < 1 and name not in self._collapsed:
+                self._collapsed.add(name)
+                warnings.warn(
+                    f"{name} is losing all of its weights{self.collapse_advice}.",
+                    LayerCollapseWarning,
+                    stacklevel=2,
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a bit-exact resume needs in addition to the model's ``state_dict``.
+
+        A method declares it by ``saved``, here and in its `MaskedWeight`. The parameters that it
+        trains are part of this state, as the model's ``state_dict`` has the plain model's names.
+        """
+        return {
+            "values": {name: getattr(self, name) for name in self.saved},
+            "sites": [each.state() for each in self.masked],
+            "trained": [[p.detach() for p in each.parameters()] for each in self.masked],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in self.saved:
+            restore_attribute(self, name, state["values"][name], like=self.weights[0])
+        sites = zip(self.masked, self.weights, state["sites"], state["trained"], strict=True)
+        for each, weight, site, trained in sites:
+            for parameter, value in zip(each.parameters(), trained, strict=True):
+                parameter.copy_(value)
+            each.load_state(site, weight)
