@@ -2,12 +2,13 @@
 
 from probmask.core.selection.magnitude_cut import cut_between, cut_by_magnitude
 from probmask.core.selection.soft_top_k import soft_top
-from probmask.core.selection.top_k import kept_counts, select_top, select_within
+from probmask.core.selection.top_k import kept_counts, select_in_each, select_top, select_within
 
 __all__ = [
     "cut_between",
     "cut_by_magnitude",
     "kept_counts",
+    "select_in_each",
     "select_top",
     "select_within",
     "soft_top",

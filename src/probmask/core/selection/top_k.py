@@ -45,6 +45,20 @@ def select_top(
     return _select(f"select_top(keep={keep})", budget, values, ties, minimum, names)
 
 
+def select_in_each(
+    values: Sequence[Tensor],
+    counts: Sequence[int],
+    *,
+    ties: Sequence[Tensor] | None = None,
+    names: Sequence[str],
+) -> list[Tensor]:
+    """Masks of the `counts[i]` largest entries of each tensor i, by `select_top` on it alone."""
+    return [
+        select_top([value], count, ties=None if ties is None else [ties[i]], names=[names[i]])[0]
+        for i, (value, count) in enumerate(zip(values, counts, strict=True))
+    ]
+
+
 def select_within(
     values: Sequence[Tensor],
     costs: Sequence[float],

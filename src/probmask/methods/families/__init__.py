@@ -1,0 +1,1 @@
+"""Functions and masked weights that several methods share."""

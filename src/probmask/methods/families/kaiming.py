@@ -1,0 +1,37 @@
+"""Kaiming initialization of sites as a function of the seed alone, for methods that redraw weights."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from probmask.core.noise import Stream, fold
+from probmask.errors import InputError
+from probmask.masking.sites import Site
+
+
+def check_fan_in(caller: str, advice: str, sites: Sequence[Site]) -> None:
+    """Raise an `InputError` for a site without a fan-in, for which Kaiming's law is undefined."""
+    for site in sites:
+        if site.weight.dim() < 2:
+            raise InputError(
+                f"{caller}: {site.name} has {site.weight.dim()} dimension and so no fan-in to "
+                f"initialize it by; exclude it or {advice}."
+            )
+
+
+def kaiming_normal_(sites: Sequence[Site], seed: int) -> None:
+    """Draw every weight from N(0, 2 / fan_in)."""
+    for index, site in enumerate(sites):
+        generator = torch.Generator(device=site.weight.device)
+        generator.manual_seed(fold(seed, Stream.REINITIALIZATION, index))
+        nn.init.kaiming_normal_(
+            site.weight, mode="fan_in", nonlinearity="relu", generator=generator
+        )
+
+
+def fix_weights(sites: Sequence[Site]) -> None:
+    """Exclude the weights from training: a supermask selects among them as they are."""
+    for site in sites:
+        site.weight.requires_grad_(False)
+        site.weight.grad = None

@@ -1,0 +1,87 @@
+"""Fading out the random initial values of the weights.
+
+Early in a training the magnitude of a weight is mostly its random initial value, which says nothing
+about how useful the weight is.
+"""
+
+import torch
+from torch import Tensor, nn
+
+# Tolerance of the batch counters: the version counter of a buffer restarts when it changes devices.
+_FEW_BATCHES = 64
+# A half-precision weight cannot lose less than this fraction at once: it would be rounded away.
+_COARSE = 2.0**-6
+
+
+class Freshness:
+    """Whether the weights of a network are recognizably random when its training begins.
+
+    They are if BatchNorm has seen no data and learned nothing, and there is at least one BatchNorm
+    layer per two masked weights. A new BatchNorm layer on top of a pretrained network without any
+    says nothing about that network's weights.
+    """
+
+    def __init__(self, model: nn.Module, sites: int) -> None:
+        layers = [
+            module
+            for module in model.modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and module.running_var is not None
+        ]
+        everywhere = 2 * len(layers) >= max(1, sites)
+        self._fresh = everywhere and all(_is_untouched(layer) for layer in layers)
+        self._layers = [(layer, _number_of_changes(layer)) for layer in layers]
+
+    def still_holds(self) -> bool:
+        """Whether the weights are still random: no checkpoint has been loaded in the meantime.
+
+        A forward pass changes the batch counter once and increases it by one. A checkpoint changes
+        it once, but to the number of batches of a whole training.
+        """
+        return self._fresh and not any(
+            layer.num_batches_tracked is not None
+            and int(layer.num_batches_tracked) > _number_of_changes(layer) - before + _FEW_BATCHES
+            for layer, before in self._layers
+        )
+
+
+def _is_untouched(layer: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether it has initial statistics, and all channels have the same gain and bias."""
+    variance = layer.running_var
+    assert variance is not None
+    learned = [p for p in (layer.weight, layer.bias) if p is not None]
+    same = all(bool((p == p.reshape(-1)[:1]).all()) for p in learned)
+    return same and torch.equal(variance, torch.ones_like(variance))
+
+
+def _number_of_changes(layer: nn.modules.batchnorm._BatchNorm) -> int:
+    counter = layer.num_batches_tracked
+    return 0 if counter is None else counter._version
+
+
+def squared_norm(initial: Tensor) -> Tensor:
+    """‖w₀‖², never zero. `fade_` takes it as an argument, as it does not change."""
+    flat = _wide(initial).reshape(-1)
+    return torch.dot(flat, flat).clamp_min(torch.finfo(flat.dtype).tiny)
+
+
+def fade_(weight: Tensor, initial: Tensor, square: Tensor, left: float) -> None:
+    """w ← w - max(⟨w, w₀⟩ / ‖w₀‖² - left, 0) w₀: leave at most ``left`` of w₀ in w.
+
+    The present fraction of w₀ in w is measured, because weight decay removes some of it too;
+    subtracting the scheduled amount would leave the negative of that.
+    """
+    w = _wide(weight)
+    along = initial.to(w.dtype)  # the precision may have changed since training began
+    fraction = torch.dot(w.reshape(-1), along.reshape(-1)) / square.to(w.dtype)
+    excess = (fraction - left).clamp_min(0.0)
+    if w is not weight and left > 0:
+        excess = torch.where(excess < _COARSE, 0.0, excess)
+    w.addcmul_(along, excess, value=-1)
+    if w is not weight:
+        weight.copy_(w)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return x in at least fp32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
