@@ -5,38 +5,61 @@ Evci et al., "Rigging the Lottery: Making All Tickets Winners", ICML 2020.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from probmask.checks import check_choice, check_count, check_within
+from torch import Tensor
+
+from probmask.checks import LayerFraction, TrainingFraction, Updates
 from probmask.core.allocation import Spread
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.methods.exchange import (
+from probmask.methods.families.exchange import (
     Allocation,
-    ExchangeMasker,
-    SparseStart,
-    falling,
+    cosine_decay,
     interval,
     is_due,
+    random_masks,
+    regrow_by_gradient_,
+)
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_masks,
+    active_sparsity,
+    largest_active,
+    set_outside_gradient,
+    zero_inactive_,
 )
 
-_EVERY = 100
+_PAPER_INTERVAL = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class RigL(SparseStart):
-    """Train a sparse network whose weakest weights make room where the gradient asks for some.
+class RigL(Method):
+    """Train a sparse network; exchange its smallest weights for those with the largest gradients.
 
     Layer l has a fixed number n_l of active weights, drawn at random at the start. Every
-    ``update_every`` updates, up to the part ``stop_at`` of the training, with t the part done:
+    ``update_every`` updates, up to the fraction ``stop_at`` of the training, with t the fraction
+    done:
 
         q = ⌊α_t n_l⌋,  α_t = drop_fraction (1 + cos(π t / stop_at)) / 2
         drop the q smallest |w| of the layer, then grow the q largest |∂L/∂w| of the inactive
 
-    What is grown begins at zero with no momentum; what is dropped and grown at once stays as it
-    is. Only for these updates is the gradient of inactive weights computed.
+    Grown weights start at zero without momentum. A weight that is dropped and grown at once keeps
+    its value. The gradient of inactive weights is computed for these updates only.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        allocation: The number of weights per layer: the same fraction, or Erdős-Rényi (-kernel).
+        dense_first: Leave the first layer dense. None: if ``allocation="uniform"``, as the paper.
+        dense_last: Leave the last layer dense.
+        drop_fraction: The fraction of a layer's weights exchanged at first.
+        update_every: Updates between exchanges. None: 100, or a twentieth of a short training.
+        stop_at: Fraction of the training after which no weight is exchanged.
+        replace_update: Skip the gradient step of updates that exchange weights.
     """
 
     name: ClassVar[str] = "rigl"
@@ -50,52 +73,64 @@ class RigL(SparseStart):
 
     allocation: Allocation = "erk"
     dense_first: bool | None = None
-    drop_fraction: float = 0.3
-    update_every: int | None = None
-    stop_at: float = 0.75
+    dense_last: bool = False
+    drop_fraction: LayerFraction = 0.3
+    update_every: Updates | None = None
+    stop_at: TrainingFraction = 0.75
     replace_update: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("RigL", "replace_update", self.replace_update, (True, False))
-        check_within("RigL", "drop_fraction", self.drop_fraction, 0, 1, meaning="a part of a layer")
-        check_within("RigL", "stop_at", self.stop_at, 0, 1, meaning="a part of the training")
-        if self.update_every is not None:
-            check_count("RigL", "update_every", self.update_every, least=1, meaning="updates")
 
     @property
     def spread(self) -> Spread:
-        """How many weights each layer has; the paper's uniform networks have a dense first one."""
+        """The number of weights of each layer."""
         first = self.allocation == "uniform" if self.dense_first is None else self.dense_first
-        return replace(super().spread, dense_first=first)
+        return Spread(
+            allocation=self.allocation, dense_first=first, dense_last=self.dense_last
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "RigLMasker":
-        """Draw the sparse network that training begins with."""
+        """Draw the sparse network that training starts with."""
         return RigLMasker(self, sites, context)
 
 
-class RigLMasker(ExchangeMasker):
-    """RigL at work."""
+class RigLMasker(Masker):
+    """RigL at work on one model."""
+
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: RigL, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(method, sites, context, method.spread)
+        keep = method.keep_of(sites, method.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
-        self.every = interval(method.update_every, _EVERY, context.total_steps)
+        self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps)
+        counts = method.spread.counts([site.shape for site in sites], keep)
+        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Ask for the dense gradient if this update exchanges weights."""
-        self.want_dense_gradient(self._exchanges(now))
+        """Request the dense gradient if this update exchanges weights."""
+        set_outside_gradient(self.masked, float(self._exchanges(now)))
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Drop and grow."""
         if self.frozen or not self._exchanges(now):
             return
-        part = falling(now.fraction / self.method.stop_at, self.method.drop_fraction)
-        counts = [math.floor(part * int(active.sum())) for active in self.active]
-        self.regrow_by_gradient_(counts, optimizers)
+        part = cosine_decay(now.fraction / self.method.stop_at, self.method.drop_fraction)
+        counts = [math.floor(part * int(active.sum())) for active in active_masks(self.masked)]
+        regrow_by_gradient_(self.masked, self.weights, counts, optimizers)
         if self.method.replace_update:
             for parameter in optimizers.parameters:
                 parameter.grad = None
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep inactive weights at zero."""
+        zero_inactive_(self.masked, self.weights)
+
+    def choose(self) -> list[Tensor]:
+        """Return the active weights."""
+        return largest_active(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
 
     def _exchanges(self, now: Progress) -> bool:
         return is_due(now.step, self.every) and now.fraction < self.method.stop_at

@@ -90,8 +90,8 @@ class TiedProbMask(Method):
         InputError: If a setting breaks its rule, or two settings contradict each other.
 
     Example:
-        >>> probmask.TiedProbMask(sparsity=0.98).chosen_at
-        0.9
+        >>> probmask.TiedProbMask(sparsity=0.98).ramp_end
+        0.5
     """
 
     name: ClassVar[str] = "probmask-tied"
@@ -134,7 +134,7 @@ class TiedProbMask(Method):
         """Fraction of the training at which the choice of weights is final."""
         if self.choose_at is not None:
             return self.choose_at
-        return max(0.0, round(self.freeze_at - _CHOSEN_BEFORE, 12))
+        return max(0.0, self.freeze_at - _CHOSEN_BEFORE)
 
     def begin(self, sites: Sequence[Site], context: Context) -> "TiedMasker":
         """Start dense."""

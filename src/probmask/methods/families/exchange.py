@@ -1,0 +1,113 @@
+"""Exchange of active weights for inactive ones: what to start with, to drop and to grow.
+
+The methods that train a sparse network from the start (RigL, SET, SNFS, GraNet, DSR, Deep R) draw
+it at random, drop some weights and grow as many. They differ in the numbers and in the scores by
+which weights are grown.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from probmask.core.noise import Stream, uniform_
+from probmask.core.schedules import cosine
+from probmask.core.selection import select_top
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.sites import Site
+from probmask.methods.families.stored import StoredWeight, activate_, active_masks, magnitude
+
+Allocation = Literal["uniform", "er", "erk"]
+
+
+def interval(given: int | None, paper: int, total_steps: int, *, parts: int = 20) -> int:
+    """Return the updates between exchanges: as given, else the paper's or a part of the training."""
+    return given if given is not None else max(1, min(paper, total_steps // parts))
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether ``step`` is a positive multiple of ``every``."""
+    return step > 0 and step % every == 0
+
+
+def cosine_decay(progress: float, start: float, end: float = 0.0) -> float:
+    """end + (start - end) (1 + cos(π progress)) / 2."""
+    return end + (start - end) * cosine(min(1.0, progress))
+
+
+def gradient_magnitude(weight: Tensor) -> Tensor:
+    """|g| in fp32; zero for a weight without a gradient."""
+    return torch.zeros_like(magnitude(weight)) if weight.grad is None else magnitude(weight.grad)
+
+
+def largest(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    """Return the mask of the ``count`` largest scores (≥ 0) among some; ties go to lower indices."""
+    if count == 0:
+        return torch.zeros_like(among)
+    (chosen,) = select_top([torch.where(among, scores.float(), -1.0)], count)
+    return chosen
+
+
+def at_random(among: Tensor, count: int, seed: int, *counters: int) -> Tensor:
+    """Return the mask of ``count`` uniformly drawn entries among some."""
+    return largest(
+        uniform_(torch.empty(among.shape, device=among.device), seed, *counters), among, count
+    )
+
+
+def random_masks(sites: Sequence[Site], counts: Sequence[int], seed: int) -> list[Tensor]:
+    """Return masks of ``counts`` uniformly drawn weights of each layer: a sparse start."""
+    return [
+        at_random(
+            torch.ones_like(site.weight, dtype=torch.bool), count, seed, Stream.SPARSE_START, index
+        )
+        for index, (site, count) in enumerate(zip(sites, counts, strict=True))
+    ]
+
+
+def drop_smallest(sizes: Tensor, active: Tensor, count: int) -> Tensor:
+    """Return ``active`` without its ``count`` smallest entries."""
+    return largest(sizes, active, int(active.sum()) - count)
+
+
+def exchange(sizes: Tensor, active: Tensor, scores: Tensor, count: int) -> Tensor:
+    """Return ``active`` without its ``count`` smallest, and with the ``count`` best-scored others.
+
+    The others include the dropped weights, which can return at once.
+    """
+    survivors = drop_smallest(sizes, active, count)
+    return survivors | largest(scores, ~survivors, count)
+
+
+def switch_(
+    masked: Sequence[StoredWeight],
+    weights: Sequence[Tensor],
+    active: Sequence[Tensor],
+    optimizers: WeightOptimizers,
+) -> None:
+    """Make these the active weights; grown ones start at zero without momentum."""
+    for weight, before, after in zip(weights, active_masks(masked), active, strict=True):
+        optimizers.restart_(weight, after & ~before)
+    activate_(masked, weights, active)
+
+
+def regrow_by_gradient_(
+    masked: Sequence[StoredWeight],
+    weights: Sequence[Tensor],
+    counts: Sequence[int],
+    optimizers: WeightOptimizers,
+) -> None:
+    """Exchange the smallest weights of each layer for those with the largest gradients.
+
+    The present update then moves only weights that were active before and still are.
+    """
+    before = [active.clone() for active in active_masks(masked)]
+    after = [
+        exchange(magnitude(weight), active, gradient_magnitude(weight), count)
+        for weight, active, count in zip(weights, before, counts, strict=True)
+    ]
+    switch_(masked, weights, after, optimizers)
+    for weight, old, new in zip(weights, before, after, strict=True):
+        if weight.grad is not None:
+            weight.grad.masked_fill_(~(old & new), 0.0)
