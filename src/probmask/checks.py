@@ -119,7 +119,9 @@ def check_sparsity(caller: str, sparsity: object) -> None:
 
 def check_choice(caller: str, name: str, value: object, choices: Sequence[object]) -> None:
     """Raise an `InputError` for a value that is not one of the choices."""
-    if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
+    if not any(
+        value is choice or (value == choice and type(value) is type(choice)) for choice in choices
+    ):
         listed = ", ".join(repr(choice) for choice in choices)
         raise InputError(f"{caller}({name}={value!r}): must be one of {listed}.")
 
@@ -136,9 +138,7 @@ def check_within(
         bounds = ""
     else:
         bounds = f", at least {low:g}" if math.isinf(high) else f", from {low:g} to {high:g}"
-    raise InputError(
-        f"{caller}({name}={value!r}): must be {meaning}{bounds}{_wrong_type(value)}."
-    )
+    raise InputError(f"{caller}({name}={value!r}): must be {meaning}{bounds}{_wrong_type(value)}.")
 
 
 def check_count(caller: str, name: str, value: object, *, least: int, meaning: str) -> None:

@@ -86,7 +86,9 @@ def attach(
     epochs_known = steps_per_epoch is not None
     if steps_per_epoch is None:
         steps_per_epoch = total_steps
-    check_count("attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="a number of updates")
+    check_count(
+        "attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="a number of updates"
+    )
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
     sites = find_sites(model, include=include, exclude=exclude)
 

@@ -36,7 +36,9 @@ def batches_for_batchnorm(model: nn.Module, data: Iterable[Any]) -> Iterator[Any
     batches = iter(data)
     for first in batches:
         return chain([first], batches)
-    raise InputError("finalize(data=…): it contains no batch to estimate the BatchNorm statistics from.")
+    raise InputError(
+        "finalize(data=…): it contains no batch to estimate the BatchNorm statistics from."
+    )
 
 
 def _layers(model: nn.Module) -> list[_BatchNorm]:

@@ -83,9 +83,7 @@ class RigL(Method):
     def spread(self) -> Spread:
         """The number of weights of each layer."""
         first = self.allocation == "uniform" if self.dense_first is None else self.dense_first
-        return Spread(
-            allocation=self.allocation, dense_first=first, dense_last=self.dense_last
-        )
+        return Spread(allocation=self.allocation, dense_first=first, dense_last=self.dense_last)
 
     def begin(self, sites: Sequence[Site], context: Context) -> "RigLMasker":
         """Draw the sparse network that training starts with."""

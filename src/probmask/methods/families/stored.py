@@ -110,9 +110,7 @@ def magnitude(weight: Tensor) -> Tensor:
     return weight.detach().abs().float()
 
 
-def active_magnitudes(
-    masked: Sequence[StoredWeight], weights: Sequence[Tensor]
-) -> list[Tensor]:
+def active_magnitudes(masked: Sequence[StoredWeight], weights: Sequence[Tensor]) -> list[Tensor]:
     """|w| where active, else -1."""
     return [
         magnitude(weight).masked_fill(~each.active, -1.0)
