@@ -87,3 +87,31 @@ def test_no_layer_grows_as_the_spare_part_shrinks(allocation):
             assert not any(bool((m & ~old).any()) for m, old in zip(masks, last, strict=True))
             last = masks
         assert sum(kept_counts(last)) == keep
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "keep", "dense"),
+    [
+        (False, None, 20, {2}),  # the last layer holds half of the budget
+        (False, None, 19, set()),
+        (None, None, 60, {0, 2}),
+        (None, None, 59, set()),  # neither: together they hold more than half
+        (True, None, 30, {0}),  # what is asked for stays, whatever the budget
+        (True, True, 1, {0, 2}),
+        (False, False, 60, set()),
+    ],
+)
+def test_layers_are_dense_where_the_budget_has_room(first, last, keep, dense):
+    spread = Spread.fitting("layer", (20, 100, 10), keep, dense_first=first, dense_last=last)
+    assert spread.allocation == "uniform"
+    assert spread.dense(3) == dense
+
+
+@pytest.mark.parametrize("allocation", ["global", "uniform"])
+def test_ties_decide_between_equal_values(allocation):
+    ties = values()
+    given = [torch.zeros_like(tie) for tie in ties]
+    spread = Spread(allocation=allocation)
+    chosen = spread.select(given, 30, NAMES, ties=ties)
+    expected = spread.select(ties, 30, NAMES)
+    assert all(torch.equal(a, b) for a, b in zip(chosen, expected, strict=True))

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from probmask.core.selection import select_top
+from probmask.core.selection import select_in_each, select_top
 from probmask.errors import InputError
 
 
@@ -80,6 +80,27 @@ class Spread:
         allocation: Literal["global", "uniform"] = "global" if scope == "global" else "uniform"
         return cls(allocation=allocation, dense_first=dense_first, dense_last=dense_last)
 
+    @classmethod
+    def fitting(
+        cls,
+        scope: Literal["global", "layer"],
+        sizes: Sequence[int],
+        keep: int,
+        *,
+        dense_first: bool | None,
+        dense_last: bool | None,
+    ) -> Self:
+        """Return `over`, where None leaves a layer dense if the budget has room for it.
+
+        It has if all layers that are to be dense hold at most half of the ``keep`` weights.
+        """
+        wished = cls.over(
+            scope, dense_first=dense_first is not False, dense_last=dense_last is not False
+        )
+        if sum(sizes[i] for i in wished.dense(len(sizes))) <= keep / 2:
+            return wished
+        return cls.over(scope, dense_first=bool(dense_first), dense_last=bool(dense_last))
+
     def dense(self, layers: int) -> frozenset[int]:
         """Which of so many layers are left dense."""
         first = {0} if self.dense_first else set()
@@ -113,23 +134,29 @@ class Spread:
         return counts
 
     def select(
-        self, values: Sequence[Tensor], keep: int, names: Sequence[str], *, spare: float = 0.0
+        self,
+        values: Sequence[Tensor],
+        keep: int,
+        names: Sequence[str],
+        *,
+        spare: float = 0.0,
+        ties: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """Masks of the ``keep`` largest values, so many of each layer as the rule says.
+        """Return masks of the ``keep`` largest values, with the rule's number in each layer.
 
-        On the way there, the part ``spare`` of all that is to go still stays; the masks of a lower
-        part lie within those of a higher one, layer by layer.
+        While pruning is in progress, the fraction ``spare`` of the weights to prune is kept as
+        well. Masks for a smaller ``spare`` are subsets of those for a larger one, layer by layer.
+        Equal values are decided by the larger ``ties``.
         """
         if self.allocation == "global":
             dense = self.dense(len(values))
             least = [v.numel() if i in dense else 0 for i, v in enumerate(values)]
             more = round(spare * (sum(v.numel() for v in values) - keep))
-            return select_top(values, keep + more, minimum=least, names=names)
+            return select_top(values, keep + more, ties=ties, minimum=least, names=names)
+        sizes = [v.numel() for v in values]
         counts = self.counts([tuple(v.shape) for v in values], keep)
-        return [
-            select_top([v], count + round(spare * (v.numel() - count)), names=[name])[0]
-            for v, count, name in zip(values, counts, names, strict=True)
-        ]
+        enlarged = [k + round(spare * (n - k)) for k, n in zip(counts, sizes, strict=True)]
+        return select_in_each(values, enlarged, ties=ties, names=names)
 
 
 def _capped_parts(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Fraction]:
