@@ -1,4 +1,4 @@
-"""A small training of one method, and what every such training is held to."""
+"""A small training of one method, and assertions that hold for every such training."""
 
 import io
 
@@ -14,7 +14,7 @@ SIZE = sum(SIZES)
 
 
 def network():
-    """A convolution, a grouped one, a transposed one and a linear layer; no BatchNorm."""
+    """Return a convolution, a grouped one, a transposed one and a linear layer; no BatchNorm."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
@@ -49,7 +49,7 @@ class MaskedRun:
             seed=5,
         )
         self.masker = self.sparsifier._masker
-        self.masks = self.masker.masks
+        self.masked = self.masker.masked
         self.weights = self.masker.weights
         self.data = batches(steps)
 
@@ -59,7 +59,7 @@ class MaskedRun:
         return self
 
     def backward(self):
-        """The gradients of one batch."""
+        """Compute the gradients of one batch."""
         self.optimizer.zero_grad()
         loss_of(self.model, self.data[0]).backward()
 
@@ -77,7 +77,7 @@ def assert_exact_budget(method):
 
 
 def assert_resumes(method, stops=(1, 9, 13, 20, 23)):
-    """From any of these updates, bit by bit, whatever the fresh start was."""
+    """Assert that a resume after any of these updates is bit-exact, whatever the initial values."""
     whole, saved = MaskedRun(method), []
     for stop in stops:
         whole.go(stop)
@@ -103,7 +103,7 @@ def assert_resumes(method, stops=(1, 9, 13, 20, 23)):
 
 
 def magnitudes(run):
-    """|w| of all sites in one vector."""
+    """Return |w| of all sites in one vector."""
     return torch.cat([weight.detach().abs().flatten() for weight in run.weights])
 
 
@@ -112,16 +112,16 @@ def joined(tensors):
 
 
 def effective_gradients(run):
-    """The effective weights of all sites and the gradients of one batch with respect to them."""
+    """Return the effective weights of all sites and the gradients of one batch for them."""
     seen = []
     handles = []
-    for mask in run.masks:
+    for masked in run.masked:
 
         def keep(_, __, output):
             output.retain_grad()
             seen.append(output)
 
-        handles.append(mask.register_forward_hook(keep))
+        handles.append(masked.register_forward_hook(keep))
     run.backward()
     for handle in handles:
         handle.remove()
