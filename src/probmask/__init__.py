@@ -18,60 +18,88 @@ if TYPE_CHECKING:
         InputError,
         LayerCollapseWarning,
     )
-    from probmask.masking.attaching import attach
-    from probmask.masking.freezing import FrozenMasks, freeze_masks
-    from probmask.masking.protocol import Masker, Method, Probe
+    from probmask.masking.attach import attach
+    from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
+    from probmask.masking.masker import Histogram, Masker, Progress, Trainables
+    from probmask.masking.method import Context, Method, Phase
+    from probmask.masking.optimizers import WeightOptimizers
+    from probmask.masking.parametrization import MaskedWeight
+    from probmask.masking.probe import Probe
+    from probmask.masking.sites import Site, find_sites
     from probmask.masking.sparsifier import Sparsifier
     from probmask.masking.summary import Summary
     from probmask.methods.dense import Dense
-    from probmask.methods.probmask import ProbMask
+    from probmask.methods.families.stored import StoredMasker
+    from probmask.methods.probmask import ProbMask, TiedProbMask
     from probmask.training.config import load_config
     from probmask.training.run import train
 
 _HOMES = {
     "ArtifactError": "probmask.errors",
     "CheckpointError": "probmask.errors",
+    "Context": "probmask.masking.method",
     "Dense": "probmask.methods.dense",
     "EarlyEndWarning": "probmask.errors",
-    "FrozenMasks": "probmask.masking.freezing",
+    "FrozenMasks": "probmask.masking.freeze_masks",
+    "Histogram": "probmask.masking.masker",
     "InputError": "probmask.errors",
     "LayerCollapseWarning": "probmask.errors",
-    "Masker": "probmask.masking.protocol",
-    "Method": "probmask.masking.protocol",
+    "MaskedWeight": "probmask.masking.parametrization",
+    "Masker": "probmask.masking.masker",
+    "Method": "probmask.masking.method",
+    "Phase": "probmask.masking.method",
     "ProbMask": "probmask.methods.probmask",
-    "Probe": "probmask.masking.protocol",
+    "Probe": "probmask.masking.probe",
+    "Progress": "probmask.masking.masker",
+    "Site": "probmask.masking.sites",
     "Sparsifier": "probmask.masking.sparsifier",
+    "StoredMasker": "probmask.methods.families.stored",
     "Summary": "probmask.masking.summary",
-    "attach": "probmask.masking.attaching",
-    "freeze_masks": "probmask.masking.freezing",
+    "TiedProbMask": "probmask.methods.probmask",
+    "Trainables": "probmask.masking.masker",
+    "WeightOptimizers": "probmask.masking.optimizers",
+    "attach": "probmask.masking.attach",
+    "find_sites": "probmask.masking.sites",
+    "freeze_masks": "probmask.masking.freeze_masks",
     "inspect": "probmask.artifact",
     "load": "probmask.artifact",
+    "load_config": "probmask.training.config",
     "load_into": "probmask.artifact",
     "read": "probmask.artifact",
     "save": "probmask.artifact",
-    "load_config": "probmask.training.config",
     "train": "probmask.training.run",
 }
-# Packages whose content is reached through them: probmask.models.resnet32().
+# Packages whose content is reached through them, such as probmask.models.resnet32().
 _PACKAGES = ("data", "methods", "models", "runtime")
 
 __all__ = [
     "ArtifactError",
     "CheckpointError",
+    "Context",
     "Dense",
     "EarlyEndWarning",
     "FrozenMasks",
+    "Histogram",
     "InputError",
     "LayerCollapseWarning",
+    "MaskedWeight",
     "Masker",
     "Method",
+    "Phase",
     "ProbMask",
     "Probe",
+    "Progress",
+    "Site",
     "Sparsifier",
+    "StoredMasker",
     "Summary",
+    "TiedProbMask",
+    "Trainables",
+    "WeightOptimizers",
     "__version__",
     "attach",
     "data",
+    "find_sites",
     "freeze_masks",
     "inspect",
     "load",

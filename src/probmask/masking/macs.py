@@ -1,8 +1,8 @@
-"""Multiply-accumulate operations of a network, counted by running it once.
+"""Multiply-accumulate operations (MACs) of a network, counted by running it once.
 
 The convention is STR's: a multiplication with its addition counts once, and a sparse layer costs
-its dense count times its density. RigL's figures count multiplications and additions separately,
-which makes them about twice as large: the two must not be compared.
+its dense count times its density. RigL's figures count multiplications and additions separately
+and are about twice as large; the two cannot be compared.
 """
 
 import math
@@ -21,15 +21,15 @@ from probmask.masking.batchnorm import evaluating
 from probmask.masking.sites import Site
 
 CONVENTION = (
-    "MACs by STR's convention: a multiply-accumulate counts once, and a layer's times its density; "
-    "BatchNorm, activations and biases are free; average pooling, one per input element, is listed "
-    "apart."
+    "MACs by STR's convention: a multiply-accumulate counts once, times the density of its layer; "
+    "BatchNorm, activations and biases count zero; average pooling, one per input element, is "
+    "listed separately."
 )
 
 
 @dataclass(frozen=True)
 class Macs:
-    """The cost of one example: per site, how often each weight is used; and average pooling."""
+    """The cost of one example: the uses of each weight, per site, and average pooling."""
 
     per_weight: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -37,46 +37,46 @@ class Macs:
 
     @property
     def dense(self) -> int:
-        """Multiplications of all weights."""
+        """MACs of the dense network."""
         return self.sparse(self.sizes)
 
     def sparse(self, kept: Sequence[int]) -> int:
-        """Multiplications of the weights that are left, given how many there are per site."""
+        """Return the MACs of a network that keeps these numbers of weights, site by site."""
         if len(kept) != len(self.sizes):
             raise InputError(
-                f"Macs.sparse(kept): {len(kept)} counts for {len(self.sizes)} sites; pass how many "
-                "weights each site keeps."
+                f"Macs.sparse(kept): {len(kept)} counts for {len(self.sizes)} sites; pass the "
+                "number of weights that each site keeps."
             )
         for index, (count, size) in enumerate(zip(kept, self.sizes, strict=True)):
             if not 0 <= count <= size:
                 raise InputError(
-                    f"Macs.sparse(kept): kept[{index}]={count}, of a site of {size} weights; pass "
-                    "how many of them it keeps."
+                    f"Macs.sparse(kept): kept[{index}]={count} for a site of {size} weights; pass "
+                    "the number of weights that it keeps."
                 )
         return sum(uses * count for uses, count in zip(self.per_weight, kept, strict=True))
 
     @property
     def dense_with_pooling(self) -> int:
-        """Multiplications of all weights, and what average pooling adds."""
+        """MACs of the dense network with average pooling."""
         return self.dense + self.pooling
 
     def sparse_with_pooling(self, kept: Sequence[int]) -> int:
-        """Multiplications of the weights that are left, and what average pooling adds."""
+        """Return `sparse` with average pooling."""
         return self.sparse(kept) + self.pooling
 
 
 def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tuple[int, ...]:
-    """Count, per site, in how many multiplications each weight takes part for one example."""
+    """Return, per site, the number of multiplications of each weight for one example."""
     return count_macs(model, sites, example).per_weight
 
 
 def count_macs(model: nn.Module, sites: Sequence[Site], example: Any) -> Macs:
-    """Count what one example costs, by `CONVENTION`; padding counts as if it were data.
+    """Return the cost of one example, by `CONVENTION`. Padding counts as data.
 
-    ``example`` is a batch for the model: a tensor, a sequence of positional or a mapping of keyword
-    arguments; counts are per example of it. A module that is called twice counts twice; one that is
-    not called (a head for training only) does not count. Pooling is seen where it is a module. A
-    model on the meta device is counted without computing anything.
+    ``example`` is a batch for the model: a tensor, a sequence of positional arguments or a mapping
+    of keyword arguments. A module that is called twice counts twice; one that is not called (such
+    as a head for training only) does not count. Pooling counts only where it is a module. For a
+    model on the meta device nothing is computed.
     """
     batch = _batch_size(example)
     weights, pools = [id(site.weight) for site in sites], _average_pools(model)
@@ -86,7 +86,7 @@ def count_macs(model: nn.Module, sites: Sequence[Site], example: Any) -> Macs:
         for key, module, measure in [*_users(model, sites), *_pooling(pools)]
     ]
     try:
-        # Counting leaves no trace in BatchNorm or RNG; fused attention would bypass the hooks.
+        # BatchNorm and random numbers stay unchanged. Fused attention would bypass the hooks.
         with evaluating(model), torch.random.fork_rng(devices=[]), _without_fused_attention():
             _call(model, example)
     finally:
@@ -100,7 +100,7 @@ def count_macs(model: nn.Module, sites: Sequence[Site], example: Any) -> Macs:
 
 
 class _without_fused_attention:  # noqa: N801 - reads as a statement
-    """Keep ``nn.TransformerEncoderLayer`` from its fused path, which calls no submodule."""
+    """Disable the fused path of ``nn.TransformerEncoderLayer``, which calls no submodule."""
 
     def __enter__(self) -> None:
         self._enabled = torch.backends.mha.get_fastpath_enabled()
@@ -125,13 +125,13 @@ def _batch_size(example: Any) -> int:
     first = example[0] if isinstance(example, list | tuple) and example else example
     if not isinstance(first, Tensor) or first.dim() == 0 or first.shape[0] == 0:
         raise InputError(
-            f"example_inputs={type(example).__name__}: expected a batch that the model takes: a "
-            "tensor, a tuple of positional or a dict of keyword arguments, batch dimension first."
+            f"example_inputs={type(example).__name__}: expected a batch for the model: a tensor, a "
+            "tuple of positional or a dict of keyword arguments, batch dimension first."
         )
     return int(first.shape[0])
 
 
-# What one call of a module adds to a count, from its arguments, keyword arguments and output.
+# Computes the count of one call from its arguments, keyword arguments and output.
 _Measure = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 
 
@@ -143,21 +143,23 @@ def _adding(counts: Counter[int], key: int, measure: _Measure) -> Any:
 
 
 def _users(model: nn.Module, sites: Sequence[Site]) -> Iterator[tuple[int, nn.Module, _Measure]]:
-    """Every module that uses the weight of a site when it is called."""
+    """Yield every module that uses the weight of a site when it is called."""
     for site in sites:
         for module, name in site.holders:
             yield id(site.weight), module, partial(_uses, module, name)
     # Attention uses the weight of its output projection without calling that module.
     wanted = {id(site.weight) for site in sites}
     for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention) and id(module.out_proj.weight) in wanted:
-            yield id(module.out_proj.weight), module, partial(_uses, module, "out_proj")
+        if isinstance(module, nn.MultiheadAttention):
+            key = id(module.out_proj._parameters["weight"])
+            if key in wanted:
+                yield key, module, partial(_uses, module, "out_proj")
 
 
 def _uses(
     module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> int:
-    """How often each weight was multiplied in one call of the module."""
+    """Return the number of multiplications of each weight in one call of the module."""
     given = list(args) + list(kwargs.values())
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return int(given[0].numel()) // module.in_channels
@@ -171,12 +173,12 @@ def _uses(
             for position, argument in enumerate(("query", "key", "value"))
             for tensor in [kwargs[argument] if argument in kwargs else args[position]]
         ]
-        if name == "in_proj_weight":  # three projections in one tensor: the mean of their uses
+        if name == "in_proj_weight":  # the mean over the three projections in this tensor
             return round(sum(tokens) / 3)
         return tokens[{"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)]
     raise InputError(
-        f"MACs of {type(module).__name__}.{name} are unknown: its weights are not used in a "
-        "convolution, a linear layer or attention; exclude it or budget in parameters."
+        f"{type(module).__name__}.{name}: its MACs are unknown, as it is not a convolution, a linear "
+        "layer or attention; exclude it or budget in parameters."
     )
 
 
@@ -192,9 +194,9 @@ def _pooling(
 
 
 def _window(pool: _AvgPoolNd) -> int:
-    """How many elements become one."""
+    """Return the number of elements in one window."""
     kernel: Any = pool.kernel_size
-    dimensions = 3 if isinstance(pool, nn.AvgPool3d) else 2  # in one, it is always a tuple
+    dimensions = 3 if isinstance(pool, nn.AvgPool3d) else 2  # AvgPool1d stores a tuple
     return int(math.prod(kernel if isinstance(kernel, tuple | list) else [kernel] * dimensions))
 
 
@@ -204,11 +206,11 @@ def _added(
     kwargs: dict[str, Any],
     output: Any,
 ) -> int:
-    """How many elements were added up in one call: the sizes of all windows together."""
+    """Return the number of additions in one call: the total size of all windows."""
     if isinstance(pool, _AvgPoolNd):
         return int(output.numel()) * _window(pool)
     given = [*args, *kwargs.values()][0]
-    # Windows of adaptive pooling differ in size; over batch and channels each is a single element.
+    # Windows of adaptive pooling differ in size; along batch and channels they have size one.
     return math.prod(
         sum(-(-(i + 1) * size // parts) - i * size // parts for i in range(parts))
         for size, parts in zip(given.shape, output.shape, strict=True)

@@ -17,9 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from probmask.masking.sites import Site
-
-_TABLE = "_masked_weights"  # the attribute of a module that holds its masked weights by name
+from probmask.masking.sites import MASKED_TABLE, Site
 
 
 class MaskSource(Protocol):
@@ -263,8 +261,8 @@ def _reader(name: str) -> Callable[[MaskedModule], Tensor | None]:
 def mask_site(site: Site, masked: MaskedWeight) -> None:
     """Let every module that holds the site's weight compute with ``masked``."""
     for module, name in site.holders:
-        table = {**getattr(module, _TABLE, {}), name: masked}
-        setattr(module, _TABLE, table)
+        table = {**vars(module).get(MASKED_TABLE, {}), name: masked}
+        setattr(module, MASKED_TABLE, table)
         module.__class__ = _masked_class(plain_class(type(module)), tuple(table))
         masked.train(module.training)
 
@@ -272,13 +270,13 @@ def mask_site(site: Site, masked: MaskedWeight) -> None:
 def unmask_site(site: Site) -> None:
     """Let every module that holds the site's weight compute with the weight itself again."""
     for module, name in site.holders:
-        table = {key: masked for key, masked in getattr(module, _TABLE).items() if key != name}
+        table = {key: masked for key, masked in vars(module)[MASKED_TABLE].items() if key != name}
         kind = plain_class(type(module))
         if table:
-            setattr(module, _TABLE, table)
+            setattr(module, MASKED_TABLE, table)
             module.__class__ = _masked_class(kind, tuple(table))
         else:
-            delattr(module, _TABLE)
+            delattr(module, MASKED_TABLE)
             module.__class__ = kind
 
 

@@ -11,8 +11,10 @@ from torch.nn.utils import parametrize
 
 from probmask.errors import InputError
 
+MASKED_TABLE = "_masked_weights"  # the attribute of a module that holds its masked weights by name
+
 # Module types whose weights are masked unless excluded, with the names of those weights.
-# Embeddings and parameters of the user's own modules are masked on request (`include`).
+# Embeddings and parameters of the user's own modules are masked only if included.
 _MASKED_BY_DEFAULT: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
     (nn.modules.conv._ConvNd, ("weight",)),
     (nn.Linear, ("weight",)),
@@ -22,7 +24,7 @@ _MASKED_BY_DEFAULT: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
         ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
     ),
 )
-# These read flat copies of their weights past any parametrization: a mask would have no effect.
+# These read flat copies of their weights, which a mask would not change.
 _UNMASKABLE = (nn.RNNBase,)
 
 
@@ -36,26 +38,42 @@ class Site:
 
     @property
     def size(self) -> int:
-        """The number of weights."""
+        """Number of weights."""
         return self.weight.numel()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the weight."""
+        """Shape of the weight."""
         return tuple(self.weight.shape)
 
 
 def find_sites(
     model: nn.Module, *, include: Iterable[str] = (), exclude: Iterable[str] = ()
 ) -> tuple[Site, ...]:
-    """List the sites of a model in the order of its modules, each tensor once.
+    """Return the sites of a model in the order of its modules, each tensor once.
 
-    All weights of convolutions (any rank, grouped, transposed), linear layers and attention
-    projections are sites. ``include`` adds others by name pattern (``"embed*"``); ``exclude`` takes
-    away and has the last word. Patterns are shell-style and match the parameter's name
-    (``"layer1.0.conv1.weight"``) or its module's (``"layer1.0.conv1"``); one that matches nothing
-    is an error. A tensor tied between modules is one site; tied to an embedding, it is an
-    embedding, which is masked only on request.
+    The weights of convolutions (of any rank, grouped, transposed), linear layers and attention
+    projections are sites. A tensor that several modules share is one site; if one of them is an
+    embedding, it is a site only if included. Patterns are shell-style and match the name of the
+    parameter (``"layer1.0.conv1.weight"``) or of its module (``"layer1.0.conv1"``).
+
+    Args:
+        model: The model.
+        include: Patterns of further parameters, such as ``"embed*"``.
+        exclude: Patterns of parameters that are not sites. It takes precedence over ``include``.
+
+    Returns:
+        The sites.
+
+    Raises:
+        InputError: If a pattern matches nothing, nothing can be masked, or a tensor that was asked
+            for cannot be masked.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+        >>> [site.name for site in probmask.find_sites(model)]
+        ['0.weight']
     """
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
     weights: dict[int, nn.Parameter] = {}
@@ -77,14 +95,14 @@ def find_sites(
         sites.append(Site(places[0][0], pairs, weights[key]))
     if not sites:
         raise InputError(
-            "attach(model): nothing to mask; no convolution, linear or attention weight is left "
-            "(recurrent layers cannot be masked); name other tensors to mask with include=."
+            "attach(model): there is nothing to mask: no convolution, linear layer or attention is "
+            "left, and recurrent layers cannot be masked; name other parameters with include=."
         )
     return tuple(sites)
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Every parameter with every module that holds it: tied tensors come up more than once."""
+    """Yield every parameter with every module that holds it; shared tensors appear repeatedly."""
     for prefix, module in model.named_modules():
         if "parametrizations" in prefix.split("."):
             continue
@@ -120,7 +138,7 @@ def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> s
         if not hits:
             near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
             hint = f"; the nearest is {near[0]!r}" if near else ""
-            raise InputError(f"{argument}={pattern!r}: matches no parameter of the model{hint}.")
+            raise InputError(f"{argument}={pattern!r}: it matches no parameter of the model{hint}.")
         found |= hits
     return found
 
@@ -129,23 +147,30 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
     path, module, name = places[0]
     if isinstance(weight, UninitializedParameter):
         raise InputError(
-            f"attach(model): {path} has no shape yet; run one batch through model.eval() first."
+            f"attach(model): {path} is not initialized yet; pass one batch through the model first."
         )
     if any(isinstance(holder, _UNMASKABLE) for _, holder, _ in places):
         raise InputError(
-            f"include={path!r}: {type(module).__name__} reads its weights past any mask; "
-            "masking it is not supported."
+            f"include={path!r}: {type(module).__name__} cannot be masked: it computes with flat "
+            "copies of its weights."
         )
     if any(getattr(holder, "sparse", False) is True for _, holder, _ in places):
         raise InputError(
-            f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, "
-            "of which no mask can be learned; build it with sparse=False."
+            f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, which no "
+            "method supports; build it with sparse=False."
+        )
+    if any(attribute in vars(holder).get(MASKED_TABLE, ()) for _, holder, attribute in places):
+        raise InputError(
+            f"attach(model): {path} is already masked; finalize the earlier sparsifier first. To "
+            "continue with a copy, load its state_dict() into a model without masks."
         )
     if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
         raise InputError(
-            f"attach(model): {path} is already parametrized; finalize the earlier sparsifier (of a "
-            "copy: of the model that was copied, with the copy's state_dict() loaded) or remove "
-            "that parametrization first, or pass exclude=."
+            f"attach(model): {path} has a parametrization of torch.nn.utils.parametrize; remove it "
+            "first, or pass exclude=."
         )
     if not weight.is_floating_point():
-        raise InputError(f"include={path!r}: {name} holds {weight.dtype}, not real numbers.")
+        raise InputError(
+            f"attach(model): {path} has dtype {weight.dtype}; only floating-point tensors can be "
+            "masked; pass exclude=."
+        )

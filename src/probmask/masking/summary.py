@@ -1,11 +1,11 @@
-"""What was kept of a network, in all and by layer."""
+"""Summary of a sparse network: the weights kept, in all and per layer."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """What was kept of one site."""
+    """The weights kept of one site."""
 
     name: str
     shape: tuple[int, ...]
@@ -14,13 +14,13 @@ class LayerSummary:
 
     @property
     def sparsity(self) -> float:
-        """The fraction removed."""
+        """Fraction pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was kept of the whole network, and of each of its layers."""
+    """The weights kept of a network and of each of its layers."""
 
     layers: tuple[LayerSummary, ...]
 
@@ -33,15 +33,15 @@ class Summary:
 
     @property
     def kept(self) -> int:
-        """The number of weights kept."""
+        """Number of weights kept."""
         return sum(layer.kept for layer in self.layers)
 
     @property
     def size(self) -> int:
-        """The number of maskable weights."""
+        """Number of maskable weights."""
         return sum(layer.size for layer in self.layers)
 
     @property
     def sparsity(self) -> float:
-        """The fraction removed."""
+        """Fraction pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
