@@ -27,6 +27,6 @@ if not {"ONEDNN_MAX_CPU_ISA", "PYTEST_XDIST_WORKER"} & set(os.environ) and dies_
 
 
 @pytest.fixture(params=["tied", "learned"])
-def recipe(request):
-    """ProbMask's ways to its probabilities: what its user is promised holds for both."""
+def form(request):
+    """The two members of the ProbMask family: what users are promised holds for both."""
     return request.param

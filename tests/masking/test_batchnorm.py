@@ -12,7 +12,7 @@ from reference.networks import build, make_batches, sgd, train
 def trained(name="conv", **settings):
     model = build(name)
     settings = {"sparsity": 0.8, "min_keep_per_layer": 1} | settings
-    sparsifier = probmask.attach(model, probmask.ProbMask(**settings), total_steps=10, seed=1)
+    sparsifier = probmask.attach(model, probmask.TiedProbMask(**settings), total_steps=10, seed=1)
     train(model, sgd(model), make_batches(name, 10))
     return model, sparsifier
 

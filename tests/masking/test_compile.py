@@ -6,6 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import probmask
 from reference.networks import build, loss_of, make_batches, sgd, state_of
+from reference.probmask_run import method_of
 
 STEPS = 16  # frozen by the 12th update
 
@@ -24,13 +25,13 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def attached(name, recipe, **settings):
+def attached(name, form, **settings):
     model = build(name)
     optimizer = sgd(model)
     settings = {"sparsity": 0.7, "min_keep_per_layer": 2, "freeze_at": 0.6} | settings
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(recipe=recipe, **settings),
+        method_of(form, **settings),
         optimizer=optimizer,
         total_steps=STEPS,
         seed=1,
@@ -53,8 +54,8 @@ def assert_close(model, other, tolerance):
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet", "tied", "transformer"])
-def test_training_is_compiled_once_before_and_once_after_the_freeze(recipe, name):
-    plain, compiled_ = attached(name, recipe), attached(name, recipe)
+def test_training_is_compiled_once_before_and_once_after_the_freeze(form, name):
+    plain, compiled_ = attached(name, form), attached(name, form)
     batches = make_batches(name, STEPS)
     counter = CompileCounterWithBackend("aot_eager")
     network = torch.compile(compiled_[0], backend=counter, fullgraph=True)
@@ -76,8 +77,8 @@ def test_several_draws_do_not_recompile():
 
 
 @pytest.mark.parametrize("fullgraph", [True, False])
-def test_evaluation_follows_every_update_and_compiles_once(recipe, fullgraph):
-    model, optimizer, sparsifier = attached("mlp", recipe, freeze_at=1)
+def test_evaluation_follows_every_update_and_compiles_once(form, fullgraph):
+    model, optimizer, sparsifier = attached("mlp", form, freeze_at=1)
     counter = CompileCounterWithBackend("aot_eager")
     network = torch.compile(model, backend=counter, fullgraph=fullgraph)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -90,8 +91,8 @@ def test_evaluation_follows_every_update_and_compiles_once(recipe, fullgraph):
     assert counter.frame_count == 2
 
 
-def test_compiled_in_place(recipe):
-    plain, (model, optimizer, sparsifier) = attached("mlp", recipe), attached("mlp", recipe)
+def test_compiled_in_place(form):
+    plain, (model, optimizer, sparsifier) = attached("mlp", form), attached("mlp", form)
     batches = make_batches("mlp", STEPS)
     model.compile(backend="aot_eager", fullgraph=True)
     train(model, optimizer, sparsifier, batches)
@@ -99,7 +100,7 @@ def test_compiled_in_place(recipe):
     assert_close(model, plain[0], 1e-5)
 
 
-def test_compiled_before_it_was_attached(recipe):
+def test_compiled_before_it_was_attached(form):
     model = build("mlp")
     network = torch.compile(model, backend="aot_eager")
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -107,14 +108,14 @@ def test_compiled_before_it_was_attached(recipe):
     optimizer = sgd(network)
     sparsifier = probmask.attach(
         network,
-        probmask.ProbMask(recipe=recipe, freeze_at=0.6, sparsity=0.7, min_keep_per_layer=2),
+        method_of(form, freeze_at=0.6, sparsity=0.7, min_keep_per_layer=2),
         optimizer=optimizer,
         total_steps=STEPS,
         seed=1,
     )
     batches = make_batches("mlp", STEPS)
     train(network, optimizer, sparsifier, batches)
-    plain = attached("mlp", recipe)
+    plain = attached("mlp", form)
     train(plain[0], *plain[1:], batches)
     assert_close(model, plain[0], 1e-5)
     assert sparsifier.finalize().kept == 400 - round(0.7 * 400)
@@ -122,8 +123,8 @@ def test_compiled_before_it_was_attached(recipe):
         torch.testing.assert_close(network.eval()(inputs), model(inputs))
 
 
-def test_the_finished_network_compiles_to_the_sparse_one(recipe):
-    model, optimizer, sparsifier = attached("mlp", recipe)
+def test_the_finished_network_compiles_to_the_sparse_one(form):
+    model, optimizer, sparsifier = attached("mlp", form)
     network = torch.compile(model, backend="aot_eager")
     train(network, optimizer, sparsifier, make_batches("mlp", STEPS))
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -133,9 +134,9 @@ def test_the_finished_network_compiles_to_the_sparse_one(recipe):
     torch.testing.assert_close(network(inputs), before, rtol=1e-5, atol=1e-6)
 
 
-def test_the_real_compiler(recipe):
+def test_the_real_compiler(form):
     """Inductor, in training and in evaluation, for one small network."""
-    plain, (model, optimizer, sparsifier) = attached("mlp", recipe), attached("mlp", recipe)
+    plain, (model, optimizer, sparsifier) = attached("mlp", form), attached("mlp", form)
     batches = make_batches("mlp", 6)
     network = torch.compile(model)
     train(network, optimizer, sparsifier, batches)

@@ -16,16 +16,16 @@ from reference.networks import (
     step,
     train,
 )
-from reference.probmask_run import ranking
+from reference.probmask_run import method_of, ranking
 
 STEPS = 20
 
 
-def halfway(recipe, name="mlp", steps=10, **settings):
+def halfway(form, name="mlp", steps=10, **settings):
     settings = {"sparsity": 0.8, "min_keep_per_layer": 1} | settings
     model = build(name)
     optimizer = sgd(model)
-    method = probmask.ProbMask(recipe=recipe, **settings)
+    method = method_of(form, **settings)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS, seed=2)
     train(model, optimizer, make_batches(name, steps))
     return model, optimizer, sparsifier
@@ -41,8 +41,8 @@ def assert_top(mlp, keep):
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "tied", "transformer"])
 @pytest.mark.parametrize("steps", [0, 10, 18])
-def test_a_copy_computes_what_the_original_computes(recipe, name, steps):
-    model, _, _ = halfway(recipe, name, steps)
+def test_a_copy_computes_what_the_original_computes(form, name, steps):
+    model, _, _ = halfway(form, name, steps)
     inputs = make_batches(name, 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
     assert torch.equal(twin(inputs), model(inputs))  # in training: the same noise, or threshold
@@ -51,8 +51,8 @@ def test_a_copy_computes_what_the_original_computes(recipe, name, steps):
 
 
 @pytest.mark.parametrize("steps", [5, 18])
-def test_training_the_original_does_not_change_the_copy(recipe, steps):
-    model, optimizer, _ = halfway(recipe, steps=steps)
+def test_training_the_original_does_not_change_the_copy(form, steps):
+    model, optimizer, _ = halfway(form, steps=steps)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
     state, output, evaluated = state_of(twin), twin(inputs), twin.eval()(inputs)
@@ -64,9 +64,9 @@ def test_training_the_original_does_not_change_the_copy(recipe, steps):
     assert not torch.equal(model.eval()(inputs), evaluated)
 
 
-def test_changing_the_copy_does_not_change_the_original(recipe):
-    model, optimizer, _ = halfway(recipe)
-    plain, plain_optimizer, _ = halfway(recipe)
+def test_changing_the_copy_does_not_change_the_original(form):
+    model, optimizer, _ = halfway(form)
+    plain, plain_optimizer, _ = halfway(form)
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -78,8 +78,8 @@ def test_changing_the_copy_does_not_change_the_original(recipe):
     assert_same_state(state_of(model), state_of(plain))
 
 
-def test_finalizing_the_original_leaves_the_copy_working(recipe):
-    model, _, sparsifier = halfway(recipe)
+def test_finalizing_the_original_leaves_the_copy_working(form):
+    model, _, sparsifier = halfway(form)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
     expected = twin.eval()(inputs)
@@ -89,16 +89,16 @@ def test_finalizing_the_original_leaves_the_copy_working(recipe):
     assert twin[0].weight.count_nonzero() < 96
 
 
-def test_a_copy_of_a_copy_and_a_moved_copy(recipe):
-    model, _, _ = halfway(recipe)
+def test_a_copy_of_a_copy_and_a_moved_copy(form):
+    model, _, _ = halfway(form)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     twin = copy.deepcopy(copy.deepcopy(model)).to(torch.float64)
     torch.testing.assert_close(twin.eval()(inputs.double()).float(), model.eval()(inputs))
     assert model[0].bias.dtype == torch.float32
 
 
-def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(recipe):
-    model, optimizer, sparsifier = halfway(recipe, steps=0)
+def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(form):
+    model, optimizer, sparsifier = halfway(form, steps=0)
     early = state_of(model)
     train(model, optimizer, make_batches("mlp", 13))
     late = state_of(model)
@@ -115,9 +115,9 @@ def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(recipe):
     assert sparsifier.now.step == 13
 
 
-def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original(recipe):
+def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original(form):
     """Version counters start anew in a copy and may catch up with those of the original."""
-    model, _, _ = halfway(recipe)
+    model, _, _ = halfway(form)
     model.eval()
     twin = copy.deepcopy(model)
     theirs = list(model.parameters())
@@ -129,9 +129,9 @@ def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original(rec
     assert_top(twin, 80)
 
 
-def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back(recipe):
+def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back(form):
     """Hand-written averaging goes through .data, which no version counter sees."""
-    model, _, _ = halfway(recipe)
+    model, _, _ = halfway(form)
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -139,8 +139,8 @@ def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back(recipe):
     assert_top(twin.eval(), 80)
 
 
-def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation(recipe):
-    model, optimizer, _ = halfway(recipe, steps=8)
+def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation(form):
+    model, optimizer, _ = halfway(form, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)).eval()
     averaged.update_parameters(model)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
@@ -161,9 +161,9 @@ def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation(rec
     assert torch.equal(averaged(inputs), before)
 
 
-def test_an_averaged_model_outlives_the_training(recipe):
+def test_an_averaged_model_outlives_the_training(form):
     """The average is what one wants to keep: it must survive finalize() of the model."""
-    model, optimizer, sparsifier = halfway(recipe, steps=8)
+    model, optimizer, sparsifier = halfway(form, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for batch in make_batches("mlp", 12, seed=3):
         step(model, optimizer, batch)
@@ -174,8 +174,8 @@ def test_an_averaged_model_outlives_the_training(recipe):
     assert torch.equal(averaged(inputs), expected)
 
 
-def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(recipe, tmp_path):
-    model, optimizer, sparsifier = halfway(recipe, steps=8)
+def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(form, tmp_path):
+    model, optimizer, sparsifier = halfway(form, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for batch in make_batches("mlp", 12, seed=3):
         step(model, optimizer, batch)
@@ -188,9 +188,9 @@ def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(reci
     probmask.save(model, tmp_path / "average.safetensors")
 
 
-def test_the_average_of_one_network_is_that_network(recipe):
+def test_the_average_of_one_network_is_that_network(form):
     """Also in what is no parameter: a temperature has to follow, or the weights would shrink."""
-    model, optimizer, _ = halfway(recipe, steps=2)
+    model, optimizer, _ = halfway(form, steps=2)
     averaged = AveragedModel(model, avg_fn=lambda _, latest, __: latest)
     train(model, optimizer, make_batches("mlp", 16, seed=3))
     averaged.update_parameters(model)
@@ -200,9 +200,9 @@ def test_the_average_of_one_network_is_that_network(recipe):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_evaluating_in_between_changes_nothing(recipe, context):
-    model, optimizer, _ = halfway(recipe, steps=4)
-    plain, plain_optimizer, _ = halfway(recipe, steps=4)
+def test_evaluating_in_between_changes_nothing(form, context):
+    model, optimizer, _ = halfway(form, steps=4)
+    plain, plain_optimizer, _ = halfway(form, steps=4)
     for batch in make_batches("mlp", 16, seed=3):
         with context():
             model.eval()(batch[0])

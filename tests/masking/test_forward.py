@@ -17,6 +17,7 @@ from reference.networks import (
     step,
     train,
 )
+from reference.probmask_run import method_of
 from reference.probmask_tied import tempered
 
 STEPS = 10
@@ -47,8 +48,8 @@ def gradients(model):
 # Tied weights
 
 
-def test_tied_linear_layers_are_masked_once_and_counted_once(recipe):
-    model, optimizer, sparsifier = attached("tied", recipe=recipe, steps=5)
+def test_tied_linear_layers_are_masked_once_and_counted_once(form):
+    model, optimizer, sparsifier = attached("tied", form=form, steps=5)
     assert [site.name for site in sparsifier.sites] == [
         "first.weight",
         "left.weight",
@@ -64,12 +65,12 @@ def test_tied_linear_layers_are_masked_once_and_counted_once(recipe):
     assert len(optimizer.param_groups[0]["params"]) == len(list(model.parameters()))
 
 
-def test_a_tied_weight_gets_the_gradient_of_both_uses(recipe):
-    model, _, _ = attached("tied", recipe=recipe, steps=2)
+def test_a_tied_weight_gets_the_gradient_of_both_uses(form):
+    model, _, _ = attached("tied", form=form, steps=2)
     batch = make_batches("tied", 1)[0]
     left = model.left.parametrizations.weight
     slope = 1.0  # straight through, but for a relaxed mask
-    if recipe == "learned":
+    if form == "learned":
         slope = left[0].training_weight(torch.ones_like(left.original)).detach()
     loss_of(model, batch).backward()
     together = left.original.grad.clone()
@@ -83,15 +84,15 @@ def test_a_tied_weight_gets_the_gradient_of_both_uses(recipe):
             getattr(plain, name).bias.copy_(getattr(model, name).bias)
     loss_of(plain, batch).backward()
     uses = [plain.left.weight.grad * slope, plain.right.weight.grad * slope]
-    if recipe == "tied":  # what removed weights get is bounded for each use
+    if form == "tied":  # what removed weights get is bounded for each use
         assert left[0].active.any()
         uses = [tempered(use, left[0].active, 1.0) for use in uses]
     expected = sum(uses)
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_head_tied_to_an_embedding_is_an_embedding(recipe):
-    model, _, sparsifier = attached("language", recipe=recipe, steps=2)
+def test_a_head_tied_to_an_embedding_is_an_embedding(form):
+    model, _, sparsifier = attached("language", form=form, steps=2)
     assert [site.name for site in sparsifier.sites] == ["mix.weight"]
     sparsifier.finalize()
     assert model.head.weight is model.embed.weight
@@ -99,8 +100,8 @@ def test_a_head_tied_to_an_embedding_is_an_embedding(recipe):
 
 
 @pytest.mark.parametrize("pattern", ["embed", "head", "embed.weight", "head*"])
-def test_a_tied_embedding_is_masked_on_request_under_any_of_its_names(recipe, pattern):
-    model, _, sparsifier = attached("language", recipe=recipe, steps=3, include=[pattern])
+def test_a_tied_embedding_is_masked_on_request_under_any_of_its_names(form, pattern):
+    model, _, sparsifier = attached("language", form=form, steps=3, include=[pattern])
     assert [site.size for site in sparsifier.sites] == [160, 64]
     assert torch.equal(model.head.weight, model.embed.weight)
     kept = sparsifier.finalize().kept
@@ -113,8 +114,8 @@ def test_a_tied_embedding_is_masked_on_request_under_any_of_its_names(recipe, pa
 # Modules called twice, gradient accumulation, checkpointing
 
 
-def test_a_module_called_twice_sees_one_mask(recipe):
-    model, _, _ = attached("recurrent", recipe=recipe, steps=3)
+def test_a_module_called_twice_sees_one_mask(form):
+    model, _, _ = attached("recurrent", form=form, steps=3)
     seen = []
     handle = model.again.register_forward_hook(
         lambda module, args, output: seen.append((args[0].detach(), output.detach()))
@@ -126,11 +127,11 @@ def test_a_module_called_twice_sees_one_mask(recipe):
     for inputs, output in seen:
         expected = nn.functional.linear(inputs, weight, model.again.bias)
         assert torch.equal(output, expected)
-    assert not torch.equal(weight, model.again.parametrizations.weight.original)
+    assert not torch.equal(weight, model.again.get_parameter("weight"))
 
 
 def test_the_mask_changes_with_the_update_and_only_with_it():
-    model, optimizer, _ = attached("mlp", recipe="learned", steps=3)
+    model, optimizer, _ = attached("mlp", form="learned", steps=3)
     batch = make_batches("mlp", 1)[0]
     first, second = model(batch[0]), model(batch[0])
     assert torch.equal(first, second)
@@ -141,7 +142,7 @@ def test_the_mask_changes_with_the_update_and_only_with_it():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"outside": 0.0}, {"recipe": "learned"}, {"recipe": "learned", "draws": 2}],
+    [{"outside": 0.0}, {"form": "learned"}, {"form": "learned", "draws": 2}],
     ids=str,
 )
 def test_two_half_batches_are_one_batch(settings):
@@ -166,8 +167,8 @@ def test_two_half_batches_are_one_batch(settings):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_checkpointing_blocks_gives_the_same_gradients(recipe, reentrant, frozen):
-    model, _, _ = attached("unet", recipe=recipe, steps=8 if frozen else 3)
+def test_checkpointing_blocks_gives_the_same_gradients(form, reentrant, frozen):
+    model, _, _ = attached("unet", form=form, steps=8 if frozen else 3)
     inputs, labels = make_batches("unet", 1)[0]
     inputs.requires_grad_()
     nn.functional.cross_entropy(model(inputs), labels).backward()
@@ -181,9 +182,9 @@ def test_checkpointing_blocks_gives_the_same_gradients(recipe, reentrant, frozen
     assert_same_state(expected, gradients(model))
 
 
-def test_checkpointing_the_whole_model_trains_the_same(recipe):
-    plain, plain_optimizer, _ = attached("transformer", recipe=recipe)
-    model, optimizer, _ = attached("transformer", recipe=recipe)
+def test_checkpointing_the_whole_model_trains_the_same(form):
+    plain, plain_optimizer, _ = attached("transformer", form=form)
+    model, optimizer, _ = attached("transformer", form=form)
     for inputs, labels in make_batches("transformer", STEPS):
         step(plain, plain_optimizer, (inputs, labels))
         optimizer.zero_grad()
@@ -197,8 +198,8 @@ def test_checkpointing_the_whole_model_trains_the_same(recipe):
 
 
 @pytest.mark.parametrize("name", ["unet", "transformer", "mlp"])
-def test_bf16_autocast(recipe, name):
-    model, optimizer, sparsifier = attached(name, recipe=recipe)
+def test_bf16_autocast(form, name):
+    model, optimizer, sparsifier = attached(name, form=form)
     for batch in make_batches(name, STEPS):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -214,8 +215,8 @@ def test_bf16_autocast(recipe, name):
     )
 
 
-def test_the_mask_is_fp32_under_autocast(recipe):
-    model, _, _ = attached("mlp", recipe=recipe, steps=4)
+def test_the_mask_is_fp32_under_autocast(form):
+    model, _, _ = attached("mlp", form=form, steps=4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = model[0].weight
     assert inside.dtype == torch.float32
@@ -223,7 +224,7 @@ def test_the_mask_is_fp32_under_autocast(recipe):
 
 
 def test_a_bf16_model_keeps_its_probabilities_in_fp32_to_the_last_bit():
-    model, _, sparsifier = attached("mlp", recipe="learned", steps=4)
+    model, _, sparsifier = attached("mlp", form="learned", steps=4)
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
     site = model[0].parametrizations.weight[0]
     noise, temperature = site.noise.clone(), site.temperature.clone()
@@ -239,14 +240,14 @@ def test_a_bf16_model_keeps_its_probabilities_in_fp32_to_the_last_bit():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("first", ["convert", "attach"])
-def test_training_in_another_precision(recipe, dtype, first):
+def test_training_in_another_precision(form, dtype, first):
     model = build("mlp")
     if first == "convert":
         model.to(dtype)
     optimizer = sgd(model)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(recipe=recipe, sparsity=0.8, min_keep_per_layer=1),
+        method_of(form, sparsity=0.8, min_keep_per_layer=1),
         optimizer=optimizer,
         total_steps=STEPS,
     )
@@ -259,8 +260,8 @@ def test_training_in_another_precision(recipe, dtype, first):
     assert model[0].weight.dtype == dtype
 
 
-def test_converting_by_type(recipe):
-    model, _, sparsifier = attached("mlp", recipe=recipe, steps=2)
+def test_converting_by_type(form):
+    model, _, sparsifier = attached("mlp", form=form, steps=2)
     model.type(torch.float64)
     assert sparsifier.finalize().kept == 120
     assert model[0].weight.dtype == torch.float64
@@ -271,8 +272,8 @@ def test_converting_by_type(recipe):
 
 @pytest.mark.parametrize("steps", [0, 4, 9])
 @pytest.mark.parametrize("name", ["unet", "mlp", "tied", "transformer"])
-def test_evaluation_uses_exactly_the_budget(recipe, name, steps):
-    model, _, sparsifier = attached(name, recipe=recipe, steps=steps)
+def test_evaluation_uses_exactly_the_budget(form, name, steps):
+    model, _, sparsifier = attached(name, form=form, steps=steps)
     keep = sparsifier.summary().kept
     size = sum(site.size for site in sparsifier.sites)
     assert keep == size - round(0.7 * size)
@@ -288,24 +289,24 @@ def test_evaluation_uses_exactly_the_budget(recipe, name, steps):
 @pytest.mark.parametrize("steps", [0, 4, 9])
 @pytest.mark.parametrize("name", ["unet", "tied"])
 def test_learned_probabilities_choose_weights_and_leave_them_as_they_are(name, steps):
-    model, _, sparsifier = attached(name, recipe="learned", steps=steps)
+    model, _, sparsifier = attached(name, form="learned", steps=steps)
     model.eval()
     for site in sparsifier.sites:
         weight = getattr(*site.holders[0])
         assert torch.equal(weight, torch.where(weight != 0, site.weight, 0.0))
 
 
-def test_going_back_to_training_goes_back_to_the_network_in_training(recipe):
-    model, _, _ = attached("mlp", recipe=recipe, steps=2)
+def test_going_back_to_training_goes_back_to_the_network_in_training(form):
+    model, _, _ = attached("mlp", form=form, steps=2)
     soft = model[0].weight.clone()
     hard = model.eval()[0].weight.clone()
     assert not torch.equal(soft, hard)
     assert torch.equal(model.train()[0].weight, soft)
 
 
-def test_evaluation_follows_training_without_being_told(recipe):
+def test_evaluation_follows_training_without_being_told(form):
     """A module that stays in evaluation mode (a frozen BatchNorm's neighbour) is never stale."""
-    model, optimizer, sparsifier = attached("mlp", recipe=recipe)
+    model, optimizer, sparsifier = attached("mlp", form=form)
     model[2].eval()
     for batch in make_batches("mlp", STEPS):
         step(model, optimizer, batch)
@@ -313,8 +314,8 @@ def test_evaluation_follows_training_without_being_told(recipe):
         assert int(model[2].weight.count_nonzero()) == keep
 
 
-def test_the_fused_attention_of_evaluation_sees_the_hard_mask(recipe):
-    model, _, sparsifier = attached("transformer", recipe=recipe, steps=4)
+def test_the_fused_attention_of_evaluation_sees_the_hard_mask(form):
+    model, _, sparsifier = attached("transformer", form=form, steps=4)
     inputs = make_batches("transformer", 1)[0][0]
     model.eval()
     slow = model(inputs)  # gradients are on: no fused path
@@ -326,21 +327,21 @@ def test_the_fused_attention_of_evaluation_sees_the_hard_mask(recipe):
         torch.testing.assert_close(model(inputs), fused, rtol=1e-4, atol=1e-5)
 
 
-def test_finalize_changes_nothing_that_evaluation_computes(recipe):
+def test_finalize_changes_nothing_that_evaluation_computes(form):
     for name in ("unet", "mlp", "tied", "transformer"):
-        model, _, sparsifier = attached(name, recipe=recipe, steps=6)
+        model, _, sparsifier = attached(name, form=form, steps=6)
         inputs = make_batches(name, 1)[0][0]
         expected = model.eval()(inputs)
         sparsifier.finalize()
         assert torch.equal(model(inputs), expected)
 
 
-def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(recipe):
+def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(form):
     """0 times infinity is NaN: the hard mask must choose, not multiply."""
-    model, _, sparsifier = attached("mlp", recipe=recipe, steps=8)
-    hard = model[0].parametrizations.weight[0].hard
+    model, _, sparsifier = attached("mlp", form=form, steps=8)
+    hard = model[0].parametrizations.weight[0].mask
     with torch.no_grad():
-        model[0].parametrizations.weight.original[~hard] = -torch.inf
+        model[0].get_parameter("weight")[~hard] = -torch.inf
     assert (model.eval()[0].weight[~hard] == 0).all()
     sparsifier.finalize()
     assert model[0].weight.isfinite().all()
@@ -351,13 +352,13 @@ def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(recipe):
 
 
 @pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"weight_decay": 0.5, "lr": 0.05}])
-def test_momentum_and_weight_decay_revive_nothing(recipe, settings):
+def test_momentum_and_weight_decay_revive_nothing(form, settings):
     model = build("unet")
     optimizer = sgd(model, **settings)
     sparsifier = probmask.attach(
         model,
         probmask.ProbMask(
-            recipe=recipe, sparsity=0.9, ramp_end=0.25, freeze_at=0.3, min_keep_per_layer=2
+            form=form, sparsity=0.9, ramp_end=0.25, freeze_at=0.3, min_keep_per_layer=2
         ),
         optimizer=optimizer,
         total_steps=20,
@@ -383,7 +384,7 @@ def test_momentum_and_weight_decay_revive_nothing(recipe, settings):
 
 
 def test_probabilities_rest_once_the_mask_is_frozen():
-    model, optimizer, _ = attached("mlp", recipe="learned", steps=8)
+    model, optimizer, _ = attached("mlp", form="learned", steps=8)
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
     train(model, optimizer, make_batches("mlp", 3, seed=8))
     assert_same_state(before, probs_of(model))
@@ -392,11 +393,11 @@ def test_probabilities_rest_once_the_mask_is_frozen():
 # Order in memory
 
 
-def test_weights_of_channels_last_stay_so_in_evaluation_and_once_frozen(recipe):
+def test_weights_of_channels_last_stay_so_in_evaluation_and_once_frozen(form):
     layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
     model = nn.Sequential(layer)
     optimizer = sgd(model)
-    method = probmask.ProbMask(recipe=recipe, sparsity=0.5, freeze_at=0.5)
+    method = method_of(form, sparsity=0.5, freeze_at=0.5)
     probmask.attach(model, method, optimizer=optimizer, total_steps=4, seed=0)
     images = torch.randn(2, 4, 6, 6)
     for training in (True, False):

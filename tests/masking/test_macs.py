@@ -242,7 +242,7 @@ def test_the_mask_changes_nothing_about_the_cost_of_a_weight():
     model = build_model("smallconv", {"width": 4})
     sites, example = find_sites(model), torch.zeros(1, 1, 8, 8)
     before = count_macs(model, sites, example)
-    probmask.attach(model, probmask.ProbMask(sparsity=0.5), total_steps=3, seed=0)
+    probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=3, seed=0)
     assert count_macs(model, sites, example) == before
 
 
@@ -304,7 +304,7 @@ def test_a_weight_that_takes_part_in_nothing_is_named_at_once():
     with pytest.raises(probmask.InputError, match=r"unused\.weight"):
         probmask.attach(
             Idle(),
-            probmask.ProbMask(sparsity=0.5, cost="flops"),
+            probmask.TiedProbMask(sparsity=0.5, cost="flops"),
             total_steps=3,
             example_inputs=torch.randn(1, 3),
         )

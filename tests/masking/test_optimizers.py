@@ -21,39 +21,40 @@ from reference.networks import (
     step,
     train,
 )
+from reference.probmask_run import method_of
 
 STEPS = 12
 
 
-def attach(model, recipe, **arguments):
+def attach(model, form, **arguments):
     settings = {"total_steps": STEPS, "seed": 5} | arguments
-    return probmask.attach(model, probmask.ProbMask(sparsity=0.8, recipe=recipe), **settings)
+    return probmask.attach(model, method_of(form, sparsity=0.8), **settings)
 
 
-def made_before(model, recipe):
+def made_before(model, form):
     optimizer = sgd(model)
-    return attach(model, recipe, optimizer=optimizer), optimizer
+    return attach(model, form, optimizer=optimizer), optimizer
 
 
-def made_after_and_used(model, recipe):
-    sparsifier = attach(model, recipe)
+def made_after_and_used(model, form):
+    sparsifier = attach(model, form)
     optimizer = sgd(model)
     sparsifier.use(optimizer)
     return sparsifier, optimizer
 
 
-def made_after_and_never_mentioned(model, recipe):
-    sparsifier = attach(model, recipe)
+def made_after_and_never_mentioned(model, form):
+    sparsifier = attach(model, form)
     return sparsifier, sgd(model)
 
 
-def made_before_and_never_mentioned(model, recipe):
+def made_before_and_never_mentioned(model, form):
     optimizer = sgd(model)
-    return attach(model, recipe), optimizer
+    return attach(model, form), optimizer
 
 
-def named_twice(model, recipe):
-    sparsifier, optimizer = made_before(model, recipe)
+def named_twice(model, form):
+    sparsifier, optimizer = made_before(model, form)
     sparsifier.use(optimizer)
     return sparsifier, optimizer
 
@@ -67,7 +68,7 @@ WAYS = [
 ]
 
 
-def by_hand(batches, recipe):
+def by_hand(batches, form):
     """The MLP trained by the twin; its weights and biases, and its probabilities if learned."""
     model = build("mlp")
     linears = [model[0], model[2], model[4]]
@@ -80,30 +81,30 @@ def by_hand(batches, recipe):
         x = torch.tanh(functional.linear(x, weights[1], biases[1]))
         return functional.cross_entropy(functional.linear(x, weights[2], biases[2]), y)
 
-    if recipe == "tied":
+    if form == "tied":
         w, b = tied_twin.train(w, b, network, batches, sparsity=0.8, lr=0.1, total=STEPS)
         return w, b, []
     s, _ = twin.train(w, b, network, batches, sparsity=0.8, seed=5, lr=0.1, total=STEPS)
     return w, b, s
 
 
-def assert_made_by_hand(model, recipe, batches):
+def assert_made_by_hand(model, form, batches):
     """To rounding: compiled kernels and fused Adam sum in another order than the twin."""
-    w, b, s = by_hand(batches, recipe)
+    w, b, s = by_hand(batches, form)
     layers = [model[0], model[2], model[4]]
-    ours = [layer.parametrizations.weight.original for layer in layers]
+    ours = [layer.get_parameter("weight") for layer in layers]
     ours += [*(layer.bias for layer in layers), *probs_of(model).values()]
     for one, other in zip(ours, [*w, *b, *s], strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_gives_the_update_made_by_hand(recipe, way):
+def test_every_way_in_gives_the_update_made_by_hand(form, way):
     batches = make_batches("mlp", STEPS - 1)  # the last one makes what is tied final
     model = build("mlp")
-    sparsifier, optimizer = way(model, recipe)
+    sparsifier, optimizer = way(model, form)
     train(model, optimizer, batches)
-    assert_made_by_hand(model, recipe, batches)
+    assert_made_by_hand(model, form, batches)
     assert sparsifier.now.step == STEPS - 1
 
 
@@ -130,17 +131,17 @@ def test_moments_already_gathered_for_probabilities_go_too():
     assert prob not in optimizer.state
 
 
-def test_two_optimizers_make_one_update(recipe):
+def test_two_optimizers_make_one_update(form):
     batches = make_batches("mlp", STEPS)
     one = build("mlp")
-    _, single = made_before(one, recipe)
+    _, single = made_before(one, form)
     train(one, single, batches)
 
     two = build("mlp")
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
     first = torch.optim.SGD(two[0].parameters(), **settings)
     second = torch.optim.SGD([*two[2].parameters(), *two[4].parameters()], **settings)
-    sparsifier = attach(two, recipe, optimizer=[first, second])
+    sparsifier = attach(two, form, optimizer=[first, second])
     for batch in batches:
         first.zero_grad()
         second.zero_grad()
@@ -151,9 +152,9 @@ def test_two_optimizers_make_one_update(recipe):
     assert_same_state(state_of(one), state_of(two))
 
 
-def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts(recipe):
+def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts(form):
     model = build("mlp")
-    _, optimizer = made_before(model, recipe)
+    _, optimizer = made_before(model, form)
     batch = make_batches("mlp", 1)[0]
     step(model, optimizer, batch)
     loss_of(model, batch).backward()
@@ -167,9 +168,9 @@ def test_an_optimizer_that_goes_past_the_sparsifier_is_refused_before_it_acts(re
     assert_same_state(before, state_of(model))
 
 
-def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not(recipe):
+def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not(form):
     model = build("mlp")
-    sparsifier, old = made_before(model, recipe)
+    sparsifier, old = made_before(model, form)
     batches = make_batches("mlp", 3)
     step(model, old, batches[0])
     new = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -180,9 +181,9 @@ def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not(recipe):
         step(model, old, batches[2])
 
 
-def test_an_optimizer_of_another_model_is_none_of_our_business(recipe):
+def test_an_optimizer_of_another_model_is_none_of_our_business(form):
     model, other = build("mlp"), build("mlp")
-    sparsifier = attach(model, recipe)
+    sparsifier = attach(model, form)
     stranger = sgd(other)
     train(other, stranger, make_batches("mlp", 2))
     assert sparsifier.now.step == 0
@@ -190,9 +191,9 @@ def test_an_optimizer_of_another_model_is_none_of_our_business(recipe):
     assert sparsifier.now.step == 1
 
 
-def test_two_models_two_sparsifiers(recipe):
+def test_two_models_two_sparsifiers(form):
     models = [build("mlp"), build("mlp", seed=1)]
-    sparsifiers = [attach(model, recipe) for model in models]
+    sparsifiers = [attach(model, form) for model in models]
     optimizers = [sgd(model) for model in models]
     batches = make_batches("mlp", STEPS)
     for batch in batches:
@@ -200,15 +201,15 @@ def test_two_models_two_sparsifiers(recipe):
             step(model, optimizer, batch)
     assert [s.now.step for s in sparsifiers] == [STEPS, STEPS]
     alone = build("mlp")
-    _, optimizer = made_before(alone, recipe)
+    _, optimizer = made_before(alone, form)
     train(alone, optimizer, batches)
     assert_same_state(state_of(alone), state_of(models[0]))
 
 
-def test_two_models_one_optimizer(recipe):
+def test_two_models_one_optimizer(form):
     models = [build("mlp"), build("mlp", seed=1)]
     optimizer = torch.optim.SGD([*models[0].parameters(), *models[1].parameters()], lr=0.1)
-    sparsifiers = [attach(model, recipe, optimizer=optimizer) for model in models]
+    sparsifiers = [attach(model, form, optimizer=optimizer) for model in models]
     batch = make_batches("mlp", 1)[0]
 
     def backward():
@@ -226,15 +227,15 @@ def test_two_models_one_optimizer(recipe):
 
 
 @pytest.mark.parametrize("by_keyword", [False, True])
-def test_a_closure(recipe, by_keyword):
+def test_a_closure(form, by_keyword):
     batches = make_batches("mlp", STEPS)
     plain = build("mlp")
-    _, optimizer = made_before(plain, recipe)
+    _, optimizer = made_before(plain, form)
     train(plain, optimizer, batches)
 
     model = build("mlp")
     optimizer = sgd(model)
-    attach(model, recipe, optimizer=optimizer)
+    attach(model, form, optimizer=optimizer)
     losses = []
     for batch in batches:
 
@@ -250,11 +251,11 @@ def test_a_closure(recipe, by_keyword):
     assert_same_state(state_of(plain), state_of(model))
 
 
-def test_gradients_of_a_closure_are_clipped_before_they_are_used(recipe):
+def test_gradients_of_a_closure_are_clipped_before_they_are_used(form):
     batch = make_batches("mlp", 1)[0]
     model = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings = probmask.ProbMask(recipe=recipe, sparsity=0.8, clip_norm=1e-3)
+    settings = method_of(form, sparsity=0.8, clip_norm=1e-3)
     probmask.attach(model, settings, optimizer=optimizer, total_steps=100, seed=5)
     weights = [p for name, p in model.named_parameters() if not name.endswith(".prob")]
     before = [p.detach().clone() for p in weights]
@@ -270,9 +271,9 @@ def test_gradients_of_a_closure_are_clipped_before_they_are_used(recipe):
     assert 0 < moved <= 1.001e-3
 
 
-def test_lbfgs_which_keeps_its_own_list_of_parameters(recipe):
+def test_lbfgs_which_keeps_its_own_list_of_parameters(form):
     model = build("mlp")
-    sparsifier = attach(model, recipe)
+    sparsifier = attach(model, form)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     sparsifier.use(optimizer)
     batch = make_batches("mlp", 1)[0]
@@ -293,35 +294,35 @@ def test_lbfgs_which_keeps_its_own_list_of_parameters(recipe):
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_skipped_update_leaves_no_gradient_behind(recipe, set_to_none):
+def test_a_skipped_update_leaves_no_gradient_behind(form, set_to_none):
     """What AMP's GradScaler does on overflow: no step(), and at the next update zero_grad()."""
     batches = make_batches("mlp", 4)
     model = build("mlp")
-    _, optimizer = made_before(model, recipe)
+    _, optimizer = made_before(model, form)
     loss_of(model, batches[-1]).backward()
     extra = [prob.grad is not None for prob in probs_of(model).values()]
-    assert any(extra) == (recipe == "learned")
+    assert any(extra) == (form == "learned")
     for batch in batches:
         optimizer.zero_grad(set_to_none=set_to_none)
         loss_of(model, batch).backward()
         optimizer.step()
     plain = build("mlp")
-    _, optimizer = made_before(plain, recipe)
+    _, optimizer = made_before(plain, form)
     train(plain, optimizer, batches)
     assert_same_state(state_of(plain), state_of(model))
 
 
-def test_grad_scaler_gives_what_unscaled_training_gives(recipe):
+def test_grad_scaler_gives_what_unscaled_training_gives(form):
     """A power of two scales exactly, so even the probabilities must come out the same."""
     batches = make_batches("mlp", 8)
     plain = build("mlp")
-    _, optimizer = made_before(plain, recipe)
+    _, optimizer = made_before(plain, form)
     train(plain, optimizer, batches)
 
     model = build("mlp")
     optimizer = sgd(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
-    attach(model, recipe, optimizer=optimizer, scaler=scaler)
+    attach(model, form, optimizer=optimizer, scaler=scaler)
     for batch in batches:
         optimizer.zero_grad()
         scaler.scale(loss_of(model, batch)).backward()
@@ -331,20 +332,20 @@ def test_grad_scaler_gives_what_unscaled_training_gives(recipe):
         torch.testing.assert_close(state_of(model)[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fused_optimizer_under_a_grad_scaler_is_refused(recipe):
+def test_a_fused_optimizer_under_a_grad_scaler_is_refused(form):
     """Its gradients are 65,536 times too large when a method looks at them."""
     model = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu")
-    attach(model, recipe, optimizer=optimizer, scaler=scaler)
+    attach(model, form, optimizer=optimizer, scaler=scaler)
     scaler.scale(loss_of(model, make_batches("mlp", 1)[0])).backward()
     with pytest.raises(probmask.InputError, match="build it with fused=False"):
         scaler.step(optimizer)
 
 
-def test_grad_scaler_skips_an_overflow_altogether(recipe):
+def test_grad_scaler_skips_an_overflow_altogether(form):
     model = build("mlp")
-    sparsifier, optimizer = made_before(model, recipe)
+    sparsifier, optimizer = made_before(model, form)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     inputs, labels = make_batches("mlp", 1)[0]
     before = state_of(model)
@@ -361,11 +362,11 @@ def test_grad_scaler_skips_an_overflow_altogether(recipe):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_scheduler_made_before_keeps_working(recipe):
+def test_a_scheduler_made_before_keeps_working(form):
     model = build("mlp")
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-    sparsifier = attach(model, recipe, optimizer=optimizer)
+    sparsifier = attach(model, form, optimizer=optimizer)
     rates = []
     for batch in make_batches("mlp", 6):
         step(model, optimizer, batch)
@@ -402,11 +403,11 @@ def test_groups_stay_where_schedules_expect_them():
     assert sparsifier.now.step == 2
 
 
-def test_the_optimizer_is_itself_again_after_finalize(recipe):
+def test_the_optimizer_is_itself_again_after_finalize(form):
     model = build("mlp")
     optimizer = sgd(model)
     attributes = set(vars(optimizer))
-    sparsifier = attach(model, recipe, optimizer=optimizer)
+    sparsifier = attach(model, form, optimizer=optimizer)
     train(model, optimizer, make_batches("mlp", 3))
     sparsifier.finalize()
     assert set(vars(optimizer)) == attributes
@@ -414,58 +415,58 @@ def test_the_optimizer_is_itself_again_after_finalize(recipe):
     assert sparsifier.now.step == 3
 
 
-def test_a_sparsifier_nobody_holds_still_does_its_work(recipe):
+def test_a_sparsifier_nobody_holds_still_does_its_work(form):
     """attach() in a helper function, its result dropped: the method must not be forgotten."""
     model = build("mlp")
-    attach(model, recipe)
+    attach(model, form)
     gc.collect()
     optimizer = sgd(model)
     batches = make_batches("mlp", STEPS - 1)
     train(model, optimizer, batches)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert not held & {id(prob) for prob in probs_of(model).values()}
-    assert_made_by_hand(model, recipe, batches)
+    assert_made_by_hand(model, form, batches)
 
 
 @pytest.mark.parametrize("optimizer", [[], object(), [object()], "sgd"])
-def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(recipe, optimizer):
+def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(form, optimizer):
     model = build("mlp")
     keys = list(model.state_dict())
     with pytest.raises(probmask.InputError, match="optimizer"):
-        attach(model, recipe, optimizer=optimizer)
+        attach(model, form, optimizer=optimizer)
     assert list(model.state_dict()) == keys
 
 
-def test_use_wants_an_optimizer(recipe):
+def test_use_wants_an_optimizer(form):
     with pytest.raises(probmask.InputError, match="optimizer"):
-        attach(build("mlp"), recipe).use()
+        attach(build("mlp"), form).use()
 
 
-def test_loading_optimizer_state_after_attach(recipe):
+def test_loading_optimizer_state_after_attach(form):
     model = build("mlp")
-    _, optimizer = made_before(model, recipe)
+    _, optimizer = made_before(model, form)
     train(model, optimizer, make_batches("mlp", 3))
     saved = optimizer.state_dict()
     again = build("mlp")
-    sparsifier, fresh = made_before(again, recipe)
+    sparsifier, fresh = made_before(again, form)
     fresh.load_state_dict(saved)
     step(again, fresh, make_batches("mlp", 1)[0])
     assert sparsifier.now.step == 1
 
 
-def test_a_loss_that_diverges_names_the_layer(recipe):
+def test_a_loss_that_diverges_names_the_layer(form):
     model = build("mlp")
-    _, optimizer = made_before(model, recipe)
+    _, optimizer = made_before(model, form)
     inputs, labels = make_batches("mlp", 1)[0]
     with pytest.raises(probmask.InputError, match=r"0\.weight.*diverged"):
         step(model, optimizer, (inputs * torch.nan, labels))
 
 
-def test_adam_and_friends_work_as_the_users_optimizer(recipe):
+def test_adam_and_friends_work_as_the_users_optimizer(form):
     for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
         model = build("mlp")
         optimizer = make(model.parameters(), lr=1e-2)
-        sparsifier = attach(model, recipe, optimizer=optimizer)
+        sparsifier = attach(model, form, optimizer=optimizer)
         train(model, optimizer, make_batches("mlp", STEPS))
         assert sparsifier.finalize().kept == 80
 

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 import probmask
 from reference.networks import NETWORKS, build, loss_of, make_batches, sgd, train
+from reference.probmask_run import method_of
 
 STRANGERS = ["unet", "transformer", "conv1d", "conv3d", "depthwise", "mlp", "tied", "recurrent"]
 
@@ -24,10 +25,10 @@ def maskable(model):
     return list(found.values())
 
 
-def run(name, sparsity, recipe=None, steps=30):
+def run(name, sparsity, form=None, steps=30):
     model = build(name)
     optimizer = sgd(model)
-    method = probmask.ProbMask(sparsity=sparsity, recipe=recipe, min_keep_per_layer=1)
+    method = method_of(form, sparsity=sparsity, min_keep_per_layer=1)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=steps, seed=3)
     for batch in make_batches(name, steps):
         loss = loss_of(model, batch)
@@ -39,8 +40,8 @@ def run(name, sparsity, recipe=None, steps=30):
 
 @pytest.mark.parametrize("name", STRANGERS)
 @pytest.mark.parametrize("sparsity", [0.5, 0.93])
-def test_ends_at_exactly_the_sparsity_asked_for(recipe, name, sparsity):
-    model, summary = run(name, sparsity, recipe)
+def test_ends_at_exactly_the_sparsity_asked_for(form, name, sparsity):
+    model, summary = run(name, sparsity, form)
     weights = maskable(model)
     size = sum(weight.numel() for weight in weights)
     keep = size - round(sparsity * size)
@@ -52,19 +53,19 @@ def test_ends_at_exactly_the_sparsity_asked_for(recipe, name, sparsity):
 
 
 @pytest.mark.parametrize("name", STRANGERS)
-def test_pruned_weights_are_positive_zeros(recipe, name):
-    model, _ = run(name, 0.9, recipe, steps=5)
+def test_pruned_weights_are_positive_zeros(form, name):
+    model, _ = run(name, 0.9, form, steps=5)
     for weight in maskable(model):
         assert not torch.signbit(weight[weight == 0]).any()
 
 
 @pytest.mark.parametrize("name", [*STRANGERS, "language", "conv"])
-def test_leaves_a_plain_module_with_the_same_parameters_in_the_same_order(recipe, name):
+def test_leaves_a_plain_module_with_the_same_parameters_in_the_same_order(form, name):
     model = build(name)
     kinds = [type(module) for module in model.modules()]
     keys = list(model.state_dict())
     parameters = list(model.named_parameters(remove_duplicate=False))
-    method = probmask.ProbMask(recipe=recipe, sparsity=0.5, min_keep_per_layer=1)
+    method = method_of(form, sparsity=0.5, min_keep_per_layer=1)
     sparsifier = probmask.attach(model, method, total_steps=2)
     train(model, sgd(model), make_batches(name, 2))
     sparsifier.finalize()
@@ -78,14 +79,14 @@ def test_leaves_a_plain_module_with_the_same_parameters_in_the_same_order(recipe
     assert [name for name, _ in after] == [name for name, _ in parameters]
 
 
-def test_it_learns(recipe):
+def test_it_learns(form):
     """Sparse training is training: a separable problem is solved by a tenth of the weights."""
     torch.manual_seed(0)
     inputs = torch.randn(256, 6)
     labels = (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    method = probmask.ProbMask(recipe=recipe, sparsity=0.9)
+    method = method_of(form, sparsity=0.9)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=400, seed=0)
     train(model, optimizer, [(inputs, labels)] * 400)
     sparsifier.finalize()
@@ -107,12 +108,12 @@ def test_an_embedding_stays_dense_unless_it_is_included():
     assert not any("embed" in layer.name for layer in summary.layers)
 
 
-def test_the_mean_of_the_loop_survives_stopping_early(recipe):
+def test_the_mean_of_the_loop_survives_stopping_early(form):
     """Fewer updates than planned: finalize still keeps exactly the budget."""
     model = build("mlp")
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(recipe=recipe, sparsity=0.8, min_keep_per_layer=1),
+        method_of(form, sparsity=0.8, min_keep_per_layer=1),
         total_steps=1000,
     )
     train(model, sgd(model), make_batches("mlp", 4))
@@ -120,10 +121,10 @@ def test_the_mean_of_the_loop_survives_stopping_early(recipe):
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(0, True), (5, True), (25, False), (30, False)])
-def test_an_end_before_the_budget_has_fallen_is_said(recipe, steps, warned):
+def test_an_end_before_the_budget_has_fallen_is_said(form, steps, warned):
     model = build("mlp")
     optimizer = sgd(model)
-    method = probmask.ProbMask(sparsity=0.9, recipe=recipe, min_keep_per_layer=1)
+    method = method_of(form, sparsity=0.9, min_keep_per_layer=1)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=30, seed=3)
     train(model, optimizer, make_batches("mlp", steps))
     with warnings.catch_warnings(record=True) as found:
@@ -136,11 +137,9 @@ def test_an_end_before_the_budget_has_fallen_is_said(recipe, steps, warned):
         assert "now 90 % are" in said[0]
 
 
-def test_training_may_go_on_beyond_total_steps(recipe):
+def test_training_may_go_on_beyond_total_steps(form):
     model = build("mlp")
-    sparsifier = probmask.attach(
-        model, probmask.ProbMask(recipe=recipe, sparsity=0.8, freeze_at=1), total_steps=5
-    )
+    sparsifier = probmask.attach(model, method_of(form, sparsity=0.8, freeze_at=1), total_steps=5)
     train(model, sgd(model), make_batches("mlp", 12))
     assert sparsifier.now.step == 12
     assert sparsifier.now.fraction == 1
@@ -150,7 +149,7 @@ def test_training_may_go_on_beyond_total_steps(recipe):
 @pytest.mark.parametrize("steps", [0, -3, 2.0, True])
 def test_total_steps_is_a_positive_whole_number(steps):
     with pytest.raises(probmask.InputError, match=r"attach\(total_steps=.*at least 1"):
-        probmask.attach(build("mlp"), probmask.ProbMask(sparsity=0.5), total_steps=steps)
+        probmask.attach(build("mlp"), probmask.TiedProbMask(sparsity=0.5), total_steps=steps)
 
 
 def test_every_network_of_the_table_runs():

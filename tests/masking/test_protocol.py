@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import probmask
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables, keep_of
 from probmask.masking.sites import Site
 from reference.networks import (
     assert_same_state,
@@ -152,7 +153,7 @@ def test_trainables_of_a_method_are_trained_at_its_own_rate():
     optimizer = sgd(model)
     sparsifier = probmask.attach(model, Scaling(sparsity=0.5), optimizer=optimizer, total_steps=4)
     batches = make_batches("mlp", 4)
-    scale = sparsifier._masker.masks[0].scale
+    scale = sparsifier._masker.masked[0].scale
     for count, batch in enumerate(batches):
         optimizer.zero_grad()
         loss = loss_of(model, batch) + sparsifier.penalty()
@@ -162,7 +163,7 @@ def test_trainables_of_a_method_are_trained_at_its_own_rate():
         optimizer.step()
         torch.testing.assert_close(scale.detach(), expected)
     assert sparsifier.metrics()["scale"] == pytest.approx(
-        sum(mask.scale.item() for mask in sparsifier._masker.masks)
+        sum(mask.scale.item() for mask in sparsifier._masker.masked)
     )
 
 

@@ -20,17 +20,17 @@ from reference.networks import (
 
 STEPS = 20
 METHODS = {
-    "tied": probmask.ProbMask(sparsity=0.8),  # conv has a BatchNorm: its start is forgotten
-    "tied, frozen": probmask.ProbMask(sparsity=0.8, freeze_at=0.6, min_keep_per_layer=1),
-    "tied layer": probmask.ProbMask(sparsity=0.8, scope="layer", every="epoch"),
-    "learned": probmask.ProbMask(sparsity=0.8, recipe="learned", min_keep_per_layer=1),
+    "tied": probmask.TiedProbMask(sparsity=0.8),  # conv has BatchNorm: initial values fade
+    "tied, frozen": probmask.TiedProbMask(sparsity=0.8, freeze_at=0.6, min_keep_per_layer=1),
+    "tied layer": probmask.TiedProbMask(sparsity=0.8, scope="layer", every="epoch"),
+    "learned": probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1),
     "draws": probmask.ProbMask(sparsity=0.8, min_keep_per_layer=1, draws=2),
-    "layer": probmask.ProbMask(sparsity=0.8, recipe="learned", scope="layer"),
+    "layer": probmask.ProbMask(sparsity=0.8, scope="layer"),
     "paper": probmask.ProbMask(sparsity=0.8, recipe="paper"),
     "official": probmask.ProbMask(sparsity=0.8, compat="official", min_keep_per_layer=1),
     "sample": probmask.ProbMask(sparsity=0.5, select="sample"),
     "supermask": probmask.ProbMask(sparsity=0.8, train_weights=False, min_keep_per_layer=1),
-    "none": probmask.ProbMask(sparsity=0),
+    "none": probmask.TiedProbMask(sparsity=0),
     "dense": probmask.Dense(),
 }
 
@@ -98,11 +98,11 @@ def test_metrics_go_on_as_if_nothing_had_happened(name, stop):
     assert first[3].metrics() == second[3].metrics()
 
 
-def test_evaluation_after_loading_uses_the_loaded_network(recipe):
+def test_evaluation_after_loading_uses_the_loaded_network(form):
     batches = make_batches("conv", STEPS)
-    first = begin(METHODS[recipe])
+    first = begin(METHODS[form])
     go_on(*first, batches[:14])
-    second = begin(METHODS[recipe])
+    second = begin(METHODS[form])
     second[0].eval()  # a hard mask of the fresh network
     for part, state in zip(second, [part.state_dict() for part in first], strict=True):
         part.load_state_dict(state)
@@ -129,9 +129,9 @@ def test_going_back_from_after_the_freeze_to_before_it(name):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (probmask.ProbMask(sparsity=0.5), "sparsity was 0.8 and is 0.5"),
-        (probmask.ProbMask(sparsity=0.8, outside=0.1), "outside was None and is 0.1"),
-        (probmask.ProbMask(sparsity=0.8, ramp_end=0.6), "ramp_end was 0.5 and is 0.6"),
+        (probmask.TiedProbMask(sparsity=0.5), "sparsity was 0.8 and is 0.5"),
+        (probmask.TiedProbMask(sparsity=0.8, outside=0.1), "outside was None and is 0.1"),
+        (probmask.TiedProbMask(sparsity=0.8, ramp_end=0.6), "ramp_end was 0.5 and is 0.6"),
         (METHODS_OF_ALL["feather"](sparsity=0.8), "method was 'probmask' and is 'feather'"),
     ],
 )
@@ -185,8 +185,8 @@ def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
     assert states[0] == states[1] != states[2]
 
 
-def test_a_given_seed_leaves_the_generator_of_pytorch_alone(recipe):
+def test_a_given_seed_leaves_the_generator_of_pytorch_alone(form):
     model = build("conv")
     before = torch.get_rng_state()
-    probmask.attach(model, METHODS[recipe], total_steps=STEPS, seed=1)
+    probmask.attach(model, METHODS[form], total_steps=STEPS, seed=1)
     assert torch.equal(before, torch.get_rng_state())

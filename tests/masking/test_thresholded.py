@@ -43,8 +43,8 @@ def test_no_mask_is_frozen_before_the_ranks_have_the_same_weights(kind):
         assert not sparsifier.frozen
         step(model, optimizer, batch)
         assert sparsifier.frozen
-    for mine, its in zip(first[2]._masker.masks, other[2]._masker.masks, strict=True):
-        assert torch.equal(mine.hard, its.hard)
+    for mine, its in zip(first[2]._masker.masked, other[2]._masker.masked, strict=True):
+        assert torch.equal(mine.mask, its.mask)
 
 
 @pytest.mark.parametrize("kind", [probmask.ProbMask, Feather])
@@ -65,7 +65,7 @@ def test_a_graph_from_before_the_last_cut_is_refused(kind):
 def test_masks_lie_in_memory_as_their_weights_do_and_are_written_there(kind):
     model, optimizer, sparsifier = begin(kind(sparsity=0.8))
     model.to(memory_format=torch.channels_last)
-    places = [mask.active.data_ptr() for mask in sparsifier._masker.masks]
+    places = [mask.active.data_ptr() for mask in sparsifier._masker.masked]
     for batch in make_batches("conv", 3):
         step(model, optimizer, batch)
     masker = sparsifier._masker

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from probmask.masking.protocol import Progress
 from torch import nn
 
 import probmask
 from probmask import InputError
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Progress
 from probmask.methods.dns import DNS
 from reference.networks import build, make_batches, sgd, step, train
 

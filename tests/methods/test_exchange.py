@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-
-from probmask.masking.sites import find_sites
 from probmask.methods.exchange import (
     at_random,
     drop_smallest,
@@ -17,6 +15,8 @@ from probmask.methods.exchange import (
     largest,
     random_masks,
 )
+
+from probmask.masking.sites import find_sites
 from reference.exchange_run import mixed
 
 

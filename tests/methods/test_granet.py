@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from probmask.masking.protocol import keep_of
 
 from probmask import InputError
-from probmask.masking.protocol import keep_of
 from probmask.methods.granet import GraNet
 from reference.exchange_run import SIZES, Run, batches
 from reference.networks import loss_of

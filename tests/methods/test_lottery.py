@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
+from probmask.masking.protocol import Phase
 from torch import nn
 
 import probmask
-from probmask.masking.protocol import Phase
 from probmask.methods.lottery import Lottery
 from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from probmask.masking.protocol import Progress
 
 from probmask import InputError
-from probmask.masking.protocol import Progress
 from probmask.methods.optg import OptG
 from reference.masked_run import (
     SIZE,

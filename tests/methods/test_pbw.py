@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from probmask.masking.protocol import Phase
 
 import probmask
-from probmask.masking.protocol import Phase
 from probmask.methods.pbw import PBW
 from reference.networks import build, make_batches, sgd, train
 

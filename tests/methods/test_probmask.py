@@ -1,4 +1,4 @@
-"""ProbMask at work, whatever its recipe: budgets, starts, the freeze, collapse, summaries."""
+"""ProbMask at work, whatever its form: budgets, starts, the freeze, collapse, summaries."""
 
 import pytest
 import torch
@@ -16,14 +16,14 @@ from reference.networks import (
     step,
     train,
 )
-from reference.probmask_run import STEPS, begin, ranking, run, starve
+from reference.probmask_run import STEPS, begin, method_of, ranking, run, starve
 
 # The budget
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.873, 0.95])
-def test_each_layer_has_its_own_budget(recipe, sparsity):
-    model, sparsifier = run(recipe=recipe, scope="layer", sparsity=sparsity)
+def test_each_layer_has_its_own_budget(form, sparsity):
+    model, sparsifier = run(form=form, scope="layer", sparsity=sparsity)
     summary = sparsifier.finalize()
     assert summary.kept == 400 - round(sparsity * 400)
     for layer in summary.layers:
@@ -33,17 +33,17 @@ def test_each_layer_has_its_own_budget(recipe, sparsity):
     ]
 
 
-def test_the_global_budget_moves_between_layers(recipe):
-    _, sparsifier = run(recipe=recipe, min_keep_per_layer=1)
+def test_the_global_budget_moves_between_layers(form):
+    _, sparsifier = run(form=form, min_keep_per_layer=1)
     shares = [layer.kept / layer.size for layer in sparsifier.finalize().layers]
     assert max(shares) - min(shares) > 0.05
 
 
-def test_nothing_removed_is_dense_training_bit_for_bit(recipe):
+def test_nothing_removed_is_dense_training_bit_for_bit(form):
     for name in ("unet", "transformer", "tied"):
         plain = build(name)
         train(plain, sgd(plain), make_batches(name, STEPS))
-        model, sparsifier = run(name, recipe=recipe, sparsity=0)
+        model, sparsifier = run(name, form=form, sparsity=0)
         summary = sparsifier.finalize()
         assert summary.kept == summary.size
         assert_same_state(state_of(model), state_of(plain))
@@ -51,7 +51,7 @@ def test_nothing_removed_is_dense_training_bit_for_bit(recipe):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"clip_norm": 0.01}, {"recipe": "learned", "clip_norm": 0.01}, {"compat": "official"}],
+    [{"clip_norm": 0.01}, {"form": "learned", "clip_norm": 0.01}, {"compat": "official"}],
     ids=str,
 )
 def test_nothing_removed_is_not_clipped_either(settings):
@@ -62,12 +62,12 @@ def test_nothing_removed_is_not_clipped_either(settings):
     assert_same_state(state_of(model), state_of(plain))
 
 
-def test_nothing_removed_is_the_dense_method_bit_for_bit(recipe):
+def test_nothing_removed_is_the_dense_method_bit_for_bit(form):
     dense = build("unet")
     sparsifier = probmask.attach(dense, probmask.Dense(), total_steps=STEPS)
     train(dense, sgd(dense), make_batches("unet", STEPS))
     sparsifier.finalize()
-    model, sparsifier = run("unet", recipe=recipe, sparsity=0.0)
+    model, sparsifier = run("unet", form=form, sparsity=0.0)
     sparsifier.finalize()
     assert_same_state(state_of(model), state_of(dense))
 
@@ -89,11 +89,9 @@ def flops(name, example, sparsity, **settings):
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
-def test_a_budget_of_multiplications_is_kept_and_used_up(recipe, sparsity):
+def test_a_budget_of_multiplications_is_kept_and_used_up(form, sparsity):
     example = torch.randn(1, 1, 8, 8)
-    costs, summary, spent, total = flops(
-        "unet", example, sparsity, min_keep_per_layer=1, recipe=recipe
-    )
+    costs, summary, spent, total = flops("unet", example, sparsity, min_keep_per_layer=1, form=form)
     budget = (1 - sparsity) * total
     assert sum(spent) <= budget
     open_ = [
@@ -103,26 +101,26 @@ def test_a_budget_of_multiplications_is_kept_and_used_up(recipe, sparsity):
     assert sparsity - 0.01 < 1 - sum(spent) / total < sparsity + 0.01
 
 
-def test_a_transformer_can_be_budgeted_in_multiplications(recipe):
+def test_a_transformer_can_be_budgeted_in_multiplications(form):
     example = torch.randint(20, (1, 5))
-    _, _, spent, total = flops("transformer", example, 0.5, min_keep_per_layer=1, recipe=recipe)
+    _, _, spent, total = flops("transformer", example, 0.5, min_keep_per_layer=1, form=form)
     assert 0.49 < sum(spent) / total <= 0.5
 
 
-def test_multiplications_need_an_example(recipe):
+def test_multiplications_need_an_example(form):
     with pytest.raises(
         probmask.InputError,
         match=r"attach\(example_inputs=None\): a budget in FLOPs needs a batch.*example_inputs=",
     ):
-        begin(recipe=recipe, cost="flops")
+        begin(form=form, cost="flops")
 
 
-def test_a_least_that_costs_more_than_the_budget_is_refused_at_once(recipe):
+def test_a_least_that_costs_more_than_the_budget_is_refused_at_once(form):
     """Not at the end, when the mask is chosen and the training time is spent."""
     with pytest.raises(probmask.InputError, match="min_keep_per_layer"):
         begin(
             "conv",
-            recipe=recipe,
+            form=form,
             cost="flops",
             sparsity=0.99,
             min_keep_per_layer=1,
@@ -130,9 +128,9 @@ def test_a_least_that_costs_more_than_the_budget_is_refused_at_once(recipe):
         )
 
 
-def test_layerwise_multiplications(recipe):
+def test_layerwise_multiplications(form):
     example = torch.randn(1, 1, 8, 8)
-    _, summary, spent, total = flops("unet", example, 0.5, scope="layer", recipe=recipe)
+    _, summary, spent, total = flops("unet", example, 0.5, scope="layer", form=form)
     for layer in summary.layers:
         assert abs(layer.kept - 0.5 * layer.size) <= 1
     assert sum(spent) == pytest.approx(0.5 * total, rel=0.02)
@@ -141,26 +139,26 @@ def test_layerwise_multiplications(recipe):
 # Where weights come from
 
 
-def test_given_weights_are_kept_when_asked(recipe):
+def test_given_weights_are_kept_when_asked(form):
     model = build("mlp")
     given = state_of(model)
-    begin(model=model, recipe=recipe, reinitialize=False)
+    begin(model=model, form=form, reinitialize=False)
     for i in (0, 2, 4):
         assert torch.equal(model[i].parametrizations.weight.original, given[f"{i}.weight"])
 
 
-def test_training_starts_from_the_weights_given_unless_told_otherwise(recipe):
+def test_training_starts_from_the_weights_given_unless_told_otherwise(form):
     model = build("mlp")
     given = state_of(model)
-    begin(recipe=recipe, model=model)
-    assert torch.equal(model[0].parametrizations.weight.original, given["0.weight"])
+    begin(form=form, model=model)
+    assert torch.equal(model[0].get_parameter("weight"), given["0.weight"])
     model = build("mlp")
-    begin(recipe=recipe, model=model, reinitialize=True)
-    assert not torch.equal(model[0].parametrizations.weight.original, given["0.weight"])
-    assert model[0].parametrizations.weight.original.requires_grad
+    begin(form=form, model=model, reinitialize=True)
+    assert not torch.equal(model[0].get_parameter("weight"), given["0.weight"])
+    assert model[0].get_parameter("weight").requires_grad
 
 
-def test_a_pretrained_start(recipe):
+def test_a_pretrained_start(form):
     """A trained network loses little: the forward pass begins as the dense one."""
     torch.manual_seed(0)
     inputs = torch.randn(256, 6)
@@ -172,7 +170,7 @@ def test_a_pretrained_start(recipe):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(recipe=recipe, sparsity=0.5),
+        method_of(form, sparsity=0.5),
         optimizer=optimizer,
         total_steps=200,
         seed=0,
@@ -186,9 +184,9 @@ def test_a_pretrained_start(recipe):
 # The course of a training
 
 
-def test_one_draw_works_inside_the_loop_of_draws(recipe):
-    inside, _ = run(recipe=recipe, min_keep_per_layer=1)
-    model, optimizer, _ = begin(recipe=recipe, min_keep_per_layer=1)
+def test_one_draw_works_inside_the_loop_of_draws(form):
+    inside, _ = run(form=form, min_keep_per_layer=1)
+    model, optimizer, _ = begin(form=form, min_keep_per_layer=1)
     train(model, optimizer, make_batches("mlp", STEPS))
     assert_same_state(state_of(inside), state_of(model))
 
@@ -196,17 +194,17 @@ def test_one_draw_works_inside_the_loop_of_draws(recipe):
 @pytest.mark.parametrize(
     ("freeze_at", "first"), [(0.0, 1), (0.5, 11), (0.7, 15), (0.97, None), (1, None)]
 )
-def test_the_mask_is_frozen_from_its_moment_on(recipe, freeze_at, first):
+def test_the_mask_is_frozen_from_its_moment_on(form, freeze_at, first):
     """By the first update at or after that part of the training, or, if tied, right before it.
 
     But by none before the first: ranks may not have the same weights then.
     """
     settings = {"ramp_begin": 0.0, "ramp_end": 0.0} if freeze_at == 0 else {}
     model, optimizer, sparsifier = begin(
-        recipe=recipe, freeze_at=freeze_at, min_keep_per_layer=1, **settings
+        form=form, freeze_at=freeze_at, min_keep_per_layer=1, **settings
     )
     expected = STEPS + 1 if first is None else first
-    if recipe == "tied":
+    if form == "tied":
         expected = max(1, expected - 1)
     assert not sparsifier.frozen
     frozen = []
@@ -221,9 +219,9 @@ def test_the_mask_is_frozen_from_its_moment_on(recipe, freeze_at, first):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"freeze_at": 0.3}, "freeze_at=0.3, ramp_end=0.5 (the tied recipe's)"),
-        ({"choose_at": 0.25}, "choose_at=0.25, ramp_end=0.5 (the tied recipe's)"),
-        ({"recipe": "learned", "freeze_at": 0.25}, "freeze_at=0.25, ramp_end=0.5 (the learned"),
+        ({"freeze_at": 0.3}, "freeze_at=0.3, ramp_end=0.5 (the tied form's)"),
+        ({"choose_at": 0.25}, "choose_at=0.25, ramp_end=0.5 (the tied form's)"),
+        ({"form": "learned", "freeze_at": 0.25}, "freeze_at=0.25, ramp_end=0.5 (the learned"),
     ],
 )
 def test_a_choice_while_the_budget_is_still_falling_is_told(settings, told):
@@ -234,14 +232,14 @@ def test_a_choice_while_the_budget_is_still_falling_is_told(settings, told):
     assert found[0].filename.endswith("probmask_run.py")  # where attach was called
 
 
-def test_the_same_seed_gives_the_same_bits(recipe):
-    runs = [state_of(run(recipe=recipe, seed=3, min_keep_per_layer=1)[0]) for _ in range(2)]
+def test_the_same_seed_gives_the_same_bits(form):
+    runs = [state_of(run(form=form, seed=3, min_keep_per_layer=1)[0]) for _ in range(2)]
     assert_same_state(*runs)
 
 
-def test_it_does_not_depend_on_or_disturb_the_generator_of_pytorch(recipe):
-    model, optimizer, _ = begin(recipe=recipe, min_keep_per_layer=1)
-    plain, plain_optimizer, _ = begin(recipe=recipe, min_keep_per_layer=1)
+def test_it_does_not_depend_on_or_disturb_the_generator_of_pytorch(form):
+    model, optimizer, _ = begin(form=form, min_keep_per_layer=1)
+    plain, plain_optimizer, _ = begin(form=form, min_keep_per_layer=1)
     for batch in make_batches("mlp", STEPS):
         torch.manual_seed(0)
         before = torch.get_rng_state()
@@ -252,8 +250,8 @@ def test_it_does_not_depend_on_or_disturb_the_generator_of_pytorch(recipe):
     assert_same_state(state_of(model), state_of(plain))
 
 
-def test_the_final_mask_is_the_top_of_all_layers(recipe):
-    model, optimizer, sparsifier = begin(recipe=recipe, freeze_at=1, min_keep_per_layer=1)
+def test_the_final_mask_is_the_top_of_all_layers(form):
+    model, optimizer, sparsifier = begin(form=form, freeze_at=1, min_keep_per_layer=1)
     train(model, optimizer, make_batches("mlp", STEPS - 1))
     ranked = torch.cat([values.flatten() for values in ranking(model)])
     sparsifier.finalize()
@@ -266,8 +264,8 @@ def test_the_final_mask_is_the_top_of_all_layers(recipe):
 
 
 @pytest.mark.filterwarnings("error::probmask.LayerCollapseWarning")
-def test_a_layer_that_loses_all_its_weights_is_named(recipe):
-    model, optimizer, sparsifier = begin(recipe=recipe, freeze_at=1, temperature_start=0.5)
+def test_a_layer_that_loses_all_its_weights_is_named(form):
+    model, optimizer, sparsifier = begin(form=form, freeze_at=1, temperature_start=0.5)
     starve(model, "2")
     with pytest.warns(
         probmask.LayerCollapseWarning,
@@ -279,8 +277,8 @@ def test_a_layer_that_loses_all_its_weights_is_named(recipe):
     assert [layer.kept > 0 for layer in layers] == [True, False, True]
 
 
-def test_a_collapse_at_the_end_is_named_too(recipe):
-    model, _, sparsifier = begin(recipe=recipe, sparsity=0.9)
+def test_a_collapse_at_the_end_is_named_too(form):
+    model, _, sparsifier = begin(form=form, sparsity=0.9)
     starve(model, "4")
     with pytest.warns(probmask.LayerCollapseWarning, match=r"4\.weight"):
         summary = sparsifier.finalize()
@@ -290,10 +288,8 @@ def test_a_collapse_at_the_end_is_named_too(recipe):
 
 @pytest.mark.parametrize("least", [1, 5])
 @pytest.mark.parametrize("scope", ["global", "layer"])
-def test_a_least_per_layer_is_kept_and_the_total_stays_exact(recipe, least, scope):
-    model, _, sparsifier = begin(
-        recipe=recipe, min_keep_per_layer=least, scope=scope, sparsity=0.93
-    )
+def test_a_least_per_layer_is_kept_and_the_total_stays_exact(form, least, scope):
+    model, _, sparsifier = begin(form=form, min_keep_per_layer=least, scope=scope, sparsity=0.93)
     starve(model, "2")
     summary = sparsifier.finalize()
     assert summary.kept == 400 - round(0.93 * 400)
@@ -302,21 +298,21 @@ def test_a_least_per_layer_is_kept_and_the_total_stays_exact(recipe, least, scop
 
 
 @pytest.mark.filterwarnings("error::probmask.LayerCollapseWarning")
-def test_no_warning_of_what_is_forbidden(recipe):
+def test_no_warning_of_what_is_forbidden(form):
     """min_keep_per_layer=1 given: there is nothing to warn of, and no advice to take."""
-    model, optimizer, sparsifier = begin(recipe=recipe, min_keep_per_layer=1, temperature_start=0.5)
+    model, optimizer, sparsifier = begin(form=form, min_keep_per_layer=1, temperature_start=0.5)
     starve(model, "2")
     train(model, optimizer, make_batches("mlp", 12))
     assert sparsifier.finalize().layers[1].kept >= 1
 
 
-def test_a_least_in_multiplications(recipe):
+def test_a_least_in_multiplications(form):
     example = torch.randn(1, 1, 8, 8)
     model = build("unet")
     costs = macs_per_weight(model, find_sites(model), example)
     _, _, sparsifier = begin(
         model=model,
-        recipe=recipe,
+        form=form,
         cost="flops",
         min_keep_per_layer=3,
         sparsity=0.9,
@@ -330,24 +326,24 @@ def test_a_least_in_multiplications(recipe):
     assert spent <= 0.1 * total * (1 + 1e-9)
 
 
-def test_a_layer_smaller_than_the_least_is_kept_whole(recipe):
+def test_a_layer_smaller_than_the_least_is_kept_whole(form):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 40))
-    _, _, sparsifier = begin(recipe=recipe, model=model, min_keep_per_layer=10, sparsity=0.5)
+    _, _, sparsifier = begin(form=form, model=model, min_keep_per_layer=10, sparsity=0.5)
     starve(model, "0")
     assert [layer.kept for layer in sparsifier.finalize().layers] == [4, 38]
 
 
-def test_more_than_the_budget_cannot_be_the_least(recipe):
+def test_more_than_the_budget_cannot_be_the_least(form):
     with pytest.raises(
         probmask.InputError,
         match=r"ProbMask\(min_keep_per_layer=30\): 3 layers would keep 90 weights, "
         r"the budget is 80; lower it\.",
     ):
-        begin(recipe=recipe, min_keep_per_layer=30)
+        begin(form=form, min_keep_per_layer=30)
 
 
 @pytest.mark.parametrize("cost", ["params", "flops"])
-def test_a_layer_that_must_keep_something_stays_alive_during_training(recipe, cost):
+def test_a_layer_that_must_keep_something_stays_alive_during_training(form, cost):
     """At 99.9 % the narrow layer would lose everything, and with it every gradient."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -355,7 +351,7 @@ def test_a_layer_that_must_keep_something_stays_alive_during_training(recipe, co
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     method = probmask.ProbMask(
-        recipe=recipe, sparsity=0.997, cost=cost, min_keep_per_layer=1, freeze_at=1
+        form=form, sparsity=0.997, cost=cost, min_keep_per_layer=1, freeze_at=1
     )
     sparsifier = probmask.attach(
         model,
@@ -378,17 +374,17 @@ def test_a_layer_that_must_keep_something_stays_alive_during_training(recipe, co
 
 def expected_kept(sparsifier):
     """How many weights of each layer the network in training keeps, or expects to keep."""
-    masks = sparsifier._masker.masks
+    masks = sparsifier._masker.masked
     if sparsifier.method.recipe_name == "tied":
-        return [int((mask.hard if mask.frozen else mask.active).sum()) for mask in masks]
+        return [int((mask.mask if mask.frozen else mask.active).sum()) for mask in masks]
     return [float(mask.prob.detach().double().sum()) for mask in masks]
 
 
 # Summaries, and what is refused
 
 
-def test_the_summary_says_what_would_be_kept_now(recipe):
-    model, optimizer, sparsifier = begin(recipe=recipe, min_keep_per_layer=1)
+def test_the_summary_says_what_would_be_kept_now(form):
+    model, optimizer, sparsifier = begin(form=form, min_keep_per_layer=1)
     assert sparsifier.summary().kept == 80
     train(model, optimizer, make_batches("mlp", 5))
     summary = sparsifier.summary()
@@ -402,28 +398,28 @@ def test_the_summary_says_what_would_be_kept_now(recipe):
     assert summary.sparsity == 0.8
 
 
-def test_a_budget_of_nothing_is_refused(recipe):
+def test_a_budget_of_nothing_is_refused(form):
     with pytest.raises(probmask.InputError, match=r"of 400 weights none would be kept"):
-        begin(recipe=recipe, sparsity=0.9999)
+        begin(form=form, sparsity=0.9999)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"every": "epoch"}, {"recipe": "learned", "every": "epoch"}, {"recipe": "paper"}],
+    [{"every": "epoch"}, {"form": "learned", "every": "epoch"}, {"form": "paper"}],
     ids=str,
 )
 def test_what_counts_in_epochs_must_be_told_how_long_one_is(settings):
     with pytest.raises(probmask.InputError) as caught:
         begin(**settings)
-    recipe, every = settings.get("recipe"), settings.get("every")
+    form, every = settings.get("form"), settings.get("every")
     assert str(caught.value) == (
-        f"attach(ProbMask(recipe={recipe!r}, every={every!r}, compat=None)): its schedules count "
+        f"attach(ProbMask(form={form!r}, every={every!r}, compat=None)): its schedules count "
         "in epochs; pass steps_per_epoch= to attach."
     )
 
 
-def test_a_weight_that_is_not_a_number_names_its_layer(recipe):
-    model, optimizer, sparsifier = begin(recipe=recipe)
+def test_a_weight_that_is_not_a_number_names_its_layer(form):
+    model, optimizer, sparsifier = begin(form=form)
     inputs, labels = make_batches("mlp", 1)[0]
     with pytest.raises(probmask.InputError, match=r"\b(0|2|4)\.weight\b.*NaN"):
         train(model, optimizer, [(inputs * torch.nan, labels)] * 2)

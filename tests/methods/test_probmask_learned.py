@@ -25,11 +25,11 @@ from reference.probmask_run import STEPS, starve
 
 
 def begin(*arguments, **settings):
-    return probmask_run.begin(*arguments, **{"recipe": "learned", **settings})
+    return probmask_run.begin(*arguments, **{"form": "learned", **settings})
 
 
 def run(**settings):
-    return probmask_run.run(**{"recipe": "learned", **settings})
+    return probmask_run.run(**{"form": "learned", **settings})
 
 
 # The budget
@@ -181,7 +181,7 @@ def test_supermask_weights_are_drawn_from_kaimings_normal():
     probmask.attach(model, method, total_steps=5, seed=0)
     fans = [16 * 9, 16 * 9, 400]
     for layer, fan_in, old in zip((model[0], model[1], model[3]), fans, given, strict=True):
-        weight = layer.parametrizations.weight.original.detach()
+        weight = layer.get_parameter("weight").detach()
         assert not torch.equal(weight, old)
         assert not weight.requires_grad
         assert weight.mean().abs() < 3 * math.sqrt(2 / fan_in / weight.numel())
@@ -199,7 +199,7 @@ def test_supermask_weights_depend_on_the_seed_alone():
         torch.manual_seed(start)
         method = probmask.ProbMask(sparsity=0.5, train_weights=False)
         probmask.attach(model, method, total_steps=5, seed=0)
-        drawn.append(model[0].parametrizations.weight.original.detach().clone())
+        drawn.append(model[0].get_parameter("weight").detach().clone())
     assert torch.equal(*drawn)
 
 
@@ -326,7 +326,7 @@ def test_the_rate_of_the_probabilities_is_raised_for_short_trainings():
 
 
 def test_the_paper_s_rate_is_the_paper_s_however_short_the_training():
-    _, _, sparsifier = begin(recipe="paper", total_steps=100, steps_per_epoch=10)
+    _, _, sparsifier = begin(form="paper", total_steps=100, steps_per_epoch=10)
     assert sparsifier._masker.prob_lr == 6e-3
     assert sparsifier.draw_count == 2
 

@@ -40,7 +40,7 @@ REFUSED = [
         {"sparsity": float("nan")},
         "ProbMask(sparsity=nan): sparsity is the fraction removed, in [0, 1).",
     ),
-    ({"recipe": "old"}, "ProbMask(recipe='old'): one of None, 'tied', 'learned', 'paper'."),
+    ({"form": "old"}, "ProbMask(form='old'): one of None, 'tied', 'learned', 'paper'."),
     ({"scope": "all"}, "ProbMask(scope='all'): one of 'global', 'layer'."),
     ({"cost": "latency"}, "ProbMask(cost='latency'): one of 'params', 'flops'."),
     ({"every": "batch"}, "ProbMask(every='batch'): one of None, 'step', 'epoch'."),
@@ -92,17 +92,17 @@ REFUSED = [
             "must not be above freeze_at."
         ),
     ),
-    (  # above where the recipe starts
+    (  # above where the form starts
         {"temperature_end": 0.5},
         (
-            "ProbMask(temperature_start=0.333333 (the tied recipe's), temperature_end=0.5): the "
+            "ProbMask(temperature_start=0.333333 (the tied form's), temperature_end=0.5): the "
             "temperature falls; end must not be above start."
         ),
     ),
-    (  # after the recipe's end
+    (  # after the form's end
         {"ramp_begin": 0.7},
         (
-            "ProbMask(ramp_begin=0.7, ramp_end=0.5 (the tied recipe's)): the budget falls from "
+            "ProbMask(ramp_begin=0.7, ramp_end=0.5 (the tied form's)): the budget falls from "
             "begin to end; begin must not come after end."
         ),
     ),
@@ -114,13 +114,13 @@ REFUSED = [
         ),
     ),
     (
-        {"recipe": "paper", "min_keep_per_layer": 2},
+        {"form": "paper", "min_keep_per_layer": 2},
         (
             "ProbMask(select='sample', min_keep_per_layer=2): a sample promises no layer anything; "
             "drop one of the two."
         ),
     ),
-    (  # not that it is above the learned recipe's freeze_at
+    (  # not that it is above the learned form's freeze_at
         {"draws": 2, "choose_at": 1},
         (
             "ProbMask(draws=2, choose_at=1): choose_at is a setting of tied probabilities; drop "
@@ -128,51 +128,51 @@ REFUSED = [
         ),
     ),
     (
-        {"recipe": "tied", "compat": "official"},
+        {"form": "tied", "compat": "official"},
         (
-            "ProbMask(recipe='tied', compat='official'): the released code learns its "
+            "ProbMask(form='tied', compat='official'): the released code learns its "
             "probabilities; drop one of the two."
         ),
     ),
     (
-        {"recipe": "tied", "train_weights": False},
+        {"form": "tied", "train_weights": False},
         (
-            "ProbMask(recipe='tied', train_weights=False): probabilities that are tied to the "
+            "ProbMask(form='tied', train_weights=False): probabilities that are tied to the "
             "weights are learned by training these; drop one of the two."
         ),
     ),
     (
-        {"recipe": "tied", "draws": 2},
+        {"form": "tied", "draws": 2},
         (
-            "ProbMask(recipe='tied', draws=2): draws is a setting of learned "
+            "ProbMask(form='tied', draws=2): draws is a setting of learned "
             "probabilities; drop one of the two."
         ),
     ),
     (
-        {"recipe": "tied", "prob_lr": 0.01},
+        {"form": "tied", "prob_lr": 0.01},
         (
-            "ProbMask(recipe='tied', prob_lr=0.01): prob_lr is a setting of learned "
+            "ProbMask(form='tied', prob_lr=0.01): prob_lr is a setting of learned "
             "probabilities; drop one of the two."
         ),
     ),
     (
-        {"recipe": "tied", "select": "sample"},
+        {"form": "tied", "select": "sample"},
         (
-            "ProbMask(recipe='tied', select='sample'): select is a setting of learned "
+            "ProbMask(form='tied', select='sample'): select is a setting of learned "
             "probabilities; drop one of the two."
         ),
     ),
     (
-        {"recipe": "learned", "outside": 1},
+        {"form": "learned", "outside": 1},
         (
-            "ProbMask(recipe='learned', outside=1): outside is a setting of tied "
+            "ProbMask(form='learned', outside=1): outside is a setting of tied "
             "probabilities; drop one of the two."
         ),
     ),
     (
-        {"recipe": "paper", "forget_by": 0.5},
+        {"form": "paper", "forget_by": 0.5},
         (
-            "ProbMask(recipe='paper', forget_by=0.5): forget_by is a setting of tied "
+            "ProbMask(form='paper', forget_by=0.5): forget_by is a setting of tied "
             "probabilities; drop one of the two."
         ),
     ),
@@ -228,10 +228,10 @@ def test_settings_make_the_same_method_again():
 
 
 @pytest.mark.parametrize(
-    ("settings", "recipe"),
+    ("settings", "form"),
     [
         ({}, "tied"),
-        ({"draws": 1, "select": "top"}, "tied"),  # what the tied recipe has anyway
+        ({"draws": 1, "select": "top"}, "tied"),  # what the tied form has anyway
         ({"scope": "layer", "cost": "flops", "min_keep_per_layer": 1}, "tied"),
         ({"outside": 0.1, "forget_by": 0, "choose_at": 0.5}, "tied"),
         ({"reinitialize": True, "clip_norm": 3, "freeze_at": 0.6}, "tied"),
@@ -240,14 +240,14 @@ def test_settings_make_the_same_method_again():
         ({"prob_lr": 6e-3}, "learned"),
         ({"draws": 2}, "learned"),
         ({"select": "sample"}, "learned"),
-        ({"recipe": "learned", "draws": 1}, "learned"),
-        ({"recipe": "paper"}, "paper"),
-        ({"recipe": "paper", "train_weights": False}, "paper"),
+        ({"form": "learned", "draws": 1}, "learned"),
+        ({"form": "paper"}, "paper"),
+        ({"form": "paper", "train_weights": False}, "paper"),
     ],
     ids=str,
 )
-def test_the_recipe_is_the_one_that_goes_with_the_other_settings(settings, recipe):
-    assert ProbMask(sparsity=0.9, **settings).recipe_name == recipe
+def test_the_recipe_is_the_one_that_goes_with_the_other_settings(settings, form):
+    assert ProbMask(sparsity=0.9, **settings).recipe_name == form
 
 
 RECIPES = {
@@ -284,17 +284,17 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_has_its_settings(recipe):
-    resolved = ProbMask(sparsity=0.9, recipe=recipe).resolved
-    assert dataclasses.asdict(resolved) == RECIPES[recipe]
+@pytest.mark.parametrize("form", RECIPES)
+def test_a_recipe_has_its_settings(form):
+    resolved = ProbMask(sparsity=0.9, form=form).resolved
+    assert dataclasses.asdict(resolved) == RECIPES[form]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_said_goes_before_the_recipe(recipe):
+@pytest.mark.parametrize("form", RECIPES)
+def test_what_is_said_goes_before_the_recipe(form):
     given = {"temperature_start": 0.2, "temperature_end": 0.1, "every": "step", "freeze_at": 0.0}
-    resolved = ProbMask(sparsity=0.9, recipe=recipe, **given).resolved
-    assert dataclasses.asdict(resolved) == RECIPES[recipe] | given
+    resolved = ProbMask(sparsity=0.9, form=form, **given).resolved
+    assert dataclasses.asdict(resolved) == RECIPES[form] | given
 
 
 def test_dense_removes_nothing():

@@ -55,7 +55,7 @@ def test_the_network_computes_with_the_weight_times_its_probability(settings, na
 
 def test_before_the_first_update_it_is_the_network_that_was_given():
     model, _, sparsifier = tied("conv")
-    assert torch.equal(model[0].weight, model[0].parametrizations.weight.original)
+    assert torch.equal(model[0].weight, model[0].get_parameter("weight"))
     assert sparsifier.metrics() == {
         "temperature": pytest.approx(1 / 3),
         "expected_sparsity": 0,
@@ -403,10 +403,10 @@ def test_the_weights_alone_tell_what_is_kept(steps):
     model, _, sparsifier = tied("conv", steps=steps, total_steps=100)
     copied, _, other = tied("conv", total_steps=100)
     copied.load_state_dict(model.state_dict())
-    sparsifier._masker.refresh_hard_masks()
-    other._masker.refresh_hard_masks()
+    sparsifier._masker.refresh_masks()
+    other._masker.refresh_masks()
     for (mask, _), (same, _) in zip(parts(sparsifier), parts(other), strict=True):
-        assert torch.equal(mask.hard, same.hard)
+        assert torch.equal(mask.mask, same.mask)
 
 
 def test_how_many_were_undecided_when_frozen_is_not_counted_again():
@@ -490,10 +490,10 @@ def test_a_least_per_layer_that_binds_nobody_changes_nothing():
 def test_what_is_undecided_is_counted_of_the_mask_that_is_frozen():
     sparsifier = tied("conv", steps=5)[2]
     masker = sparsifier._masker
-    masker.refresh_hard_masks()
+    masker.refresh_masks()
     probs = [
         torch.where(
-            mask.hard, twin.prob(weight.detach(), mask.settled_threshold.double(), 1 / 3), 0.0
+            mask.mask, twin.prob(weight.detach(), mask.settled_threshold.double(), 1 / 3), 0.0
         )
         for mask, weight in parts(sparsifier)
     ]

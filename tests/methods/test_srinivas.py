@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from probmask.masking.protocol import Phase
 
 import probmask
 from probmask import InputError
-from probmask.masking.protocol import Phase
 from probmask.methods.srinivas import Srinivas
 from reference.networks import loss_of
 from reference.sparse_training import SparseTraining, assert_exact_budget

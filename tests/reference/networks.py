@@ -4,6 +4,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from probmask.masking.parametrization import masked_parameters
+from probmask.methods.probmask.learned import ProbMaskedWeight
+
 
 class UNet(nn.Module):
     """Convolutions, transposed convolutions, a concatenated skip, BatchNorm; a class per pixel."""
@@ -189,13 +192,21 @@ def train(model, optimizer, batches):
 
 
 def probs_of(model):
-    """The probabilities by name, in the order of the model; tied ones once."""
-    return {name: p for name, p in model.named_parameters() if name.endswith(".prob")}
+    """The learned probabilities by parameter name, in the order of the model; shared ones once."""
+    found = {}
+    for name, _, _, masked in masked_parameters(model):
+        if isinstance(masked, ProbMaskedWeight) and masked.prob not in set(found.values()):
+            found[name] = masked.prob
+    return found
 
 
 def state_of(model):
-    """A copy of everything in the state_dict."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    """A copy of the model's state_dict, and of the parameters that a method has added."""
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    for name, _, _, masked in masked_parameters(model):
+        for own, parameter in masked.named_parameters():
+            state[f"{name}:{own}"] = parameter.detach().clone()
+    return state
 
 
 def assert_same_state(one, other):

@@ -1,14 +1,22 @@
-"""A small training of ProbMask with any recipe, and ways to look at it that all of them have."""
+"""A small training of either member of the ProbMask family, and ways to inspect it."""
 
 import torch
 
 import probmask
+from probmask.masking.parametrization import masked_parameters
 from reference.networks import build, loss_of, make_batches, probs_of, sgd
 
 STEPS = 20
 
 
-def begin(name="mlp", seed=1, total_steps=STEPS, model=None, **settings):
+def method_of(form, **settings):
+    """The member of the family by its form: "tied", "learned" (adaptive) or "paper"."""
+    if form == "tied":
+        return probmask.TiedProbMask(**settings)
+    return probmask.ProbMask(recipe="paper" if form == "paper" else "adaptive", **settings)
+
+
+def begin(name="mlp", form="tied", seed=1, total_steps=STEPS, model=None, **settings):
     """Attach to a network; what `attach` takes goes there, all else into the method."""
     arguments = {
         key: settings.pop(key)
@@ -20,7 +28,7 @@ def begin(name="mlp", seed=1, total_steps=STEPS, model=None, **settings):
     optimizer = sgd(model)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(**settings),
+        method_of(form, **settings),
         optimizer=optimizer,
         total_steps=total_steps,
         seed=seed,
@@ -41,10 +49,10 @@ def run(name="mlp", **settings):
 
 
 def ranking(model):
-    """What weights are chosen by, layer by layer: their probabilities, or if tied their sizes."""
+    """What weights are chosen by, layer by layer: their probabilities, or if tied, magnitudes."""
     probs = list(probs_of(model).values())
-    weights = [p for name, p in model.named_parameters() if name.endswith(".original")]
-    return [p.detach().abs() for p in probs or weights]
+    weights = {id(m): m.get_parameter(n) for _, m, n, _ in masked_parameters(model)}
+    return [p.detach().abs() for p in probs or weights.values()]
 
 
 def starve(model, layer):
@@ -52,12 +60,12 @@ def starve(model, layer):
     probs = probs_of(model)
     with torch.no_grad():
         if probs:
-            probs[f"{layer}.parametrizations.weight.0.prob"].fill_(0.0)
+            probs[f"{layer}.weight"].fill_(0.0)
         else:
-            model.get_parameter(f"{layer}.parametrizations.weight.original").mul_(1e-6)
+            model.get_parameter(f"{layer}.weight").mul_(1e-6)
 
 
 def parts(sparsifier):
-    """Each site's mask and weight."""
+    """Each site's masked weight and weight."""
     masker = sparsifier._masker
-    return list(zip(masker.masks, [w.detach() for w in masker.weights], strict=True))
+    return list(zip(masker.masked, [w.detach() for w in masker.weights], strict=True))

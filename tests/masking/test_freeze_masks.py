@@ -280,7 +280,7 @@ def test_a_class_of_ones_own_from_an_artifact_and_back(tmp_path):
 def test_after_sparse_training(tmp_path):
     model = build("conv")
     optimizer = sgd(model)
-    method = probmask.ProbMask(sparsity=0.8)
+    method = probmask.TiedProbMask(sparsity=0.8)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=10, seed=0)
     train(model, optimizer, make_batches("conv", 10))
     with pytest.raises(probmask.InputError, match="finalize the earlier sparsifier"):
