@@ -12,8 +12,9 @@ from reference.networks import build, make_batches, sgd, train
 def trained(name="conv", **settings):
     model = build(name)
     settings = {"sparsity": 0.8, "min_keep_per_layer": 1} | settings
-    sparsifier = probmask.attach(model, probmask.TiedProbMask(**settings), total_steps=10, seed=1)
-    train(model, sgd(model), make_batches(name, 10))
+    optimizer, method = sgd(model), probmask.TiedProbMask(**settings)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=10, seed=1)
+    train(model, optimizer, make_batches(name, 10))
     return model, sparsifier
 
 
@@ -96,7 +97,7 @@ def test_no_gradients_are_left_behind():
 
 def test_data_without_a_batch_is_refused():
     model, sparsifier = trained()
-    with pytest.raises(probmask.InputError, match=r"finalize\(data=…\): there is no batch in it"):
+    with pytest.raises(probmask.InputError, match=r"finalize\(data=…\): it contains no batch"):
         sparsifier.finalize(data=[])
     assert model[0].weight.shape == (4, 1, 3, 3)
 

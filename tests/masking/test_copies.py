@@ -99,9 +99,9 @@ def test_a_copy_of_a_copy_and_a_moved_copy(form):
 
 def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(form):
     model, optimizer, sparsifier = halfway(form, steps=0)
-    early = state_of(model)
+    early = copy.deepcopy(model.state_dict())
     train(model, optimizer, make_batches("mlp", 13))
-    late = state_of(model)
+    late = copy.deepcopy(model.state_dict())
     model.load_state_dict(late)
     model.eval()
     twin = copy.deepcopy(model)
@@ -183,20 +183,41 @@ def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(form
     model.load_state_dict(averaged.module.state_dict())
     assert sparsifier.finalize().kept == 80
     for index in (0, 2, 4):
-        weight, average = model[index].weight, averaged.module[index].parametrizations.weight
-        assert torch.equal(weight, torch.where(weight != 0, average.original, 0))
+        weight, average = model[index].weight, averaged.module[index]._parameters["weight"]
+        assert torch.equal(weight, torch.where(weight != 0, average, 0))
     probmask.save(model, tmp_path / "average.safetensors")
 
 
 def test_the_average_of_one_network_is_that_network(form):
-    """Also in what is no parameter: a temperature has to follow, or the weights would shrink."""
-    model, optimizer, _ = halfway(form, steps=2)
+    """Also in what is not a parameter of the model: probabilities, thresholds, temperatures."""
+    model, optimizer, sparsifier = halfway(form, steps=2, temperature_end=0.1)
     averaged = AveragedModel(model, avg_fn=lambda _, latest, __: latest)
     train(model, optimizer, make_batches("mlp", 16, seed=3))
     averaged.update_parameters(model)
     averaged.update_parameters(model)
+    sparsifier.copy_masks_to(averaged)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
     assert torch.equal(averaged.eval()(inputs), model.eval()(inputs))
+    with pytest.raises(probmask.InputError, match="not a deep copy of the attached model"):
+        sparsifier.copy_masks_to(build("mlp"))
+
+
+def test_copies_made_before_attach_still_fit(form):
+    """Optimizer states and averages go by the position of a parameter."""
+    model = build("conv")
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+    before = torch.optim.Adam(build("conv").parameters()).state_dict()
+    optimizer = torch.optim.Adam(model.parameters())
+    method = method_of(form, sparsity=0.8)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=4)
+    optimizer.load_state_dict(before)
+    torch.optim.Adam(model.parameters()).load_state_dict(before)
+    for batch in make_batches("conv", 4):
+        step(model, optimizer, batch)
+        averaged.update_parameters(model)
+    model.load_state_dict(averaged.module.state_dict())
+    sparsifier.finalize()
+    build("conv").load_state_dict(model.state_dict())
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])

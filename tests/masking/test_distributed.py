@@ -32,7 +32,7 @@ def test_each_rank_draws_its_own_noise(ranks, case):
 @pytest.mark.parametrize("case", CASES)
 def test_probabilities_and_weights_are_the_same_on_both(ranks, case):
     one, other = (rank[case] for rank in ranks)
-    assert any(name.endswith(".prob") for name in one["state"]) == (not case.startswith("tied"))
+    assert any(name.endswith(":prob") for name in one["state"]) == (not case.startswith("tied"))
     assert different(one["state"], other["state"]) == []
 
 

@@ -23,14 +23,14 @@ from reference.probmask_tied import tempered
 STEPS = 10
 
 
-def attached(name, steps=0, seed=1, include=(), **settings):
+def attached(name, steps=0, seed=1, include=(), form="tied", **settings):
     # Frozen on the way, so that ten updates see what comes before and after.
     settings = {"sparsity": 0.7, "min_keep_per_layer": 1, "freeze_at": 0.6} | settings
     model = build(name)
     optimizer = sgd(model)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(**settings),
+        method_of(form, **settings),
         optimizer=optimizer,
         total_steps=STEPS,
         seed=seed,
@@ -68,12 +68,12 @@ def test_tied_linear_layers_are_masked_once_and_counted_once(form):
 def test_a_tied_weight_gets_the_gradient_of_both_uses(form):
     model, _, _ = attached("tied", form=form, steps=2)
     batch = make_batches("tied", 1)[0]
-    left = model.left.parametrizations.weight
+    left, original = model.left._masked_weights["weight"], model.left._parameters["weight"]
     slope = 1.0  # straight through, but for a relaxed mask
     if form == "learned":
-        slope = left[0].training_weight(torch.ones_like(left.original)).detach()
+        slope = left.training_weight(torch.ones_like(original)).detach()
     loss_of(model, batch).backward()
-    together = left.original.grad.clone()
+    together = original.grad.clone()
 
     # The same network with plain weights: the masked tensor twice, as two leaves.
     plain = build("tied")
@@ -85,8 +85,8 @@ def test_a_tied_weight_gets_the_gradient_of_both_uses(form):
     loss_of(plain, batch).backward()
     uses = [plain.left.weight.grad * slope, plain.right.weight.grad * slope]
     if form == "tied":  # what removed weights get is bounded for each use
-        assert left[0].active.any()
-        uses = [tempered(use, left[0].active, 1.0) for use in uses]
+        assert left.active.any()
+        uses = [tempered(use, left.active, 1.0) for use in uses]
     expected = sum(uses)
     torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-7)
 
@@ -127,7 +127,7 @@ def test_a_module_called_twice_sees_one_mask(form):
     for inputs, output in seen:
         expected = nn.functional.linear(inputs, weight, model.again.bias)
         assert torch.equal(output, expected)
-    assert not torch.equal(weight, model.again.get_parameter("weight"))
+    assert not torch.equal(weight, model.again._parameters["weight"])
 
 
 def test_the_mask_changes_with_the_update_and_only_with_it():
@@ -135,9 +135,9 @@ def test_the_mask_changes_with_the_update_and_only_with_it():
     batch = make_batches("mlp", 1)[0]
     first, second = model(batch[0]), model(batch[0])
     assert torch.equal(first, second)
-    noise = model[0].parametrizations.weight[0].noise.clone()
+    noise = model[0]._masked_weights["weight"].noise.clone()
     step(model, optimizer, batch)
-    assert not torch.equal(noise, model[0].parametrizations.weight[0].noise)
+    assert not torch.equal(noise, model[0]._masked_weights["weight"].noise)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_mask_is_fp32_under_autocast(form):
 def test_a_bf16_model_keeps_its_probabilities_in_fp32_to_the_last_bit():
     model, _, sparsifier = attached("mlp", form="learned", steps=4)
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
-    site = model[0].parametrizations.weight[0]
+    site = model[0]._masked_weights["weight"]
     noise, temperature = site.noise.clone(), site.temperature.clone()
     model.to(torch.bfloat16)
     assert model[0].weight.dtype == torch.bfloat16
@@ -339,9 +339,9 @@ def test_finalize_changes_nothing_that_evaluation_computes(form):
 def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(form):
     """0 times infinity is NaN: the hard mask must choose, not multiply."""
     model, _, sparsifier = attached("mlp", form=form, steps=8)
-    hard = model[0].parametrizations.weight[0].mask
+    hard = model[0]._masked_weights["weight"].mask
     with torch.no_grad():
-        model[0].get_parameter("weight")[~hard] = -torch.inf
+        model[0]._parameters["weight"][~hard] = -torch.inf
     assert (model.eval()[0].weight[~hard] == 0).all()
     sparsifier.finalize()
     assert model[0].weight.isfinite().all()
@@ -357,9 +357,7 @@ def test_momentum_and_weight_decay_revive_nothing(form, settings):
     optimizer = sgd(model, **settings)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(
-            form=form, sparsity=0.9, ramp_end=0.25, freeze_at=0.3, min_keep_per_layer=2
-        ),
+        method_of(form, sparsity=0.9, ramp_end=0.25, freeze_at=0.3, min_keep_per_layer=2),
         optimizer=optimizer,
         total_steps=20,
         seed=1,

@@ -264,7 +264,7 @@ def test_a_class_of_ones_own_from_an_artifact_and_back(tmp_path):
     loaded = probmask.load_into(Own(), first)
     frozen = probmask.freeze_masks(loaded, include=["kernel"])
     train(loaded, torch.optim.AdamW(loaded.parameters(), lr=0.01), make_batches("mlp", 20))
-    with pytest.raises(probmask.InputError, match=r"finalize\(\) first"):
+    with pytest.raises(probmask.InputError, match=r"call finalize\(\)"):
         probmask.save(loaded, second)
     assert not second.exists()
     frozen.finalize()
@@ -297,12 +297,12 @@ def test_what_makes_no_sense_is_refused():
         probmask.freeze_masks(build("mlp"))
     model = sparse("mlp")
     frozen = probmask.freeze_masks(model)
-    with pytest.raises(probmask.InputError, match="frozen already"):
+    with pytest.raises(probmask.InputError, match="already frozen"):
         probmask.freeze_masks(model, exclude=["0"])
     frozen.finalize()
-    with pytest.raises(probmask.InputError, match="call freeze_masks anew"):
+    with pytest.raises(probmask.InputError, match="call freeze_masks again"):
         frozen.finalize()
     nn.utils.parametrizations.weight_norm(model[2], "bias")
     probmask.freeze_masks(model)
-    with pytest.raises(probmask.InputError, match="use its state_dict"):
+    with pytest.raises(RuntimeError, match="parametrized modules is only supported"):
         pickle.dumps(model[2])

@@ -221,8 +221,8 @@ def test_sparse_multiplications_are_each_layers_times_its_density():
     [
         ([54], "1 counts for 2 sites"),
         ([54, 60, 1], "3 counts for 2 sites"),
-        ([55, 60], r"kept\[0\]=55, of a site of 54 weights"),
-        ([54, -1], r"kept\[1\]=-1, of a site of 60 weights"),
+        ([55, 60], r"kept\[0\]=55 for a site of 54 weights"),
+        ([54, -1], r"kept\[1\]=-1 for a site of 60 weights"),
     ],
 )
 def test_counts_that_do_not_fit_the_sites(kept, said):
@@ -248,7 +248,7 @@ def test_the_mask_changes_nothing_about_the_cost_of_a_weight():
 
 def test_the_convention_says_whose_it_is_and_how_pooling_counts():
     assert "STR's convention" in CONVENTION
-    assert "average pooling, one per input element, is listed apart" in CONVENTION
+    assert "average pooling, one per input element, is listed separately" in CONVENTION
 
 
 @pytest.mark.parametrize("form", [tuple, list, dict])
@@ -284,7 +284,7 @@ def test_a_weight_without_known_multiplications():
     example = torch.tensor([[1, 2]])
     assert count(model, example) == {"1.weight": 2}
     with pytest.raises(
-        probmask.InputError, match=r"MACs of Embedding\.weight are unknown.*exclude it or budget"
+        probmask.InputError, match=r"Embedding\.weight: its MACs are unknown.*exclude it or budget"
     ):
         count(model, example, include=["0"])
 

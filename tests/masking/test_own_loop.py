@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 import probmask
 from reference.networks import NETWORKS, build, loss_of, make_batches, sgd, train
@@ -66,10 +65,15 @@ def test_leaves_a_plain_module_with_the_same_parameters_in_the_same_order(form, 
     keys = list(model.state_dict())
     parameters = list(model.named_parameters(remove_duplicate=False))
     method = method_of(form, sparsity=0.5, min_keep_per_layer=1)
-    sparsifier = probmask.attach(model, method, total_steps=2)
-    train(model, sgd(model), make_batches(name, 2))
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=2)
+    for names in (model.state_dict(), dict(model.named_parameters(remove_duplicate=False))):
+        assert [name for name in names if name not in keys] == []
+    during = list(model.named_parameters(remove_duplicate=False))
+    assert [(n, id(p)) for n, p in during] == [(n, id(p)) for n, p in parameters]
+    train(model, optimizer, make_batches(name, 2))
+    assert list(model.state_dict()) == keys
     sparsifier.finalize()
-    assert not any(parametrize.is_parametrized(module) for module in model.modules())
     assert [type(module) for module in model.modules()] == kinds
     after = list(model.named_parameters(remove_duplicate=False))
     assert {name: id(p) for name, p in after} == {name: id(p) for name, p in parameters}
@@ -111,12 +115,10 @@ def test_an_embedding_stays_dense_unless_it_is_included():
 def test_the_mean_of_the_loop_survives_stopping_early(form):
     """Fewer updates than planned: finalize still keeps exactly the budget."""
     model = build("mlp")
-    sparsifier = probmask.attach(
-        model,
-        method_of(form, sparsity=0.8, min_keep_per_layer=1),
-        total_steps=1000,
-    )
-    train(model, sgd(model), make_batches("mlp", 4))
+    optimizer = sgd(model)
+    method = method_of(form, sparsity=0.8, min_keep_per_layer=1)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=1000)
+    train(model, optimizer, make_batches("mlp", 4))
     assert sparsifier.finalize().kept == 400 - round(0.8 * 400)
 
 
@@ -133,14 +135,16 @@ def test_an_end_before_the_budget_has_fallen_is_said(form, steps, warned):
     said = [str(w.message) for w in found if w.category is probmask.EarlyEndWarning]
     assert len(said) == warned
     if warned:
-        assert said[0].startswith(f"finalize() after {steps} of 30 updates: ")
-        assert "now 90 % are" in said[0]
+        assert said[0].startswith(f"finalize() was called after {steps} of 30 steps: ")
+        assert "to 90 % at once" in said[0]
 
 
 def test_training_may_go_on_beyond_total_steps(form):
     model = build("mlp")
-    sparsifier = probmask.attach(model, method_of(form, sparsity=0.8, freeze_at=1), total_steps=5)
-    train(model, sgd(model), make_batches("mlp", 12))
+    optimizer = sgd(model)
+    method = method_of(form, sparsity=0.8, freeze_at=1)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=5)
+    train(model, optimizer, make_batches("mlp", 12))
     assert sparsifier.now.step == 12
     assert sparsifier.now.fraction == 1
     assert sparsifier.finalize().kept == 80

@@ -151,11 +151,11 @@ def test_training_starts_from_the_weights_given_unless_told_otherwise(form):
     model = build("mlp")
     given = state_of(model)
     begin(form=form, model=model)
-    assert torch.equal(model[0].get_parameter("weight"), given["0.weight"])
+    assert torch.equal(model[0]._parameters["weight"], given["0.weight"])
     model = build("mlp")
     begin(form=form, model=model, reinitialize=True)
-    assert not torch.equal(model[0].get_parameter("weight"), given["0.weight"])
-    assert model[0].get_parameter("weight").requires_grad
+    assert not torch.equal(model[0]._parameters["weight"], given["0.weight"])
+    assert model[0]._parameters["weight"].requires_grad
 
 
 def test_a_pretrained_start(form):

@@ -181,7 +181,7 @@ def test_supermask_weights_are_drawn_from_kaimings_normal():
     probmask.attach(model, method, total_steps=5, seed=0)
     fans = [16 * 9, 16 * 9, 400]
     for layer, fan_in, old in zip((model[0], model[1], model[3]), fans, given, strict=True):
-        weight = layer.get_parameter("weight").detach()
+        weight = layer._parameters["weight"].detach()
         assert not torch.equal(weight, old)
         assert not weight.requires_grad
         assert weight.mean().abs() < 3 * math.sqrt(2 / fan_in / weight.numel())
@@ -199,7 +199,7 @@ def test_supermask_weights_depend_on_the_seed_alone():
         torch.manual_seed(start)
         method = probmask.ProbMask(sparsity=0.5, train_weights=False)
         probmask.attach(model, method, total_steps=5, seed=0)
-        drawn.append(model[0].get_parameter("weight").detach().clone())
+        drawn.append(model[0]._parameters["weight"].detach().clone())
     assert torch.equal(*drawn)
 
 

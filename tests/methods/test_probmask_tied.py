@@ -55,7 +55,7 @@ def test_the_network_computes_with_the_weight_times_its_probability(settings, na
 
 def test_before_the_first_update_it_is_the_network_that_was_given():
     model, _, sparsifier = tied("conv")
-    assert torch.equal(model[0].weight, model[0].get_parameter("weight"))
+    assert torch.equal(model[0].weight, model[0]._parameters["weight"])
     assert sparsifier.metrics() == {
         "temperature": pytest.approx(1 / 3),
         "expected_sparsity": 0,

@@ -51,7 +51,7 @@ def run(name="mlp", **settings):
 def ranking(model):
     """What weights are chosen by, layer by layer: their probabilities, or if tied, magnitudes."""
     probs = list(probs_of(model).values())
-    weights = {id(m): m.get_parameter(n) for _, m, n, _ in masked_parameters(model)}
+    weights = {id(m): m._parameters[n] for _, m, n, _ in masked_parameters(model)}
     return [p.detach().abs() for p in probs or weights.values()]
 
 
@@ -62,7 +62,7 @@ def starve(model, layer):
         if probs:
             probs[f"{layer}.weight"].fill_(0.0)
         else:
-            model.get_parameter(f"{layer}.weight").mul_(1e-6)
+            dict(model.named_parameters())[f"{layer}.weight"].mul_(1e-6)
 
 
 def parts(sparsifier):

@@ -8,7 +8,8 @@ from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 import probmask
-from reference.networks import build, loss_of, make_batches, sgd
+from reference.networks import build, loss_of, make_batches, sgd, state_of
+from reference.probmask_run import method_of
 
 
 def run(job, directory):
@@ -32,29 +33,29 @@ def _main(rank, job, directory):
 
 def train_both_ways(rank):
     """Learn with a common seed through the freeze; without a seed, and take a sample; tied."""
-    learned = {"recipe": "learned", "select": "top", "min_keep_per_layer": 1}
+    learned = {"form": "learned", "select": "top", "min_keep_per_layer": 1}
     return {
         "common seed": _train(rank, seed=3, **learned),
-        "own seeds": _train(rank, seed=None, recipe="learned", select="sample"),
-        "tied": _train(rank, seed=None, recipe="tied"),
-        "tied, frozen": _train(rank, seed=None, recipe="tied", freeze_at=0.6, clip_norm=1.0),
+        "own seeds": _train(rank, seed=None, form="learned", select="sample"),
+        "tied": _train(rank, seed=None, form="tied"),
+        "tied, frozen": _train(rank, seed=None, form="tied", freeze_at=0.6, clip_norm=1.0),
         "wrapped too early": _attach_to_wrapped(),
     }
 
 
-def _train(rank, *, seed, **settings):
+def _train(rank, *, seed, form, **settings):
     # Each rank with weights of its own, which DDP makes those of the first.
     model = build("conv", seed=rank)
     optimizer = sgd(model)
     torch.manual_seed(100 + rank)  # as loaders and augmentation want it
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(sparsity=0.7, **settings),
+        method_of(form, sparsity=0.7, **settings),
         optimizer=optimizer,
         total_steps=14,
         seed=seed,
     )
-    noise = getattr(model[0].parametrizations.weight[0], "noise", None)
+    noise = getattr(sparsifier._masker.masked[0], "noise", None)
     parallel = DistributedDataParallel(model)
     frozen = []
     for batch in make_batches("conv", 14, seed=50 + rank):
@@ -62,7 +63,7 @@ def _train(rank, *, seed, **settings):
         loss_of(parallel, batch).backward()
         optimizer.step()
         frozen.append(sparsifier.frozen)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state = state_of(model)
     summary = sparsifier.finalize()
     final = {name: value.clone() for name, value in model.state_dict().items()}
     return {
@@ -77,7 +78,7 @@ def _train(rank, *, seed, **settings):
 def _attach_to_wrapped():
     parallel = DistributedDataParallel(build("mlp"))
     try:
-        probmask.attach(parallel, probmask.ProbMask(sparsity=0.7), total_steps=4, seed=1)
+        probmask.attach(parallel, probmask.TiedProbMask(sparsity=0.7), total_steps=4, seed=1)
     except probmask.InputError as error:
         return str(error)
     return None

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
+from probmask.methods.probabilities import ProbMaskedWeight
 
 from probmask.cli import main
 from probmask.data import load_data
-from probmask.methods.probabilities import ProbMaskedWeight
 from probmask.training.config import TrainConfig
 from probmask.training.loop import Training
 from probmask.training.run_directory import RunDirectory

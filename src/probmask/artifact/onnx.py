@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.errors import InputError
-from probmask.masking.modes import evaluating
+from probmask.masking.batchnorm import evaluating
 from probmask.version import __version__
 
 # The oldest opset that PyTorch's exporter writes directly: most runtimes read it.

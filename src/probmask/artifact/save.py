@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from probmask.artifact.format import (
     DTYPE_NAMES,
@@ -28,6 +27,7 @@ from probmask.artifact.reader import ArtifactInfo, read
 from probmask.checks import check_choice, is_number
 from probmask.errors import InputError
 from probmask.files import writable_target, write_atomically
+from probmask.masking.parametrization import masked_parameters
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -134,19 +134,13 @@ def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part
 
 
 def _check_finished(model: nn.Module) -> None:
-    """Raise if a mask is still attached; other parametrizations are stored as plain tensors."""
-    package = __name__.partition(".")[0]
-    for prefix, module in model.named_modules():
-        if not parametrize.is_parametrized(module):
-            continue
-        for name, steps in module.parametrizations.items():
-            if any(type(step).__module__.partition(".")[0] == package for step in steps):
-                where = f"{prefix}.{name}" if prefix else name
-                raise InputError(
-                    f"save(model): {where} still has a mask; call finalize() on the sparsifier, or "
-                    "on the result of freeze_masks, first. To save a copy of the model, load its "
-                    "state_dict() into the original and finalize that."
-                )
+    """Raise if a parameter is still masked."""
+    for name, _, _, _ in masked_parameters(model):
+        raise InputError(
+            f"save(model): {name} still has a mask; call finalize() on the sparsifier, or on the "
+            "result of freeze_masks, first. To save a copy of the model, load its state_dict() "
+            "into the original and finalize that."
+        )
 
 
 def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -47,7 +47,7 @@ def attach(
         method: The method, for example ``probmask.TiedProbMask(sparsity=0.9)``.
         total_steps: Number of updates that the training will make.
         optimizer: The optimizers that train the model. Without it, call ``sparsifier.use(...)``
-            before the first backward pass.
+            before training.
         steps_per_epoch: Number of updates per epoch, for methods that count in epochs.
         include: Name patterns of further parameters to mask; see `find_sites`.
         exclude: Name patterns of parameters not to mask.

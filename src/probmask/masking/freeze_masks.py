@@ -26,7 +26,8 @@ def freeze_masks(
     Every weight that `attach` would mask gets the mask of its own nonzero entries. The mask stands
     between weight and network and passes no gradient to pruned entries. No optimizer is hooked, so
     zeros stay under any optimizer, and in deep copies and pickles of the model too. Parameters and
-    the names in ``state_dict()`` stay the same; a saved state has exact zeros.
+    the names in ``state_dict()`` stay the same. A saved state has exact zeros, and a loaded one
+    replaces the masks by its zeros; loaded weights without any zero are masked.
 
     Calling it on a model whose masks are frozen, such as a copy, returns the same masks again.
 
@@ -110,6 +111,12 @@ class FrozenWeight(MaskedWeight):
         """Return the kept weights, as in evaluation."""
         return torch.where(self.mask, weight, 0.0)
 
+    def weight_loaded(self, weight: Tensor) -> None:
+        """Take the zeros of a loaded weight as the mask. A weight without zeros is masked."""
+        nonzero = weight.detach() != 0
+        if not bool(nonzero.all()):
+            self.set_mask(nonzero)
+
 
 def _freeze(sites: Iterable[Site]) -> None:
     pairs = [(site, FrozenWeight(site, site.weight.detach() != 0)) for site in sites]
@@ -133,4 +140,6 @@ def _frozen(model: nn.Module) -> list[tuple[FrozenWeight, Site]]:
 
 def _site_of(places: list[tuple[str, nn.Module, str]]) -> Site:
     full_name, module, name = places[0]
-    return Site(full_name, tuple((m, n) for _, m, n in places), module.get_parameter(name))
+    weight = module._parameters[name]
+    assert weight is not None
+    return Site(full_name, tuple((m, n) for _, m, n in places), weight)

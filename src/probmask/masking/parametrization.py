@@ -61,6 +61,11 @@ class MaskedWeight(nn.Module, ABC):
         """Take the mask from ``source``. Exactly one of the source's sites leads."""
         self._source, self._leads = source, leads
 
+    @property
+    def source(self) -> MaskSource | None:
+        """What decides the mask, in a deep copy of a model the copied one."""
+        return self._source
+
     def set_mask(self, mask: Tensor) -> None:
         """Store a copy of ``mask``."""
         memory = torch.empty(self.mask.shape, dtype=torch.bool, device=self.mask.device)
@@ -102,6 +107,9 @@ class MaskedWeight(nn.Module, ABC):
             self.invalidate()
             self.mask = _all_kept(self.mask)  # frees a byte per weight during training
         return self
+
+    def weight_loaded(self, weight: Tensor) -> None:
+        """React to a weight that ``load_state_dict`` has overwritten."""
 
     def state(self) -> dict[str, Any]:
         """Return the attributes named in ``saved``, and the mask once it is frozen."""
@@ -211,6 +219,13 @@ class MaskedModule:
         for masked in self._masked_weights.values():
             masked._apply(fn)
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+        for name, masked in self._masked_weights.items():
+            weight = self._parameters[name]
+            if weight is not None:
+                masked.weight_loaded(weight)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         # An optimizer's momentum may have moved weights under a frozen mask, which hides them. The

@@ -147,7 +147,7 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
     path, module, name = places[0]
     if isinstance(weight, UninitializedParameter):
         raise InputError(
-            f"attach(model): {path} is not initialized yet; pass one batch through the model first."
+            f"attach(model): {path} is not initialized yet; pass one batch through model.eval() first."
         )
     if any(isinstance(holder, _UNMASKABLE) for _, holder, _ in places):
         raise InputError(

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.distributed import average_gradients_
-from probmask.masking.masker import Histogram, Progress, Trainables
+from probmask.masking.masker import Histogram, Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, is_abrupt
 from probmask.masking.optimizers import WeightOptimizers, checked_optimizers, clear_with_zero_grad
-from probmask.masking.parametrization import apply_masks_, mask_site
+from probmask.masking.parametrization import apply_masks_, mask_site, masked_parameters
 from probmask.masking.sites import Site
 from probmask.masking.summary import LayerSummary, Summary
 
@@ -236,6 +236,24 @@ class Sparsifier:
         self._masker.load_state_dict(state["method"])
         self._prepare(0)
 
+    def copy_masks_to(self, model: nn.Module) -> None:
+        """Give a deep copy of the attached model the masks that the model has now.
+
+        A deep copy is independent: an averaged model (EMA, SWA) receives new weights at every
+        update, but not what the method has learned since. Call this before evaluating it.
+
+        Raises:
+            InputError: If ``model`` is not a deep copy of the attached model.
+        """
+        sources = {id(masked.source): masked.source for *_, masked in masked_parameters(model)}
+        maskers = [source for source in sources.values() if isinstance(source, Masker)]
+        if [masker.names for masker in maskers] != [self._masker.names]:
+            raise InputError(
+                "copy_masks_to(model): not a deep copy of the attached model; copy the model "
+                "after attach."
+            )
+        maskers[0].load_state_dict(self._masker.state_dict())
+
     def _training(self) -> dict[str, Any]:
         """Return what distinguishes this training from others, for checkpoints."""
         return {
@@ -338,15 +356,11 @@ class Sparsifier:
         """Raise if the weight has changed since its last gradient, but by no step seen here."""
         if self._updating:  # an optimizer with a closure moves weights between gradients
             return
-        if not self._optimizers:
-            raise InputError(
-                "attach(optimizer=None): training has begun, but the sparsifier follows no "
-                "optimizer; call sparsifier.use(optimizer) before the first backward pass."
-            )
         if self._seen_version not in (None, weight._version):
+            followed = "another optimizer" if self._optimizers else "no optimizer"
             raise InputError(
-                "The weights change, but not by a step of the optimizer that the sparsifier "
-                "follows; call sparsifier.use(optimizer) with the optimizers that train them."
+                f"The weights are being trained, but the sparsifier follows {followed}; call "
+                "sparsifier.use(optimizer) with the optimizers that train them."
             )
         self._seen_version = weight._version
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from probmask.checks import check_count, check_within, is_number
 from probmask.data import check_settings
 from probmask.errors import InputError
-from probmask.masking.protocol import Method
+from probmask.masking.method import Method
 from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import check_model_settings

@@ -8,7 +8,7 @@ from torch import nn
 
 from probmask.data import DataSource
 from probmask.errors import InputError
-from probmask.masking.modes import evaluating
+from probmask.masking.batchnorm import evaluating
 
 
 @dataclass(frozen=True)

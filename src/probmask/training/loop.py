@@ -16,8 +16,8 @@ from probmask.core import schedules
 from probmask.core.noise import fold
 from probmask.data import Batch, DataSource, Shard
 from probmask.errors import CheckpointError, InputError, NonFiniteError
-from probmask.masking.attaching import attach
-from probmask.masking.protocol import Phase
+from probmask.masking.attach import attach
+from probmask.masking.method import Phase
 from probmask.masking.sparsifier import Sparsifier
 from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from probmask.errors import InputError
-from probmask.masking.protocol import Histogram
+from probmask.masking.masker import Histogram
 
 _LONGEST_HISTORY = 100
 

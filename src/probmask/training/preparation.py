@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from probmask.data import DataSource, load_data
 from probmask.errors import AbsentClassWarning, InputError
-from probmask.masking.attaching import attach
+from probmask.masking.attach import attach
+from probmask.masking.batchnorm import evaluating
 from probmask.masking.macs import count_macs
-from probmask.masking.modes import evaluating
-from probmask.masking.protocol import Phase, Probe
+from probmask.masking.method import Phase
+from probmask.masking.probe import Probe
 from probmask.masking.sites import find_sites
 from probmask.models import build_model
 from probmask.training.config import TrainConfig, make_method

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from probmask.data import DataSource
+from probmask.masking.distributed import gathered
 from probmask.masking.macs import CONVENTION, count_macs
-from probmask.masking.protocol import Phase
-from probmask.masking.ranks import gathered
+from probmask.masking.method import Phase
 from probmask.masking.sites import find_sites
 from probmask.masking.summary import Summary
 from probmask.training.config import TrainConfig, make_method, to_table

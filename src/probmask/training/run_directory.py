@@ -22,7 +22,7 @@ import tomli_w
 
 from probmask.errors import InputError
 from probmask.files import write_atomically
-from probmask.masking.protocol import Phase
+from probmask.masking.method import Phase
 from probmask.training.config import TrainConfig, load_config, make_method, to_table
 from probmask.training.metrics import read_log
 

@@ -152,7 +152,7 @@ class TiedWeight(MaskedWeight):
     Thresholds and powers are tensors, so that a compiled graph does not depend on their values.
     """
 
-    saved = ("active", "threshold", "outside", "initial")
+    saved = ("active", "threshold", "power", "outside", "initial")
 
     def __init__(self, site: Site, power: float, outside: float) -> None:
         super().__init__(site)

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor, nn
 
 import probmask
-from probmask.masking.masker import Masker, Progress, Trainables
-from probmask.masking.method import Context, Method
-from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.sites import Site
+from probmask.methods import (
+    Context,
+    MaskedWeight,
+    Masker,
+    Method,
+    Progress,
+    Site,
+    Trainables,
+    WeightOptimizers,
+)
 from reference.networks import (
     assert_same_state,
     build,
@@ -44,9 +49,8 @@ class PlainWeight(MaskedWeight):
 
 class RandomMasker(Masker):
     def __init__(self, method: Random, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(sites, [PlainWeight(site) for site in sites])
+        super().__init__(sites, [PlainWeight(site) for site in sites], method.keep_of(sites))
         self.seed = context.seed
-        self.keep = keep_of(method.sparsity, sum(site.size for site in sites))
         self.moments: list[str] = []
         self.freeze()
 
@@ -89,7 +93,7 @@ class Scaling(Method):
     summary: ClassVar[str] = "the largest weights"
 
     def begin(self, sites: Sequence[Site], context: Context) -> Masker:
-        return ScalingMasker(sites, [Scaled(site) for site in sites])
+        return ScalingMasker(sites, [Scaled(site) for site in sites], self.keep_of(sites))
 
 
 class ScalingMasker(Masker):
@@ -97,16 +101,16 @@ class ScalingMasker(Masker):
         return [weight.abs() >= weight.abs().median() for weight in self.weights]
 
     def trainables(self) -> list[Trainables]:
-        scales = [mask.scale for mask in self.masks]
+        scales = [masked.scale for masked in self.masked]
         return [
             Trainables(torch.optim.SGD(scales, lr=1.0), lambda now, _: 0.1 * (1 - now.fraction))
         ]
 
     def penalty(self) -> Tensor | float:
-        return sum(mask.scale.square() for mask in self.masks)
+        return sum(masked.scale.square() for masked in self.masked)
 
     def metrics(self) -> dict[str, float]:
-        return {"scale": sum(mask.scale.item() for mask in self.masks)}
+        return {"scale": sum(masked.scale.item() for masked in self.masked)}
 
 
 def test_a_method_in_a_few_lines_goes_through_all_of_it():
@@ -163,7 +167,7 @@ def test_trainables_of_a_method_are_trained_at_its_own_rate():
         optimizer.step()
         torch.testing.assert_close(scale.detach(), expected)
     assert sparsifier.metrics()["scale"] == pytest.approx(
-        sum(mask.scale.item() for mask in sparsifier._masker.masked)
+        sum(masked.scale.item() for masked in sparsifier._masker.masked)
     )
 
 
@@ -200,11 +204,14 @@ def test_the_context_has_what_attach_was_told():
     seen = []
 
     @dataclass(frozen=True, kw_only=True)
-    class Look(Random):
+    class Look(Method):
+        name: ClassVar[str] = "look"
+        summary: ClassVar[str] = "looks"
+
         def begin(self, sites: Sequence[Site], context: Context) -> Masker:
             seen.append((context.total_steps, context.steps_per_epoch, context.seed))
             seen.append(context.macs_per_weight())
-            return super().begin(sites, context)
+            return probmask.StoredMasker(self, sites)
 
     model = build("mlp")
     probmask.attach(
