@@ -4,28 +4,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from probmask.checks import check_choice
 from probmask.core.allocation import Spread
-from probmask.masking.budgets import checked_keep
-from probmask.masking.protocol import Context, Method
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.sites import Site
-from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker
+from probmask.methods.families.stored import (
+    StoredWeight,
+    active_sparsity,
+    set_active,
+    set_outside_gradient,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DNW(Method):
     """Compute with the largest weights of each layer, and train all of them.
 
-    w_e = w if |w| is among the layer's largest, else 0; dL/dw = g for every w, g the gradient of
-    w_e. A weight outside goes on being moved, by weight decay too, and takes the place of a smaller
-    one when it has grown past it. The network has its final sparsity from the first update on.
+        w_e = w if |w| is among the largest of its layer, else 0        dL/dw = g for every w
 
-    ``allocation`` splits the budget over the layers: the same fraction of each ("uniform", the
-    paper's), Erdős-Rényi densities ("er", "erk"), or one order of all weights ("global").
-    ``dense_first`` and ``dense_last`` leave those layers whole, at the cost of the others.
+    g is the gradient of w_e. Pruned weights are trained too, by weight decay as well, and replace
+    a smaller weight when they have grown beyond it. The network has its final sparsity from the
+    first update on.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        allocation: The number of weights per layer: the same fraction of each ("uniform", the
+            paper's), Erdős-Rényi (-kernel), or whatever the largest weights of all layers give.
+        dense_first: Leave the first layer dense; the others are then sparser.
+        dense_last: Leave the last layer dense.
     """
 
     name: ClassVar[str] = "dnw"
@@ -40,40 +48,39 @@ class DNW(Method):
     dense_first: bool = False
     dense_last: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("DNW", "allocation", self.allocation, ("uniform", "er", "erk", "global"))
-        for name in ("dense_first", "dense_last"):
-            check_choice("DNW", name, getattr(self, name), (True, False))
+    @property
+    def spread(self) -> Spread:
+        """The number of weights of each layer."""
+        return Spread(
+            allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "DNWMasker":
-        """Take the largest weights of each layer."""
+        """Start with the largest weights of each layer."""
         return DNWMasker(self, sites)
 
 
-class DNWWeight(ThresholdedWeight):
-    """One site: w where active."""
-
-    def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
-        """The active weights as they are."""
-        return torch.where(active, weight, 0.0)
-
-
-class DNWMasker(ThresholdMasker):
+class DNWMasker(Masker):
     """DNW at work on one model."""
 
-    def __init__(self, method: DNW, sites: Sequence[Site]) -> None:
-        self.spread = Spread(
-            allocation=method.allocation,
-            dense_first=method.dense_first,
-            dense_last=method.dense_last,
-        )
-        keep = checked_keep(method, sites, self.spread)
-        super().__init__(sites, [DNWWeight(site) for site in sites], keep)
+    masked: tuple[StoredWeight, ...]
 
-    def select(
-        self, keep: int, *, into: Sequence[Tensor] | None = None
-    ) -> tuple[list[Tensor], list[float]]:
-        """The largest weights of each layer; how large they are does not matter."""
+    def __init__(self, method: DNW, sites: Sequence[Site]) -> None:
+        keep = method.keep_of(sites, method.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
+        self.method = method
+        set_outside_gradient(self.masked, 1.0)
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Compute with the largest weights of this moment."""
+        if not self.frozen:
+            set_active(self.masked, self.choose())
+
+    def choose(self) -> list[Tensor]:
+        """Return the largest weights of each layer."""
         values = [weight.detach().abs() for weight in self.weights]
-        return self.spread.select(values, keep, self.names), [0.0] * len(values)
+        return self.method.spread.select(values, self.keep, self.names)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity, which is constant."""
+        return active_sparsity(self.masked, self.size)

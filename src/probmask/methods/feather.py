@@ -1,6 +1,5 @@
 """Feather: a threshold between soft and hard, with straight-through gradients."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,24 +7,39 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probmask.checks import check_ramp, check_within
+from probmask.checks import GradientFraction, Positive, TrainingFraction
 from probmask.core.shrinkage import power_shrink
-from probmask.masking.budgets import checked_keep
-from probmask.masking.protocol import Context, Method
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
+from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
-from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker, usual_outside
+from probmask.methods.families.thresholds import (
+    ThresholdedWeight,
+    choose_largest,
+    clip_gradient,
+    number_at,
+    train_largest,
+    usual_outside,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feather(Method):
-    """Threshold all weights at once, continuously and almost without shrinking the large ones.
+    """Shrink all weights by one threshold, continuously and almost without changing large ones.
 
-    w_e = sign(w) (|w|³ - θ³)^⅓ where |w| > θ, else 0; dL/dw = g where |w| > θ, else ϑ g, g the
-    gradient of w_e. θ, one for all layers, is the quantile of |w| at the sparsity of the moment,
-    which rises cubically from ``ramp_begin`` to ``ramp_end`` of the training. ``outside`` is ϑ;
-    None takes the paper's: 0.5 for a sparsity above 0.95, else 1. ``clip_norm`` is the paper's
-    bound of the joint gradient; without it, channels that have lost all of their weights explode in
-    short trainings.
+        w_e = sign(w) (|w|³ - θ³)^⅓ where |w| > θ, else 0
+        dL/dw = g where |w| > θ, else ϑ g,  g the gradient of w_e
+
+    θ, one for all layers, is the quantile of |w| at the present sparsity, which rises cubically.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        ramp_begin: Fraction of the training at which the sparsity begins to rise.
+        ramp_end: Fraction of the training at which it reaches ``sparsity``.
+        outside: The fraction ϑ of the gradient that pruned weights get. None: the paper's, 0.5
+            above 95 % sparsity, else 1.
+        clip_norm: Clip the joint gradient to this norm, by default the paper's. Without it,
+            channels that have lost all of their weights diverge in short trainings.
     """
 
     name: ClassVar[str] = "feather"
@@ -36,41 +50,50 @@ class Feather(Method):
         "A. Glentis Georgoulakis, G. Retsinas and P. Maragos, Feather: An Elegant Solution to "
         "Effective DNN Sparsification, BMVC 2023"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
-    ramp_begin: float = 0.0
-    ramp_end: float = 0.5
-    outside: float | None = None
-    clip_norm: float | None = 3.0
+    ramp_begin: TrainingFraction = 0.0
+    ramp_end: TrainingFraction = 0.5
+    outside: GradientFraction | None = None
+    clip_norm: Positive | None = 3.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ramp(
-            "Feather", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="sparsity rises"
-        )
-        if self.outside is not None:
-            check_within("Feather", "outside", self.outside, 0, 1, meaning="a part of the gradient")
-        if self.clip_norm is not None:
-            check_within("Feather", "clip_norm", self.clip_norm, 1e-9, math.inf, meaning="a norm")
-
-    def begin(self, sites: Sequence[Site], context: Context) -> ThresholdMasker:
+    def begin(self, sites: Sequence[Site], context: Context) -> "FeatherMasker":
         """Start dense."""
-        outside = self.outside
-        if outside is None:
-            outside = usual_outside(self.sparsity)
-        masks = [FeatherWeight(site, outside=outside) for site in sites]
-        ramp = (self.ramp_begin, self.ramp_end)
-        return ThresholdMasker(
-            sites, masks, checked_keep(self, sites), ramp=ramp, clip_norm=self.clip_norm
-        )
+        return FeatherMasker(self, sites)
 
 
-class FeatherWeight(ThresholdedWeight):
-    """One site: sign(w) (|w|³ - θ³)^⅓ where active."""
+def cubic_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+    """sign(w) (|w|³ - θ³)^⅓ where active, else 0."""
+    return power_shrink(weight, active, threshold, torch.full_like(threshold, 3.0))
 
-    def __init__(self, site: Site, *, outside: float) -> None:
-        super().__init__(site, outside=outside)
-        self.power = torch.full((), 3.0, device=site.weight.device)
 
-    def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
-        """Shrink by the cubes."""
-        return power_shrink(weight, active, threshold, self.power)
+class FeatherMasker(Masker):
+    """Feather at work on one model."""
+
+    masked: tuple[ThresholdedWeight, ...]
+
+    def __init__(self, method: Feather, sites: Sequence[Site]) -> None:
+        outside = usual_outside(method.sparsity) if method.outside is None else method.outside
+        masked = [ThresholdedWeight(site, cubic_shrink, outside=outside) for site in sites]
+        super().__init__(sites, masked, method.keep_of(sites))
+        self.method = method
+        self._kept = self.size
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Set the threshold of this moment."""
+        if not self.frozen:
+            ramp = (self.method.ramp_begin, self.method.ramp_end)
+            self._kept = number_at(self, now.fraction, ramp)
+            train_largest(self, self.masked, self._kept)
+
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Clip the joint gradient."""
+        clip_gradient(self, optimizers, self.method.clip_norm)
+
+    def choose(self) -> list[Tensor]:
+        """Return the largest weights of the final budget."""
+        return choose_largest(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity."""
+        return {"expected_sparsity": 1 - (self.keep if self.frozen else self._kept) / self.size}

@@ -1,31 +1,49 @@
-"""ST-3: soft thresholding with straight-through gradients, and layers rescaled for what is lost."""
+"""ST-3: soft thresholding with straight-through gradients and rescaled channels."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.modules.conv import _ConvTransposeNd
 
-from probmask.checks import check_choice, check_ramp, check_within
-from probmask.masking.budgets import checked_keep
-from probmask.masking.protocol import Context, Method
+from probmask.checks import Positive, TrainingFraction
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
+from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
-from probmask.masking.thresholded import ThresholdedWeight, ThresholdMasker
+from probmask.methods.families.thresholds import (
+    ThresholdedWeight,
+    choose_largest,
+    clip_gradient,
+    number_at,
+    train_largest,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ST3(Method):
     """Shrink all weights by one threshold, and scale each channel up for what it has lost.
 
-    w_e = c_o (w - sign(w) θ) where |w| > θ, else 0; dL/dw = g for every w, g the gradient of w_e.
-    θ is the quantile of |w| over all layers at the sparsity of the moment, which rises cubically
-    from ``ramp_begin`` to ``ramp_end`` of the training. c_o = 1.01 / (r_o + 0.01), r_o the part of
-    the sum of |w| in output channel o that exceeds θ (``rescale=False``: c_o = 1). ``sigma``
-    compares |w| √(sum of the layer's dimensions) instead, which costs fewer multiplications at
-    some accuracy. From ``freeze_at`` on (None: never) the weights are w_e and only they train on.
-    ``clip_norm`` is the paper's bound of the joint gradient.
+        w_e = c_o (w - sign(w) θ) where |w| > θ, else 0        dL/dw = g for every w
+        c_o = 1.01 / (r_o + 0.01),  r_o = Σ |w| [|w| > θ] / Σ |w| over output channel o
+
+    g is the gradient of w_e. θ is the quantile of |w| over all layers at the present sparsity,
+    which rises cubically.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        ramp_begin: Fraction of the training at which the sparsity begins to rise.
+        ramp_end: Fraction of the training at which it reaches ``sparsity``.
+        freeze_at: Fraction of the training from which on the weights are w_e, and only those that
+            are kept are trained. None: never.
+        rescale: False sets c_o = 1.
+        sigma: Compare |w| √(sum of the layer's dimensions) instead of |w|. This prunes more
+            multiplications, at some cost of accuracy.
+        clip_norm: Clip the joint gradient to this norm, by default the paper's.
     """
 
     name: ClassVar[str] = "st3"
@@ -36,63 +54,85 @@ class ST3(Method):
         "A. Vanderschueren and C. De Vleeschouwer, Are Straight-Through gradients and "
         "Soft-Thresholding all you need for Sparse Training?, WACV 2023"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
-    ramp_begin: float = 0.03
-    ramp_end: float = 0.47
-    freeze_at: float | None = 0.94
+    ramp_begin: TrainingFraction = 0.03
+    ramp_end: TrainingFraction = 0.47
+    freeze_at: TrainingFraction | None = 0.94
     rescale: bool = True
     sigma: bool = False
-    clip_norm: float | None = 3.0
+    clip_norm: Positive | None = 3.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ramp(
-            "ST3", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="sparsity rises"
-        )
-        if self.freeze_at is not None:
-            check_within("ST3", "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training")
-        if self.clip_norm is not None:
-            check_within("ST3", "clip_norm", self.clip_norm, 1e-9, math.inf, meaning="a norm")
-        for name in ("rescale", "sigma"):
-            check_choice("ST3", name, getattr(self, name), (True, False))
-
-    def begin(self, sites: Sequence[Site], context: Context) -> ThresholdMasker:
+    def begin(self, sites: Sequence[Site], context: Context) -> "ST3Masker":
         """Start dense."""
-        return ThresholdMasker(
-            sites,
-            [ST3Weight(site, rescale=self.rescale) for site in sites],
-            checked_keep(self, sites),
-            ramp=(self.ramp_begin, self.ramp_end),
-            freeze_at=self.freeze_at,
-            scales=[math.sqrt(sum(site.shape)) for site in sites] if self.sigma else None,
-            clip_norm=self.clip_norm,
-        )
+        return ST3Masker(self, sites)
 
 
-class ST3Weight(ThresholdedWeight):
-    """One site: c_o (w - sign(w) θ) where active."""
+def soft_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+    """w - sign(w) θ where active, else 0."""
+    shrunk = weight.sign() * (weight.abs() - threshold).clamp_min(0.0)
+    return torch.where(active, shrunk, 0.0)
 
-    def __init__(self, site: Site, *, rescale: bool) -> None:
-        super().__init__(site)
-        self.rescale = rescale
-        transposed = any(
-            isinstance(module, nn.modules.conv._ConvTransposeNd) for module, _ in site.holders
-        )
-        # Of a grouped transposed convolution, the channels of the same place in their groups.
-        self.channels = 1 if transposed else 0
 
-    def effective(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
-        """Shrink towards zero, then scale up."""
-        size = weight.abs()
-        shrunk = weight.sign() * (size - threshold).clamp_min(0.0)
-        if self.rescale:
-            shrunk = shrunk * self._scale(size, active)
-        return torch.where(active, shrunk, 0.0)
+def rescaled_shrink(weight: Tensor, active: Tensor, threshold: Tensor, *, axis: int) -> Tensor:
+    """c_o (w - sign(w) θ) where active, else 0; the channels o are along ``axis``."""
+    size = weight.abs()
+    whole, left = size, torch.where(active, size, 0.0)
+    others = [dim for dim in range(size.dim()) if dim != axis]
+    if others:
+        whole, left = (part.mean(others, keepdim=True) for part in (whole, left))
+    scale = 1.01 / ((left + 1e-6) / (whole + 1e-6) + 0.01)
+    return soft_shrink(weight, active, threshold) * scale
 
-    def _scale(self, size: Tensor, active: Tensor) -> Tensor:
-        """c_o, of a shape that multiplies the weight."""
-        others = [dim for dim in range(size.dim()) if dim != self.channels]
-        whole, left = size, torch.where(active, size, 0.0)
-        if others:
-            whole, left = (part.mean(others, keepdim=True) for part in (whole, left))
-        return 1.01 / ((left + 1e-6) / (whole + 1e-6) + 0.01)
+
+def _output_axis(site: Site) -> int:
+    """Return the axis of the output channels, which is 1 for transposed convolutions.
+
+    Of a grouped one, channels at the same position in their groups count as one channel.
+    """
+    return int(any(isinstance(module, _ConvTransposeNd) for module, _ in site.holders))
+
+
+class ST3Masker(Masker):
+    """ST-3 at work on one model."""
+
+    masked: tuple[ThresholdedWeight, ...]
+
+    def __init__(self, method: ST3, sites: Sequence[Site]) -> None:
+        rules = [
+            partial(rescaled_shrink, axis=_output_axis(site)) if method.rescale else soft_shrink
+            for site in sites
+        ]
+        masked = [ThresholdedWeight(site, rule) for site, rule in zip(sites, rules, strict=True)]
+        super().__init__(sites, masked, method.keep_of(sites))
+        self.method = method
+        self.scales = [math.sqrt(sum(site.shape)) for site in sites] if method.sigma else None
+        self._kept = self.size
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Set the threshold of this moment; freeze when it is time.
+
+        No mask is frozen before the first update: ranks may not have the same weights yet, and a
+        checkpoint may still be loaded.
+        """
+        if self.frozen:
+            return
+        freeze_at = self.method.freeze_at
+        if freeze_at is not None and now.step > 0 and now.fraction >= freeze_at:
+            self.freeze()
+        else:
+            ramp = (self.method.ramp_begin, self.method.ramp_end)
+            self._kept = number_at(self, now.fraction, ramp)
+            train_largest(self, self.masked, self._kept, self.scales)
+
+    def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Clip the joint gradient."""
+        clip_gradient(self, optimizers, self.method.clip_norm)
+
+    def choose(self) -> list[Tensor]:
+        """Return the largest weights of the final budget."""
+        return choose_largest(self, self.masked, self.scales)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity."""
+        return {"expected_sparsity": 1 - (self.keep if self.frozen else self._kept) / self.size}

@@ -1,15 +1,22 @@
-"""Weights that are kept while their magnitude exceeds a threshold, and trained on either side of it.
+"""Thresholds: weights are kept while they exceed one, and are trained on either side of it.
 
 Pruned weights still receive the gradient of the effective weight, or a fraction of it, and return
 when they have grown beyond the threshold. Nothing has to be saved for a resume: the masks are a
 function of the weights and of the progress.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from probmask.core.schedules import kept_fraction
+from probmask.core.selection import cut_by_magnitude
+from probmask.masking.masker import Masker
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.sites import Site
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
 GradientRule = Callable[[Tensor, Tensor], Tensor]
@@ -63,3 +70,101 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (active,) = ctx.saved_tensors
         return ctx.gradient_rule(grad, active), None, None, None, None
+
+
+class ThresholdedWeight(MaskedWeight):
+    """One site: ``rule(w, active, θ)``, and the gradient that pruned weights get.
+
+    There are two thresholds: that of the present budget, for training, and that of the final
+    budget, for evaluation. While nothing is pruned (``dense``) the weight itself is used.
+    """
+
+    def __init__(self, site: Site, rule: Rule, *, outside: float = 1.0) -> None:
+        super().__init__(site)
+        self.rule = rule
+        self.outside = outside
+        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.threshold = torch.zeros((), device=site.weight.device)
+        self.final_threshold = torch.zeros((), device=site.weight.device)
+        self.dense = True
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """Return the effective weight at the present threshold."""
+        if self.dense:
+            return weight
+        return straight_through(
+            weight, self.active, self.threshold, self.rule, self._passed_gradient
+        )
+
+    def final_weight(self, weight: Tensor) -> Tensor:
+        """Return the effective weight at the threshold of the final budget."""
+        return straight_through(
+            weight, self.mask, self.final_threshold, self.rule, self._passed_gradient
+        )
+
+    def set_active(self, active: Tensor, threshold: float, *, dense: bool) -> None:
+        """Train with these weights until the next call."""
+        if active is not self.active:
+            self.active.copy_(active)
+        self.threshold.fill_(threshold)
+        self.dense = dense
+
+    def _passed_gradient(self, grad: Tensor, active: Tensor) -> Tensor:
+        return scaled_outside(grad, active, self.outside)
+
+
+def number_at(masker: Masker, progress: float, ramp: tuple[float, float]) -> int:
+    """Return the number of weights kept at this progress, which falls cubically along the ramp."""
+    begin, end = ramp
+    kept = kept_fraction(progress, masker.keep / masker.size, begin=begin, end=end)
+    return round(kept * masker.size)
+
+
+def train_largest(
+    masker: Masker,
+    masked: Sequence[ThresholdedWeight],
+    keep: int,
+    scales: Sequence[float] | None = None,
+) -> None:
+    """Train with the ``keep`` largest weights until the next call.
+
+    ``scales`` multiply the magnitudes of each site before they are compared.
+    """
+    into = [each.active for each in masked]
+    masks, thresholds = _largest(masker, keep, scales, into=into)
+    for each, active, threshold in zip(masked, masks, thresholds, strict=True):
+        each.set_active(active, threshold, dense=keep == masker.size)
+
+
+def choose_largest(
+    masker: Masker,
+    masked: Sequence[ThresholdedWeight],
+    scales: Sequence[float] | None = None,
+) -> list[Tensor]:
+    """Return the largest weights of the final budget; set the thresholds of the evaluation."""
+    masks, thresholds = _largest(masker, masker.keep, scales)
+    for each, threshold in zip(masked, thresholds, strict=True):
+        each.final_threshold.fill_(threshold)
+    return masks
+
+
+def _largest(
+    masker: Masker,
+    keep: int,
+    scales: Sequence[float] | None,
+    *,
+    into: Sequence[Tensor] | None = None,
+) -> tuple[list[Tensor], list[float]]:
+    """Return the masks of the largest weights, and the threshold of each site.
+
+    The masks may be those of ``into``, overwritten.
+    """
+    scales = scales or (1.0,) * len(masker.weights)
+    masks, threshold = cut_by_magnitude(masker.weights, scales, keep, masker.names, into=into)
+    return masks, [threshold / scale for scale in scales]
+
+
+def clip_gradient(masker: Masker, optimizers: WeightOptimizers, norm: float | None) -> None:
+    """Clip the joint gradient of all trained parameters, unless nothing is to be pruned."""
+    if norm is not None and masker.keep < masker.size:
+        nn.utils.clip_grad_norm_(optimizers.parameters, norm)
