@@ -3,30 +3,46 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_count, check_within
-from probmask.masking.budgets import checked_keep
-from probmask.masking.protocol import Context, Method, Progress, Trainables
-from probmask.masking.scored import ScoredMasker
+from probmask.checks import Range, Updates
+from probmask.core.allocation import Spread
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
 from probmask.masking.sites import Site
+from probmask.methods.families.scores import (
+    ScoredWeight,
+    highest_scores,
+    number_active,
+    score_metrics,
+    set_active_scores,
+)
 
-_PAPER_EPOCHS = 100  # the schedule counts in epochs: this many were a training
+_PAPER_EPOCHS = 100  # of a training; the paper updates masks once per epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptG(Method):
-    """Keep the weights with the highest scores; scores learn what weights would, were they free.
+    """Keep the weights with the highest scores; scores learn as the weights would without a mask.
 
-    w_e = w m, m = 1 for the highest scores s of all layers; dL/dw = g m and dL/ds = g w, g the
-    gradient of w_e. Scores begin at 0 and are trained by SGD with momentum, at the rate of the
-    weights times σ(``steepness`` (t - ½)), t the part of the training that is done; S_t = S times
-    the same factor, so that pruning happens around mid-training. Masks are chosen anew every
-    ``update_every`` updates (None: a hundredth of the training, what an epoch is in the paper).
-    ``scope="layer"`` keeps the same fraction of each layer instead.
+        w_e = w m,  m = 1 for the highest scores s of all layers
+        dL/dw = g m,  dL/ds = g w,  g the gradient of w_e
+        sparsity_t = sparsity · σ(steepness (t - ½)),  t the fraction of the training done
+
+    Scores start at 0 and are trained by SGD with momentum, at the rate of the weights times the
+    same σ. Pruning therefore happens around mid-training.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        scope: ``"global"`` compares the scores of all layers, ``"layer"`` keeps the same fraction
+            of each layer.
+        steepness: The slope of the schedule.
+        momentum: The momentum of SGD on the scores.
+        update_every: Updates between changes of the masks. None: a hundredth of the training, the
+            paper's epoch.
     """
 
     name: ClassVar[str] = "optg"
@@ -39,55 +55,48 @@ class OptG(Method):
     )
 
     scope: Literal["global", "layer"] = "global"
-    steepness: float = 100.0
-    momentum: float = 0.9
-    update_every: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("OptG", "scope", self.scope, ("global", "layer"))
-        check_within("OptG", "steepness", self.steepness, 1, 1e6, meaning="a slope")
-        check_within("OptG", "momentum", self.momentum, 0, 1, meaning="a momentum")
-        if self.update_every is not None:
-            check_count("OptG", "update_every", self.update_every, least=1, meaning="updates")
+    steepness: Annotated[float, Range(1, 1e6, "a slope")] = 100.0
+    momentum: Annotated[float, Range(0, 1, "the momentum of SGD")] = 0.9
+    update_every: Updates | None = None
 
     def begin(self, sites: Sequence[Site], context: Context) -> "OptGMasker":
-        """Start dense, all scores 0."""
+        """Start dense, with all scores at 0."""
         every = self.update_every or max(1, context.total_steps // _PAPER_EPOCHS)
         return OptGMasker(self, sites, every)
 
     def ramp(self, now: Progress) -> float:
-        """σ(steepness (t - ½)): the part of the sparsity, and of the weights' learning rate."""
+        """σ(steepness (t - ½)): the factor on the sparsity and on the rate of the scores."""
         return 1 / (1 + math.exp(min(700.0, self.steepness * (0.5 - now.fraction))))
 
 
-class OptGMasker(ScoredMasker):
+class OptGMasker(Masker):
     """OptG at work on one model."""
 
+    masked: tuple[ScoredWeight, ...]
+
     def __init__(self, method: OptG, sites: Sequence[Site], every: int) -> None:
-        super().__init__(sites, checked_keep(method, sites), scope=method.scope)
+        super().__init__(sites, [ScoredWeight(site) for site in sites], method.keep_of(sites))
         self.method, self.every = method, every
+        self.spread = Spread.over(method.scope)
 
     def trainables(self) -> list[Trainables]:
-        """SGD on the scores, without weight decay."""
-        optimizer = torch.optim.SGD(self.scores, lr=0.0, momentum=self.method.momentum)
-
-        def learning_rate(now: Progress, rate: float) -> float:
-            return rate * self.method.ramp(now)
-
-        return [Trainables(optimizer, learning_rate)]
-
-    def budget(self, now: Progress) -> int:
-        """How many weights are kept at this moment."""
-        return self.size - round((self.size - self.keep) * self.method.ramp(now))
+        """Train the scores by SGD, without weight decay."""
+        scores = [masked.score for masked in self.masked]
+        optimizer = torch.optim.SGD(scores, lr=0.0, momentum=self.method.momentum)
+        return [Trainables(optimizer, lambda now, rate: rate * self.method.ramp(now))]
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Choose anew from time to time, but not at the very end: the last masks stay."""
-        if now.step % self.every == 0 and now.step < now.total_steps:
-            super().before_forward(now, draw)
+        """Change the masks when it is time. The end of the training keeps the last masks."""
+        if not self.frozen and now.step % self.every == 0 and now.step < now.total_steps:
+            keep = self.size - round((self.size - self.keep) * self.method.ramp(now))
+            set_active_scores(self.masked, highest_scores(self, self.masked, keep, self.spread))
 
     def choose(self) -> list[Tensor]:
-        """The active weights if they are the budget, else the highest scores."""
-        if self.active_count == self.keep:
-            return [mask.active.clone() for mask in self.masks]
-        return super().choose()
+        """Return the active weights if their number is the budget, else the highest scores."""
+        if number_active(self.masked) == self.keep:
+            return [masked.active.clone() for masked in self.masked]
+        return highest_scores(self, self.masked, self.keep, self.spread)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity."""
+        return score_metrics(self, self.masked)

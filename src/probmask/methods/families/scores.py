@@ -1,0 +1,75 @@
+"""Scores: weights are kept while their scores are high enough, and the scores are trained."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from probmask.core.allocation import Spread
+from probmask.masking.masker import Masker
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.sites import Site
+
+
+class ScoredWeight(MaskedWeight):
+    """One site: w_e = w m, dL/dw = g m and dL/ds = g w, g the gradient of w_e.
+
+    Only weights with m = 1 learn, but all scores do. Scores start at 0 and are fp32 whatever the
+    dtype of the weight.
+    """
+
+    saved = ("active",)
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.score = nn.Parameter(torch.zeros_like(site.weight, dtype=torch.float32))
+        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """Return the active weights."""
+        masked: Tensor = _Scored.apply(weight, self.score, self.active)  # type: ignore[no-untyped-call]
+        return masked
+
+    def set_active(self, active: Tensor) -> None:
+        """Make these the active weights."""
+        self.active.copy_(active)
+        self.invalidate()
+
+
+class _Scored(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, score: Tensor, active: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, active)
+        ctx.score_dtype = score.dtype
+        return torch.where(active, weight, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        weight, active = ctx.saved_tensors
+        return torch.where(active, grad, 0.0), (grad * weight).to(ctx.score_dtype), None
+
+
+def highest_scores(
+    masker: Masker, masked: Sequence[ScoredWeight], keep: int, spread: Spread
+) -> list[Tensor]:
+    """Return masks of the ``keep`` highest scores; equal scores are decided by magnitude."""
+    ties = [weight.detach().abs() for weight in masker.weights]
+    return spread.select([each.score for each in masked], keep, masker.names, ties=ties)
+
+
+def set_active_scores(masked: Sequence[ScoredWeight], active: Sequence[Tensor]) -> None:
+    """Make these the active weights of all sites."""
+    for each, chosen in zip(masked, active, strict=True):
+        each.set_active(chosen)
+
+
+def number_active(masked: Sequence[ScoredWeight]) -> int:
+    """Return the number of active weights of all sites."""
+    return sum(int(each.active.sum()) for each in masked)
+
+
+def score_metrics(masker: Masker, masked: Sequence[ScoredWeight]) -> dict[str, float]:
+    """Return the metric ``expected_sparsity``."""
+    kept = masker.keep if masker.frozen else number_active(masked)
+    return {"expected_sparsity": 1 - kept / masker.size}
