@@ -1,4 +1,4 @@
-"""Edge-popup: train scores, not weights, and find a subnetwork of a random network.
+"""Edge-popup: find a subnetwork of a random network by training scores, not weights.
 
 Ramanujan et al., "What's Hidden in a Randomly Weighted Neural Network?", CVPR 2020.
 """
@@ -6,24 +6,20 @@ Ramanujan et al., "What's Hidden in a Randomly Weighted Neural Network?", CVPR 2
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
-from probmask.core.allocation import uniform
-from probmask.core.noise import uniform_
-from probmask.core.selection import select_top
-from probmask.errors import InputError
-from probmask.masking.budgets import checked_keep
-from probmask.masking.gated import GatedWeight, straight_through
-from probmask.masking.initialization import kaiming_normal_
-from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
+from probmask.checks import Momentum, Range
+from probmask.core.allocation import Spread
+from probmask.core.noise import Stream, uniform_
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
+from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
-
-# A counter that keeps the scores' stream of random numbers apart from others.
-_SCORES = -3
+from probmask.methods.families.gates import gate_parameter, straight_through_mask
+from probmask.methods.families.kaiming import check_fan_in, fix_weights, kaiming_normal_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +28,19 @@ class EdgePopup(Method):
 
         w_e = w 1[|s| among the k n largest of its layer]        ∂L/∂s = ∂L/∂w_e · w · sign(s)
 
-    The mask's own slope, zero almost everywhere, is passed over. Weights stay as drawn at the start
-    (``weights="kaiming"``: normal; ``"signed"``: their signs times Kaiming's standard deviation;
-    ``"given"``: as they are), times 1/√k if ``scaled``. ``scope="global"`` lets the layers compete
-    for one budget. Scores are trained by SGD at the rate of the model's own optimizer, which goes
-    on training biases and norms.
+    k is the fraction kept and n the size of the layer. The gradient passes straight through the
+    mask. Scores are trained by SGD at the rate of the model's own optimizer, which trains biases
+    and norms.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        weights: The weights of the random network: drawn from Kaiming's normal distribution,
+            only their signs times its standard deviation ("signed"), or as they are ("given").
+        scaled: Multiply the weights by 1/√k.
+        scope: ``"layer"`` keeps the same fraction of each layer, ``"global"`` compares the scores
+            of all layers.
+        momentum: The momentum of SGD on the scores.
+        weight_decay: The weight decay of the scores.
     """
 
     name: ClassVar[str] = "edge-popup"
@@ -51,36 +55,17 @@ class EdgePopup(Method):
     weights: Literal["kaiming", "signed", "given"] = "kaiming"
     scaled: bool = False
     scope: Literal["layer", "global"] = "layer"
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("EdgePopup", "weights", self.weights, ("kaiming", "signed", "given"))
-        check_choice("EdgePopup", "scaled", self.scaled, (True, False))
-        check_choice("EdgePopup", "scope", self.scope, ("layer", "global"))
-        check_within("EdgePopup", "momentum", self.momentum, 0, 0.999, meaning="of SGD on scores")
-        check_within(
-            "EdgePopup", "weight_decay", self.weight_decay, 0, math.inf, meaning="of the scores"
-        )
+    momentum: Momentum = 0.9
+    weight_decay: Annotated[float, Range(0, meaning="a weight decay")] = 1e-4
 
     def begin(self, sites: Sequence[Site], context: Context) -> "EdgePopupMasker":
-        """Draw weights and scores; from here on weights do not change."""
-        self._check(sites)
+        """Draw weights and scores; the weights are fixed from now on."""
+        if self.weights != "given":
+            check_fan_in(f"EdgePopup(weights={self.weights!r})", "pass weights='given'", sites)
         masker = EdgePopupMasker(self, sites, context)
         self._draw_weights(sites, context.seed, masker.kept_fractions)
-        for site in sites:
-            site.weight.requires_grad_(False)
-            site.weight.grad = None
+        fix_weights(sites)
         return masker
-
-    def _check(self, sites: Sequence[Site]) -> None:
-        for site in sites:
-            if self.weights != "given" and site.weight.dim() < 2:
-                raise InputError(
-                    f"EdgePopup(weights={self.weights!r}): {site.name} has {site.weight.dim()} "
-                    "dimension and so no fan-in to draw it by; exclude it or pass weights='given'."
-                )
 
     @torch.no_grad()
     def _draw_weights(self, sites: Sequence[Site], seed: int, kept: Sequence[float]) -> None:
@@ -93,42 +78,46 @@ class EdgePopup(Method):
                 site.weight.div_(math.sqrt(fraction))
 
 
-class PopupWeight(GatedWeight):
-    """One site: its scores, and as ``drawn`` the mask they stand for."""
+class PopupWeight(MaskedWeight):
+    """One site: w m, with the scores as the gate and their mask as ``drawn``."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.gate = gate_parameter(site, _score_bound(site))
+        self.drawn = torch.zeros_like(self.gate, requires_grad=False)
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """The subnetwork's weights."""
-        return weight * straight_through(self.drawn, self.gate.abs()).to(weight.dtype)
+        """Return the weights of the subnetwork."""
+        return weight * straight_through_mask(self.drawn, self.gate.abs()).to(weight.dtype)
 
 
 class EdgePopupMasker(Masker):
     """Edge-popup at work on one model."""
 
-    masks: tuple[PopupWeight, ...]
+    masked: tuple[PopupWeight, ...]
 
     def __init__(self, method: EdgePopup, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(sites, [PopupWeight(site, _scores(site)) for site in sites])
-        for index, mask in enumerate(self.masks):
-            noise = uniform_(torch.empty_like(mask.gate), context.seed, _SCORES, index)
-            mask.gate.data.mul_(2 * noise - 1)
+        super().__init__(sites, [PopupWeight(site) for site in sites], method.keep_of(sites))
         self.method = method
-        self.sizes = [site.size for site in sites]
-        self.keep = checked_keep(method, sites)
-        self.layer_keep = uniform(self.sizes, self.keep)
-        if self.keep == sum(self.sizes):
-            self.freeze()
+        self.spread = Spread.over(method.scope)
+        for index, masked in enumerate(self.masked):
+            noise = torch.empty_like(masked.gate)
+            uniform_(noise, context.seed, Stream.EDGE_POPUP_SCORES, index)
+            masked.gate.data.mul_(2 * noise - 1)
 
     @property
     def kept_fractions(self) -> list[float]:
-        """What part of each layer is kept, as far as that is known beforehand."""
+        """The fraction of each layer that is kept; with one budget for all, that of the network."""
         if self.method.scope == "global":
-            return [self.keep / sum(self.sizes)] * len(self.sizes)
-        return [max(1, keep) / size for keep, size in zip(self.layer_keep, self.sizes, strict=True)]
+            return [self.keep / self.size] * len(self.weights)
+        counts = self.spread.counts([tuple(weight.shape) for weight in self.weights], self.keep)
+        pairs = zip(counts, self.weights, strict=True)
+        return [max(1, count) / weight.numel() for count, weight in pairs]
 
     def trainables(self) -> list[Trainables]:
-        """SGD on the scores, at the rate of the model's own optimizer."""
+        """Train the scores by SGD, at the rate of the model's own optimizer."""
         optimizer = torch.optim.SGD(
-            [mask.gate for mask in self.masks],
+            [masked.gate for masked in self.masked],
             lr=0.1,
             momentum=self.method.momentum,
             weight_decay=self.method.weight_decay,
@@ -136,26 +125,23 @@ class EdgePopupMasker(Masker):
         return [Trainables(optimizer, lambda _, rate: rate)]
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Find the subnetwork that the scores stand for."""
+        """Select the subnetwork of the present scores."""
         if not self.frozen:
-            for mask, chosen in zip(self.masks, self.choose(), strict=True):
-                mask.drawn.copy_(chosen)
+            for masked, chosen in zip(self.masked, self.choose(), strict=True):
+                masked.drawn.copy_(chosen)
 
     def choose(self) -> list[Tensor]:
-        """The largest |s|: of each layer, or of all."""
-        scores = [mask.gate.detach().abs() for mask in self.masks]
-        if self.method.scope == "global":
-            return select_top(scores, self.keep, names=self.names)
-        layers = zip(scores, self.layer_keep, self.names, strict=True)
-        return [select_top([score], keep, names=[name])[0] for score, keep, name in layers]
+        """Return the weights with the largest |s|."""
+        scores = [masked.gate.detach().abs() for masked in self.masked]
+        return self.spread.select(scores, self.keep, self.names)
 
     def metrics(self) -> dict[str, float]:
-        """The sparsity, which does not change."""
-        return {"expected_sparsity": 1 - self.keep / sum(self.sizes)}
+        """Return the sparsity, which is constant."""
+        return {"expected_sparsity": 1 - self.keep / self.size}
 
 
-def _scores(site: Site) -> Tensor:
-    """The bound of the scores, Kaiming's uniform distribution with a = √5: 1/√fan_in."""
+def _score_bound(site: Site) -> Tensor:
+    """1/√fan_in, the bound of Kaiming's uniform distribution with a = √5."""
     bound = 1 / math.sqrt(_fan_in(site.weight))
     return torch.full_like(site.weight, bound, dtype=torch.float32, requires_grad=False)
 

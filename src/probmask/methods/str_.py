@@ -4,46 +4,54 @@ Kusupati et al., "Soft Threshold Weight Reparameterization for Learnable Sparsit
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_ramp, check_within
+from probmask.checks import Momentum, Range, TrainingFraction
 from probmask.core import schedules
-from probmask.core.selection import select_top
-from probmask.masking.budgets import checked_keep
-from probmask.masking.gated import GatedWeight
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
+from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
+from probmask.methods.families.gates import gate_parameter, keep_highest, number_in_masks
 
 # Steering decays s up to this many times faster than the paper's recipe, or as fast backwards.
 _STEERING = 5.0
-# s < 0: a threshold at or above a half is beyond what decay towards 0 can reach.
+# s < 0: decay towards 0 cannot reach a threshold of ½ or more.
 _HIGHEST = -1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class STR(Method):
-    """Learn a threshold per layer that all its weights shrink by.
+    """Learn a threshold per layer that shrinks all weights of the layer.
 
         w_e = sign(w) max(|w| - σ(s), 0)        ∂L/∂s = -σ'(s) Σ_{|w| > σ(s)} sign(w) ∂L/∂w_e
 
-    s is trained as the weights are, at their rate. It starts at ``s_init``, so low that nothing is
-    pruned; weight decay alone moves it towards 0, and the loss holds it back. ``decay`` is what
-    that decay adds up to, s = s_init exp(-decay) without a gradient: 11.5 in the paper's ResNet-50
-    recipe, whatever the length of the training. ``scope="global"`` learns one threshold for all.
+    s is trained as the weights are, at their rate. It starts so low that nothing is pruned; weight
+    decay moves it towards 0, against the gradient of the loss.
 
-    With ``steer`` the decay at each update is what brings the number of weights above their
-    thresholds onto a cubic down to the budget, from ``ramp_begin`` to ``ramp_end`` of the
-    training, up to five times the recipe's and possibly negative. At ``freeze_at`` of the training
-    (None: at the end) exactly the budget is selected by |w_e|, and the weights that stay, w_e,
-    train on without a threshold: the exact cut is not the paper's, so what it takes away can be
-    made up for. With ``exact=False`` all that exceed their thresholds stay, as in the paper: the
-    sparsity reached is what came of it.
+    The paper's sparsity is whatever the decay leads to. With ``steer``, the decay of each update
+    is the one that brings the number of weights above their thresholds onto a cubic down to the
+    budget; it is at most five times the recipe's and may be negative. At ``freeze_at`` exactly the
+    budget is selected by |w_e|, and the kept weights w_e train on without a threshold.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        s_init: The initial s.
+        decay: The total decay: without a gradient s ends at s_init exp(-decay). It is 11.5 in the
+            paper's ResNet-50 recipe, and here in a training of any length.
+        momentum: The momentum of SGD on s.
+        scope: ``"layer"`` learns a threshold per layer, ``"global"`` one for all layers.
+        steer: Adapt the decay. False uses the recipe's.
+        ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
+        ramp_end: Fraction of the training at which it reaches the budget.
+        freeze_at: Fraction of the training at which the masks become final. None: the end.
+        exact: False keeps all weights above their thresholds, as in the paper, however many.
     """
 
     name: ClassVar[str] = "str"
@@ -54,34 +62,21 @@ class STR(Method):
         "Kusupati, Ramanujan, Somani, Wortsman, Jain, Kakade, Farhadi: Soft Threshold Weight "
         "Reparameterization for Learnable Sparsity, ICML 2020"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
-    s_init: float = -3200.0
-    decay: float = 11.5
-    momentum: float = 0.9
+    s_init: Annotated[float, Range(-1e30, _HIGHEST, "the logit of a threshold")] = -3200.0
+    decay: Annotated[float, Range(0, meaning="the logarithm of the total decay")] = 11.5
+    momentum: Momentum = 0.9
     scope: Literal["layer", "global"] = "layer"
     steer: bool = True
-    ramp_begin: float = 0.25
-    ramp_end: float = 0.6
-    freeze_at: float | None = 0.8
+    ramp_begin: TrainingFraction = 0.25
+    ramp_end: TrainingFraction = 0.6
+    freeze_at: TrainingFraction | None = 0.8
     exact: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("STR", "s_init", self.s_init, -1e30, _HIGHEST, meaning="logit of a threshold")
-        check_within("STR", "decay", self.decay, 0, math.inf, meaning="ln of how far s decays")
-        check_within("STR", "momentum", self.momentum, 0, 0.999, meaning="of SGD on s")
-        check_choice("STR", "scope", self.scope, ("layer", "global"))
-        check_choice("STR", "steer", self.steer, (True, False))
-        check_choice("STR", "exact", self.exact, (True, False))
-        check_ramp(
-            "STR", ramp_begin=self.ramp_begin, ramp_end=self.ramp_end, meaning="what is kept falls"
-        )
-        if self.freeze_at is not None:
-            check_within("STR", "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training")
 
     def begin(self, sites: Sequence[Site], context: Context) -> "STRMasker":
         """Start with thresholds of zero."""
-        return STRMasker(self, sites, context)
+        return STRMasker(self, sites)
 
 
 def soft_threshold(weight: Tensor, threshold: Tensor) -> Tensor:
@@ -90,62 +85,65 @@ def soft_threshold(weight: Tensor, threshold: Tensor) -> Tensor:
     return weight - torch.clamp(weight, -threshold, threshold)
 
 
-class SoftThresholdedWeight(GatedWeight):
-    """One site: its weights beyond the threshold σ(gate), shrunk by it."""
+class SoftThresholdedWeight(MaskedWeight):
+    """One site: its weights shrunk by the threshold σ(s), s the gate."""
+
+    def __init__(self, site: Site, s_init: float) -> None:
+        super().__init__(site)
+        self.gate = gate_parameter(site, torch.tensor(s_init))
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """w_e."""
+        """Return w_e."""
         return soft_threshold(weight, torch.sigmoid(self.gate))
 
-    def settled_weight(self, weight: Tensor) -> Tensor:
-        """w_e."""
+    def final_weight(self, weight: Tensor) -> Tensor:
+        """Return w_e."""
         return self.training_weight(weight)
 
 
 class STRMasker(Masker):
     """STR at work on one model."""
 
-    masks: tuple[SoftThresholdedWeight, ...]
+    saved = ("_decay",)
+    masked: tuple[SoftThresholdedWeight, ...]
 
-    def __init__(self, method: STR, sites: Sequence[Site], context: Context) -> None:
-        start = torch.tensor(method.s_init)
-        super().__init__(sites, [SoftThresholdedWeight(site, start.clone()) for site in sites])
+    def __init__(self, method: STR, sites: Sequence[Site]) -> None:
+        masked = [SoftThresholdedWeight(site, method.s_init) for site in sites]
+        super().__init__(sites, masked, method.keep_of(sites))
         self.method = method
-        self.size = sum(site.size for site in sites)
-        self.keep = checked_keep(method, sites)
-        self._decay = 0.0
-        if self.keep == self.size:
-            for mask in self.masks:
-                mask.frozen = True  # everything is kept: no threshold to learn
+        self._decay = 0.0  # of the last update
+
+    @property
+    def gates(self) -> list[Tensor]:
+        """The parameters s of all sites."""
+        return [masked.gate for masked in self.masked]
 
     def trainables(self) -> list[Trainables]:
-        """SGD on s, at the weights' rate."""
-        thresholds = [mask.gate for mask in self.masks]
-        optimizer = torch.optim.SGD(thresholds, lr=0.1, momentum=self.method.momentum)
+        """Train s by SGD, at the rate of the weights."""
+        optimizer = torch.optim.SGD(self.gates, lr=0.1, momentum=self.method.momentum)
         return [Trainables(optimizer, lambda _, rate: rate)]
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """One threshold for all has the sum of the gradients."""
-        grads = [mask.gate.grad for mask in self.masks if mask.gate.grad is not None]
+        """Give one threshold for all layers the sum of the gradients."""
+        grads = [gate.grad for gate in self.gates if gate.grad is not None]
         if self.method.scope == "global" and grads:
             total = torch.stack(grads).sum()
-            for mask in self.masks:
-                mask.gate.grad = total.clone()
+            for gate in self.gates:
+                gate.grad = total.clone()
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Let s decay; freeze when it is time."""
+        """Decay s; freeze when it is time."""
         if self.frozen:
             return
         usual = 2 * self.method.decay * schedules.cosine(now.fraction) / now.total_steps
         self._decay = self._steered(now, usual) if self.method.steer else usual
-        for mask in self.masks:
-            mask.gate.mul_(math.exp(-self._decay)).clamp_(max=_HIGHEST)
-        freeze_at = self.method.freeze_at
-        if freeze_at is not None and (now.step + 1) / now.total_steps >= freeze_at:
+        for gate in self.gates:
+            gate.mul_(math.exp(-self._decay)).clamp_(max=_HIGHEST)
+        if self.method.freeze_at is not None and now.next_fraction >= self.method.freeze_at:
             self.freeze()
 
     def _steered(self, now: Progress, usual: float) -> float:
-        """The decay that leaves as many weights as wanted now, within what is allowed."""
+        """Return the decay that leaves as many weights as wanted now, within its limits."""
         wanted = schedules.kept_fraction(
             now.fraction,
             self.keep / self.size,
@@ -156,49 +154,36 @@ class STRMasker(Masker):
         if count >= self.size:
             return usual
         most = _STEERING * usual
-        factor = decay_factor(self.weights, [mask.gate for mask in self.masks], count)
+        factor = decay_factor(self.weights, self.gates, count)
         return min(most, max(-most, -math.log(factor))) if factor > 0 else most
 
     def choose(self) -> list[Tensor]:
-        """Exactly the budget by |w_e|, ties by |w|; or all that the thresholds leave."""
-        pairs = list(zip(self.masks, self.weights, strict=True))
-        values = [mask.settled_weight(weight).detach().abs() for mask, weight in pairs]
-        if not self.method.exact:
-            return [value > 0 for value in values]
-        ties = [weight.detach().abs() for weight in self.weights]
-        return select_top(values, self.keep, ties=ties, names=self.names)
+        """Return the weights with the largest |w_e|; ties are decided by |w|."""
+        pairs = zip(self.masked, self.weights, strict=True)
+        values = [masked.final_weight(weight).detach().abs() for masked, weight in pairs]
+        return keep_highest(self, values, border=None if self.method.exact else 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """How sparse the thresholds have the network, and where they are."""
+        """Return the present sparsity; until the masks are frozen, threshold and decay too."""
         if self.frozen:
-            kept = sum(int(mask.hard.sum()) for mask in self.masks)
-            return {"expected_sparsity": 1 - kept / self.size}
+            return {"expected_sparsity": 1 - number_in_masks(self.masked) / self.size}
         above = sum(
-            int((mask.training_weight(weight) != 0).sum())
-            for mask, weight in zip(self.masks, self.weights, strict=True)
+            int((masked.training_weight(weight) != 0).sum())
+            for masked, weight in zip(self.masked, self.weights, strict=True)
         )
-        thresholds = torch.stack([torch.sigmoid(mask.gate) for mask in self.masks])
+        thresholds = torch.stack([torch.sigmoid(gate) for gate in self.gates])
         return {
             "expected_sparsity": 1 - above / self.size,
             "mean_threshold": float(thresholds.mean()),
             "threshold_decay": self._decay,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The decay last used, and the masks once they are frozen."""
-        return {**super().state_dict(), "decay": self._decay}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        self._decay = state["decay"]
-
 
 def decay_factor(weights: Sequence[Tensor], logits: Sequence[Tensor], count: int) -> float:
-    """f such that ``count`` of all weights satisfy |w| > σ(f s), where all s are negative.
+    """Return f such that ``count`` of all weights satisfy |w| > σ(f s); all s are negative.
 
-    That is f > logit(|w|) / s, so f is the value of rank ``count`` (from 0) of these ratios. From
-    |w| = 1 on a weight is above every threshold.
+    That is f > logit(|w|) / s, so f is the value of rank ``count`` (from 0) of these ratios. A
+    weight with |w| ≥ 1 is above every threshold.
     """
     ratios = [
         torch.logit(weight.detach().abs().float().clamp(max=1.0)).flatten() / s

@@ -1,36 +1,39 @@
-"""VRPGE: channels are kept by probabilities that learn from losses alone.
+"""VRPGE: channels are kept with probabilities that learn from losses alone.
 
 Zhou et al., "Efficient Neural Network Training via Forward and Backward Propagation
 Sparsification", NeurIPS 2021: the variance reduced policy gradient estimator.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_count, check_within
-from probmask.core import schedules
+from probmask.checks import Positive, Range, TrainingFraction
+from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
 from probmask.core.projection import project_
-from probmask.core.selection import select_top
 from probmask.errors import InputError
-from probmask.masking.budgets import checked_keep, whole_layers
-from probmask.masking.gated import GatedWeight, output_shape, straight_through
+from probmask.masking.distributed import averaged
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.probing import averaged
-from probmask.masking.protocol import Context, Masker, Method, Progress, Trainables
 from probmask.masking.sites import Site
 from probmask.methods.dense import DenseWeight
+from probmask.methods.families.gates import (
+    BernoulliWeight,
+    adam_on_gates,
+    keep_highest,
+    output_shape,
+)
 
-# Adam's rate in the release, and the updates it was found for: 300 epochs of CIFAR.
+# Adam's rate in the released code, and the number of updates it was tuned for (CIFAR, 300 epochs).
 _PAPER_RATE = 12e-3
 _PAPER_UPDATES = 58_800
-_EDGE = 1e-6  # √(s(1-s)) is at least the root of this
+_EDGE = 1e-6  # the least s (1 - s) under the square root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +42,17 @@ class VRPGE(Method):
 
         ∇s = 1/(J-1) Σ_j (L_j - mean L) (m_j - s) / √(s (1 - s)),  m_j ~ Bernoulli(s) per channel
 
-    No gradient passes through the masks. After each update s is projected onto Σ c·s ≤ K, where a
-    channel costs its weights. ``draws`` is J. ``prob_lr`` is Adam's rate; None takes the release's
-    12e-3 and raises it for trainings shorter than its. From ``freeze_at`` on the masks are fixed
-    and their weights fine-tuned (None: never), by default the release's 20 of 320 epochs.
-    ``dense_last`` keeps the classifier whole; None does so where it takes at most half the budget.
+    No gradient passes through the masks. After each update s is projected onto Σ c·s ≤ K, where
+    the cost c of a channel is its number of weights.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        draws: Number of masks J sampled per update.
+        prob_lr: Adam's rate for the probabilities. None: 12e-3 as in the released code, and more
+            for trainings shorter than its own.
+        freeze_at: Fraction of the training from which on the masks are final and the kept weights
+            are fine-tuned, by default as in the released code (20 of 320 epochs). None: the end.
+        dense_last: Leave the last layer dense. None: if it holds at most half of the kept weights.
     """
 
     name: ClassVar[str] = "vrpge"
@@ -55,50 +64,21 @@ class VRPGE(Method):
         "Backward Propagation Sparsification, NeurIPS 2021"
     )
 
-    draws: int = 2
-    prob_lr: float | None = None
-    freeze_at: float | None = 300 / 320
+    draws: Annotated[int, Range(2, meaning="a number of masks to compare per update")] = 2
+    prob_lr: Positive | None = None
+    freeze_at: TrainingFraction | None = 300 / 320
     dense_last: bool | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("VRPGE", "draws", self.draws, least=2, meaning="masks to compare per update")
-        check_choice("VRPGE", "dense_last", self.dense_last, (None, True, False))
-        if self.prob_lr is not None:
-            check_within("VRPGE", "prob_lr", self.prob_lr, 1e-9, math.inf, meaning="Adam's rate")
-        if self.freeze_at is not None:
-            check_within(
-                "VRPGE", "freeze_at", self.freeze_at, 0, 1, meaning="a part of the training"
-            )
-
     def begin(self, sites: Sequence[Site], context: Context) -> "VRPGEMasker":
-        """Give every channel the probability of the budget."""
-        keep = checked_keep(self, sites)
-        whole = whole_layers(self, sites, first=False, last=self.dense_last)
-        left = keep - sum(sites[index].size for index in whole)
-        among = sum(site.size for index, site in enumerate(sites) if index not in whole)
-        masks = [
-            DenseWeight(site)
-            if index in whole
-            else ChannelMask(site, torch.full(output_shape(site), left / among))
-            for index, site in enumerate(sites)
-        ]
-        return VRPGEMasker(self, sites, masks, context, keep, left)
-
-
-class ChannelMask(GatedWeight):
-    """One site: probabilities of its output channels as the gate, their mask as ``drawn``."""
-
-    def training_weight(self, weight: Tensor) -> Tensor:
-        """W m. The gradient that the gate gets this way is replaced by the policy gradient."""
-        return weight * straight_through(self.drawn, self.gate).to(weight.dtype)
+        """Start with the same probability for every channel."""
+        return VRPGEMasker(self, sites, context)
 
 
 def policy_gradient(losses: Tensor, masks: Sequence[Tensor], prob: Tensor) -> Tensor:
     """1/(J-1) Σ_j (L_j - mean L) (m_j - s) / √(s (1 - s)).
 
-    Zero where a loss is not finite, as with a scaler whose step is going to be skipped: one such
-    gradient would make NaN of the probabilities for good.
+    Zero if a loss is not finite, as with a scaler that is going to skip the step: a single such
+    gradient would leave NaN in the probabilities for good.
     """
     if not torch.isfinite(losses).all():
         return torch.zeros_like(prob)
@@ -108,51 +88,55 @@ def policy_gradient(losses: Tensor, masks: Sequence[Tensor], prob: Tensor) -> Te
 
 
 class VRPGEMasker(Masker):
-    """VRPGE at work on one model."""
+    """VRPGE at work on one model. Layers without probabilities are kept whole."""
 
-    def __init__(
-        self,
-        method: VRPGE,
-        sites: Sequence[Site],
-        masks: Sequence[MaskedWeight],
-        context: Context,
-        keep: int,
-        left: int,
-    ) -> None:
-        super().__init__(sites, masks)
+    saved = ("seed",)
+
+    def __init__(self, method: VRPGE, sites: Sequence[Site], context: Context) -> None:
+        spread = Spread.fitting(
+            "global",
+            [site.size for site in sites],
+            method.keep_of(sites),
+            dense_first=False,
+            dense_last=method.dense_last,
+        )
+        keep = method.keep_of(sites, spread)
+        whole = spread.dense(len(sites))
+        self.left = keep - sum(sites[index].size for index in whole)
+        among = sum(site.size for index, site in enumerate(sites) if index not in whole)
+        masked = [
+            DenseWeight(site)
+            if index in whole
+            else BernoulliWeight(site, torch.full(output_shape(site), self.left / among))
+            for index, site in enumerate(sites)
+        ]
+        super().__init__(sites, masked, keep)
         self.method = method
-        self.draws = method.draws
         self.seed = context.seed
-        self.keep, self.left = keep, left
-        self.size = sum(site.size for site in sites)
         shortage = max(1.0, _PAPER_UPDATES / context.total_steps)
         self.prob_lr = method.prob_lr or _PAPER_RATE * math.cbrt(shortage)
         self.losses: dict[int, Tensor] = {}
         self.drawn: dict[int, list[Tensor]] = {}
-        if keep == self.size:
-            self.draws = 1
-            for mask in self.masks:
-                mask.frozen = True  # everything is kept: dense training
 
     @property
-    def gated(self) -> list[tuple[ChannelMask, Tensor]]:
-        """The sites with probabilities: mask and weight."""
-        pairs = zip(self.masks, self.weights, strict=True)
-        return [(mask, weight) for mask, weight in pairs if isinstance(mask, ChannelMask)]
+    def gated(self) -> list[tuple[BernoulliWeight, Tensor]]:
+        """The sites with probabilities: masked weight and weight."""
+        pairs = zip(self.masked, self.weights, strict=True)
+        return [(each, weight) for each, weight in pairs if isinstance(each, BernoulliWeight)]
 
     def trainables(self) -> list[Trainables]:
-        """Adam on the probabilities, its rate on a cosine."""
-        optimizer = torch.optim.Adam([mask.gate for mask, _ in self.gated], lr=self.prob_lr)
-        return [Trainables(optimizer, lambda now, _: self.prob_lr * schedules.cosine(now.fraction))]
+        """Train the probabilities by Adam."""
+        return adam_on_gates([masked.gate for masked, _ in self.gated], self.prob_lr)
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Draw the channels, the same on every rank."""
+        """Draw the channels, the same on every rank. Frozen masks need one pass per update."""
+        self.draws = 1 if self.frozen else self.method.draws
         if self.frozen:
             return
-        for index, (mask, _) in enumerate(self.gated):
-            noise = uniform_(mask.drawn, self.seed, now.step, draw, index)
-            mask.drawn.copy_(noise < mask.gate)
-        self.drawn[draw] = [mask.drawn.clone() for mask, _ in self.gated]
+        for index, (masked, _) in enumerate(self.gated):
+            noise = uniform_(masked.drawn, self.seed, now.step, draw, index)
+            masked.drawn.copy_(noise < masked.gate)
+        self.drawn[draw] = [masked.drawn.clone() for masked, _ in self.gated]
 
     def observe(self, loss: Tensor, draw: int) -> None:
         """Add to the loss of a draw, which may come in several parts."""
@@ -165,82 +149,70 @@ class VRPGEMasker(Masker):
             return
         if len(self.losses) < self.draws:
             raise InputError(
-                f"VRPGE(draws={self.draws}): learns from losses, {len(self.losses)} were seen in "
-                "this update; call sparsifier.observe(loss) after each backward pass."
+                f"VRPGE(draws={self.draws}): it learns from losses, and this update has seen "
+                f"{len(self.losses)}; call sparsifier.observe(loss) after each backward pass."
             )
         (losses,) = averaged([torch.stack([self.losses[draw] for draw in range(self.draws)])])
-        for index, (mask, _) in enumerate(self.gated):
+        for index, (masked, _) in enumerate(self.gated):
             masks = [self.drawn[draw][index] for draw in range(self.draws)]
-            mask.gate.grad = policy_gradient(losses.to(mask.gate.device), masks, mask.gate)
+            masked.gate.grad = policy_gradient(losses.to(masked.gate.device), masks, masked.gate)
         self.losses.clear()
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Project the probabilities onto the budget; freeze when it is time."""
         if self.frozen:
             return
-        probs = [mask.gate for mask, _ in self.gated]
-        costs = [float(weight.numel() // mask.gate.numel()) for mask, weight in self.gated]
+        probs = [masked.gate for masked, _ in self.gated]
+        costs = [float(weight.numel() // masked.gate.numel()) for masked, weight in self.gated]
         project_(probs, self.left, costs=costs)
         if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
             self.freeze()
 
-    def freeze(self) -> None:
-        """Fix the masks; from here on one pass per update is enough."""
-        super().freeze()
-        self.draws = 1
-
     def choose(self) -> list[Tensor]:
-        """Whole channels in the order of their probability, and of the last one the largest part.
+        """Return whole channels in the order of their probability.
 
-        Equal probabilities are decided by the channels' mean magnitude.
+        Of the last one only the largest weights may fit. Equal probabilities are decided by the
+        mean magnitude of the channels.
         """
-        ranks = _ranks(self.gated)
-        values = [torch.full_like(weight, math.inf, dtype=torch.float32) for weight in self.weights]
-        for value, mask in zip(values, self.masks, strict=True):
-            if isinstance(mask, ChannelMask):
-                value.copy_(ranks.pop(0).expand_as(value))
-        ties = [weight.detach().abs() for weight in self.weights]
-        return select_top(values, self.keep, ties=ties, names=self.names)
+        ranks = iter(_ranks(self.gated))
+        values = [
+            next(ranks).expand_as(weight)
+            if isinstance(masked, BernoulliWeight)
+            else torch.full_like(weight, math.inf, dtype=torch.float32)
+            for masked, weight in zip(self.masked, self.weights, strict=True)
+        ]
+        return keep_highest(self, values)
 
     def metrics(self) -> dict[str, float]:
-        """The expected sparsity, and how many channels are undecided."""
+        """Return the expected sparsity and the number of undecided channels."""
         expected = sum(
-            float(mask.gate.mean(dtype=torch.float64)) * weight.numel()
-            for mask, weight in self.gated
+            float(masked.gate.mean(dtype=torch.float64)) * weight.numel()
+            for masked, weight in self.gated
         )
         undecided = sum(
-            int(((mask.gate > 0.05) & (mask.gate < 0.95)).sum()) for mask, _ in self.gated
+            int(((masked.gate > 0.05) & (masked.gate < 0.95)).sum()) for masked, _ in self.gated
         )
         kept = self.keep if self.frozen else self.keep - self.left + expected
         return {"expected_sparsity": 1 - kept / self.size, "undecided_channels": undecided}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The seed of the draws, and the masks once they are frozen."""
-        return {**super().state_dict(), "seed": self.seed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        self.seed = state["seed"]
-        self.draws = 1 if self.frozen else self.method.draws
-
 
 @torch.no_grad()
-def _ranks(gated: Sequence[tuple[ChannelMask, Tensor]]) -> list[Tensor]:
-    """The place of each channel in the order of probability, then of mean magnitude; all differ."""
-    probs = torch.cat([mask.gate.flatten() for mask, _ in gated])
-    sizes = torch.cat([_mean_size(mask, weight).flatten() for mask, weight in gated])
+def _ranks(gated: Sequence[tuple[BernoulliWeight, Tensor]]) -> list[Tensor]:
+    """Return the rank of each channel by probability, then by mean magnitude; no two are equal."""
+    probs = torch.cat([masked.gate.flatten() for masked, _ in gated])
+    sizes = torch.cat([_mean_magnitude(masked, weight).flatten() for masked, weight in gated])
     by_size = torch.argsort(sizes, stable=True)
     order = by_size[torch.argsort(probs[by_size], stable=True)]
     places = torch.empty_like(probs)
     places[order] = torch.arange(len(order), device=probs.device, dtype=probs.dtype)
-    shapes = [mask.gate.shape for mask, _ in gated]
+    shapes = [masked.gate.shape for masked, _ in gated]
     parts = torch.split(places, [math.prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _mean_size(mask: ChannelMask, weight: Tensor) -> Tensor:
-    kept = mask.gate.shape
+def _mean_magnitude(masked: BernoulliWeight, weight: Tensor) -> Tensor:
+    """Return the mean |w| of each channel, in the shape of the gate."""
+    kept = masked.gate.shape
     others = [axis for axis, size in enumerate(kept) if size != weight.shape[axis]]
     magnitude = weight.detach().abs().float()
     return magnitude.mean(others, keepdim=True) if others else magnitude

@@ -1,0 +1,97 @@
+"""Gates: a trained parameter per weight, per output or per layer that decides what is kept.
+
+Gates are fp32 whatever the dtype of the weight: in bf16 a gate could not take small steps. What is
+drawn for the next passes (noise, or a mask) is not saved: it is a function of seed and update.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+
+from probmask.core.schedules import cosine
+from probmask.core.selection import select_top
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.sites import Site
+
+
+class BernoulliWeight(MaskedWeight):
+    """One site: w m, m ~ Bernoulli(gate). The mask ``drawn`` is set before each forward pass."""
+
+    def __init__(self, site: Site, gate: Tensor) -> None:
+        super().__init__(site)
+        self.gate = gate_parameter(site, gate)
+        self.drawn = torch.zeros_like(self.gate, requires_grad=False)
+
+    def training_weight(self, weight: Tensor) -> Tensor:
+        """Return w m. The gradient of m goes to the gate unchanged."""
+        return weight * straight_through_mask(self.drawn, self.gate).to(weight.dtype)
+
+
+def gate_parameter(site: Site, values: Tensor) -> nn.Parameter:
+    """Return a trainable fp32 gate on the device of the site, with these initial values."""
+    return nn.Parameter(values.to(site.weight.device, torch.float32))
+
+
+def straight_through_mask(mask: Tensor, gate: Tensor) -> Tensor:
+    """Return the mask; its gradient goes to the gate unchanged, as if the mask were the gate."""
+    passed: Tensor = _StraightThroughMask.apply(mask, gate)  # type: ignore[no-untyped-call]
+    return passed
+
+
+class _StraightThroughMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mask: Tensor, gate: Tensor) -> Tensor:
+        return mask.to(gate.dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad
+
+
+def output_shape(site: Site) -> tuple[int, ...]:
+    """Return the shape of one gate per output of the layer, which broadcasts over the weight.
+
+    A transposed convolution has its outputs in the second dimension. If it has groups, the outputs
+    at the same position in their groups share a gate.
+    """
+    shape = site.weight.shape
+    transposed = isinstance(site.holders[0][0], _ConvTransposeNd) and len(shape) > 1
+    return tuple(size if axis == int(transposed) else 1 for axis, size in enumerate(shape))
+
+
+def adam_on_gates(gates: Sequence[Tensor], rate: float, *, begin: int = 0) -> list[Trainables]:
+    """Return Adam for the gates; from update ``begin`` on, its rate falls along a cosine."""
+    if not gates:
+        return []
+
+    def learning_rate(now: Progress, _: float) -> float:
+        return 0.0 if now.step < begin else rate * cosine(fraction_since(now, begin))
+
+    return [Trainables(torch.optim.Adam(gates, lr=rate), learning_rate)]
+
+
+def fraction_since(now: Progress, begin: int) -> float:
+    """Return the fraction that is done of the training after update ``begin``."""
+    return min(1.0, max(0.0, (now.step - begin) / (now.total_steps - begin)))
+
+
+def keep_highest(
+    masker: Masker, values: Sequence[Tensor], *, border: float | None = None
+) -> list[Tensor]:
+    """Return masks of the ``keep`` highest values of all sites; ties are decided by magnitude.
+
+    With ``border``, the method's own rule decides instead: all values above it are kept.
+    """
+    if border is not None:
+        return [value > border for value in values]
+    ties = [weight.detach().abs() for weight in masker.weights]
+    return select_top(values, masker.keep, ties=ties, names=masker.names)
+
+
+def number_in_masks(masked: Sequence[MaskedWeight]) -> int:
+    """Return the number of weights that frozen masks keep."""
+    return sum(int(each.mask.sum()) for each in masked)
