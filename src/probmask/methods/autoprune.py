@@ -4,34 +4,56 @@ Xiao, Wang and Rajasekaran, "AutoPrune: Automatic Network Pruning by Regularizin
 Parameters", NeurIPS 2019.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import Positive, Range, TrainingFraction
 from probmask.core.steering import travel_rate
-from probmask.masking.gated import GatedWeight
-from probmask.masking.protocol import Context
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
-from probmask.masking.steered import SteeredMasker, SteeredMethod
+from probmask.methods.families.gates import (
+    adam_on_gates,
+    gate_parameter,
+    keep_highest,
+    number_in_masks,
+)
+from probmask.methods.families.penalties import steered_penalty, total
 
-_START = 1.0  # every a at first
+_START = 1.0  # the initial value of every a
 _LEAK = 0.01  # the slope of the leaky rectifier below zero
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoPrune(SteeredMethod):
-    """Train a parameter a per weight; weights with a > 0 are in the network.
+class AutoPrune(Method):
+    """Train a parameter a per weight; weights with a > 0 are kept.
 
         w_e = w 1[a > 0]        ∂L/∂a := ∂L/∂w_e · sign(w) · h'(a)        loss + μ Σ h(a) / n
 
-    The step's slope is replaced by that of ``surrogate`` h, and w by its sign, so that small
-    weights decide about themselves as fast as large ones. ``strength`` is μ; n is the number of
-    weights. The paper trains a on held-out data; here it sees the batches that w sees.
+    The derivative of the step is replaced by that of a surrogate h, and w by its sign, so that
+    small weights decide as fast as large ones. n is the number of weights. The paper trains a on
+    held-out data; here it is trained on the batches that train w.
+
+    The paper's sparsity is whatever μ leads to. Here μ is multiplied by a factor that is adapted
+    during training, so that the number of kept weights falls cubically to the budget. At
+    ``freeze_at`` exactly the budget is selected by a, and the kept weights train on.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        surrogate: h: ln(1 + e^a), or the leaky rectifier with slope 0.01 below zero.
+        strength: The weight μ of the penalty.
+        steer: Adapt the factor on the penalty. False keeps it at 1.
+        ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
+        ramp_end: Fraction of the training at which it reaches the budget.
+        freeze_at: Fraction of the training at which the masks become final. None: the end.
+        exact: False keeps the weights with a > 0, as in the paper, however many they are.
+        gate_lr: Adam's rate for a. None: high enough to change signs in a training of any length.
     """
 
     name: ClassVar[str] = "autoprune"
@@ -42,24 +64,24 @@ class AutoPrune(SteeredMethod):
         "Xiao, Wang, Rajasekaran: AutoPrune: Automatic Network Pruning by Regularizing Auxiliary "
         "Parameters, NeurIPS 2019"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
     surrogate: Literal["softplus", "leaky"] = "softplus"
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("AutoPrune", "surrogate", self.surrogate, ("softplus", "leaky"))
-        check_within(
-            "AutoPrune", "strength", self.strength, 0, math.inf, meaning="weight of the penalty"
-        )
+    strength: Annotated[float, Range(0, meaning="the weight of the penalty")] = 1.0
+    steer: bool = True
+    ramp_begin: TrainingFraction = 0.1
+    ramp_end: TrainingFraction = 0.6
+    freeze_at: TrainingFraction | None = 0.8
+    exact: bool = True
+    gate_lr: Positive | None = None
 
     def begin(self, sites: Sequence[Site], context: Context) -> "AutoPruneMasker":
-        """Have every weight in the network."""
+        """Start with every weight kept."""
         return AutoPruneMasker(self, sites, context)
 
 
 def surrogate(a: Tensor, kind: str) -> Tensor:
-    """h(a): ln(1 + e^a), or a where positive and a hundredth of it elsewhere."""
+    """h(a): ln(1 + e^a), or a where positive and 0.01 a elsewhere."""
     if kind == "softplus":
         return torch.nn.functional.softplus(a)
     return torch.nn.functional.leaky_relu(a, _LEAK)
@@ -85,42 +107,76 @@ class _SignDecides(torch.autograd.Function):
         return torch.where(a > 0, grad, 0.0), grad * weight.sign() * slope(a, ctx.kind), None
 
 
-class AuxiliaryWeight(GatedWeight):
-    """One site: a as its gate."""
+class AuxiliaryWeight(MaskedWeight):
+    """One site: w 1[a > 0], a the gate."""
 
     def __init__(self, site: Site, kind: str) -> None:
-        super().__init__(site, torch.full(site.shape, _START))
+        super().__init__(site)
+        self.gate = gate_parameter(site, torch.full(site.shape, _START))
         self.kind = kind
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """The weights with a > 0."""
+        """Return the weights with a > 0."""
         masked: Tensor = _SignDecides.apply(weight, self.gate, self.kind)  # type: ignore[no-untyped-call]
         return masked
 
 
-class AutoPruneMasker(SteeredMasker):
+class AutoPruneMasker(Masker):
     """AutoPrune at work on one model."""
 
+    saved = ("knob", "pressure")
+    masked: tuple[AuxiliaryWeight, ...]
+
     def __init__(self, method: AutoPrune, sites: Sequence[Site], context: Context) -> None:
-        masks = [AuxiliaryWeight(site, method.surrogate) for site in sites]
-        rate = travel_rate(8, context.total_steps, most=0.2)
-        super().__init__(method, sites, masks, context, gate_lr=rate)
+        masked = [AuxiliaryWeight(site, method.surrogate) for site in sites]
+        super().__init__(sites, masked, method.keep_of(sites))
         self.method = method
-
-    def term(self) -> Tensor:
-        """μ Σ h(a) / n."""
-        parts = [surrogate(mask.gate, self.method.surrogate).sum() for mask, _ in self.gated]
-        return self.method.strength * torch.stack(parts).sum() / self.size
-
-    def kept_of(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """How many a are positive."""
-        return (mask.gate > 0).sum()
+        self.gate_lr = method.gate_lr or travel_rate(8, context.total_steps, most=0.2)
+        self.knob = self.pressure = 1.0
 
     @property
-    def border(self) -> float:
-        """Its sign decides."""
-        return 0.0
+    def gates(self) -> list[Tensor]:
+        """The parameters a of all sites."""
+        return [masked.gate for masked in self.masked]
 
-    def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """A itself."""
-        return mask.gate.detach()
+    def trainables(self) -> list[Trainables]:
+        """Train a by Adam."""
+        return adam_on_gates(self.gates, self.gate_lr)
+
+    def penalty(self) -> Tensor | float:
+        """μ Σ h(a) / n, times the pressure."""
+        if self.frozen:
+            return 0.0
+        kind, strength = self.method.surrogate, self.method.strength
+        values = total([surrogate(gate, kind).sum() for gate in self.gates])
+        return self.pressure * (strength * values / self.size)
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Steer the penalty; freeze when it is time."""
+        if self.frozen:
+            return
+        if self.method.steer:
+            self.knob, self.pressure = steered_penalty(
+                self.knob,
+                self.kept_now() / self.size,
+                self.keep / self.size,
+                progress=now.fraction,
+                ramp=(self.method.ramp_begin, self.method.ramp_end),
+                updates=now.total_steps,
+            )
+        if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
+            self.freeze()
+
+    def kept_now(self) -> int:
+        """Return the number of positive a."""
+        return sum(int((gate > 0).sum()) for gate in self.gates)
+
+    def choose(self) -> list[Tensor]:
+        """Return the weights with the highest a."""
+        gates = [gate.detach() for gate in self.gates]
+        return keep_highest(self, gates, border=None if self.method.exact else 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity and the factor on the penalty."""
+        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
+        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}

@@ -6,12 +6,13 @@ Louizos, Welling and Kingma, "Learning Sparse Neural Networks through L0 Regular
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import Positive, Range, TrainingFraction
+from probmask.core.allocation import Spread
 from probmask.core.hard_concrete import (
     SHUT,
     hard_concrete,
@@ -19,35 +20,57 @@ from probmask.core.hard_concrete import (
     open_probability,
     settled_gate,
 )
-from probmask.core.noise import logistic_, normal_
+from probmask.core.noise import Stream, logistic_, normal_
 from probmask.core.steering import travel_rate
-from probmask.masking.budgets import whole_layers
-from probmask.masking.gated import GatedWeight, output_shape
+from probmask.masking.distributed import rank
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Context, Progress
-from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
-from probmask.masking.steered import SteeredMasker, SteeredMethod
 from probmask.methods.dense import DenseWeight
+from probmask.methods.families.gates import (
+    adam_on_gates,
+    gate_parameter,
+    keep_highest,
+    number_in_masks,
+    output_shape,
+)
+from probmask.methods.families.penalties import steered_penalty, total
 
 _LIMIT = math.log(100)  # the logarithm of alpha stays within plus or minus this
-_BORDER = 0.3  # width of the border between shut and open
-_SPREAD = 0.01  # of the logarithms at the start
-_START = -4  # a counter that keeps this stream of random numbers apart
+_BORDER = 0.3  # width of the border between closed and open gates
+_DEVIATION = 0.01  # standard deviation of the initial logarithms
 
 
 @dataclass(frozen=True, kw_only=True)
-class L0(SteeredMethod):
-    """Multiply weights by hard-concrete gates and penalise how many are open.
+class L0(Method):
+    """Multiply weights by hard-concrete gates and penalize the number of open ones.
 
         z = clip(1.2 σ((ln u - ln(1 - u) + ln α) / β) - 0.1, 0, 1),  β = 2/3
         loss + λ Σ P(z ≠ 0) / n,  P(z ≠ 0) = σ(ln α - β ln(0.1 / 1.1))
 
-    ``gates`` belong to single weights, or to the outputs of layers. ``strength`` is λ; n is the
-    number of gated weights, each counted. ``drop_init`` is the part of the gates closed at the
-    start. ``dense_first`` and ``dense_last`` leave the first and last layer ungated; None, the
-    default, does so where they take at most half of the budget.
+    n is the number of gated weights, and the sum counts each of them.
+
+    The paper's sparsity is whatever λ leads to. Here λ is multiplied by a factor that is adapted
+    during training, so that the number of kept weights falls cubically to the budget. At
+    ``freeze_at`` exactly the budget is selected by ln α, and the kept weights train on.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        gates: Whether gates belong to single weights or to the outputs of layers.
+        strength: The weight λ of the penalty.
+        drop_init: The fraction of the gates that is closed at the start.
+        dense_first: Leave the first layer without gates. None: if the dense layers hold at most
+            half of the kept weights.
+        dense_last: Leave the last layer without gates. None: as ``dense_first``.
+        steer: Adapt the factor on the penalty. False keeps it at 1.
+        ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
+        ramp_end: Fraction of the training at which it reaches the budget.
+        freeze_at: Fraction of the training at which the masks become final. None: the end.
+        exact: False keeps the weights whose gate is open without noise, as in the paper, however
+            many they are.
+        gate_lr: Adam's rate for ln α. None: high enough in a training of any length.
     """
 
     name: ClassVar[str] = "l0"
@@ -58,103 +81,157 @@ class L0(SteeredMethod):
         "Louizos, Welling, Kingma: Learning Sparse Neural Networks through L0 Regularization, "
         "ICLR 2018"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
     gates: Literal["weight", "output"] = "weight"
-    strength: float = 1.0
-    drop_init: float = 0.3
+    strength: Annotated[float, Range(0, meaning="the weight of the penalty")] = 1.0
+    drop_init: Annotated[float, Range(0.01, 0.99, "a fraction of the gates")] = 0.3
     dense_first: bool | None = None
     dense_last: bool | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("L0", "gates", self.gates, ("weight", "output"))
-        check_within("L0", "strength", self.strength, 0, math.inf, meaning="weight of the penalty")
-        check_within("L0", "drop_init", self.drop_init, 0.01, 0.99, meaning="part closed at first")
-        for name in ("dense_first", "dense_last"):
-            check_choice("L0", name, getattr(self, name), (None, True, False))
+    steer: bool = True
+    ramp_begin: TrainingFraction = 0.1
+    ramp_end: TrainingFraction = 0.6
+    freeze_at: TrainingFraction | None = 0.8
+    exact: bool = True
+    gate_lr: Positive | None = None
 
     def begin(self, sites: Sequence[Site], context: Context) -> "L0Masker":
-        """Open most gates."""
-        whole = whole_layers(self, sites, first=self.dense_first, last=self.dense_last)
-        masks = [
-            DenseWeight(site) if index in whole else HardConcreteWeight(site, self._gate(site))
-            for index, site in enumerate(sites)
-        ]
-        return L0Masker(self, sites, masks, context)
-
-    def _gate(self, site: Site) -> Tensor:
-        shape = site.shape if self.gates == "weight" else output_shape(site)
-        return torch.full(shape, math.log(1 - self.drop_init) - math.log(self.drop_init))
+        """Start with most gates open."""
+        return L0Masker(self, sites, context)
 
 
-class HardConcreteWeight(GatedWeight):
-    """One site: ln α as its gate, logistic noise as ``drawn``."""
+class HardConcreteWeight(MaskedWeight):
+    """One site: w z, with ln α as the gate and logistic noise as ``drawn``."""
+
+    def __init__(self, site: Site, gate: Tensor) -> None:
+        super().__init__(site)
+        self.gate = gate_parameter(site, gate)
+        self.drawn = torch.zeros_like(self.gate, requires_grad=False)
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """W z."""
+        """Return w z."""
         return weight * hard_concrete(self.gate, self.drawn).to(weight.dtype)
 
-    def settled_weight(self, weight: Tensor) -> Tensor:
-        """W z for the gate without noise; for the mean gate where that one is closed."""
+    def final_weight(self, weight: Tensor) -> Tensor:
+        """Return w z for the gate without noise, or for the mean gate where that is closed."""
         gate = self.gate.detach()
         settled = settled_gate(gate)
         settled = torch.where(settled > 0, settled, mean_gate(gate))
         return weight * settled.to(weight.dtype)
 
+    def number_open(self, weight: Tensor) -> Tensor:
+        """Return the number of weights whose gate is open without noise, softly at the border.
 
-class L0Masker(SteeredMasker):
-    """L0 regularization at work on one model."""
-
-    def __init__(
-        self, method: L0, sites: Sequence[Site], masks: Sequence[MaskedWeight], context: Context
-    ) -> None:
-        rate = travel_rate(4 * _LIMIT, context.total_steps, most=0.5)
-        super().__init__(method, sites, masks, context, gate_lr=rate)
-        self.method = method
-        for index, (mask, _) in enumerate(self.gated):
-            noise = normal_(torch.empty_like(mask.gate), self.seed, _START, index)
-            mask.gate.data.add_(noise, alpha=_SPREAD)
-
-    def before_forward(self, now: Progress, draw: int) -> None:
-        """Draw the noise of the gates, this rank's own."""
-        if not self.frozen:
-            for index, (mask, _) in enumerate(self.gated):
-                logistic_(mask.drawn, self.seed, rank(), now.step, draw, index)
-
-    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep ln α within ±ln 100, and steer."""
-        if not self.frozen:
-            for mask, _ in self.gated:
-                mask.gate.clamp_(-_LIMIT, _LIMIT)
-        super().after_update(now, optimizers)
-
-    def term(self) -> Tensor:
-        """λ Σ P(z ≠ 0) / n."""
-        size = sum(weight.numel() for _, weight in self.gated)
-        expected = [
-            open_probability(mask.gate).sum() * _weights_per_gate(mask, weight)
-            for mask, weight in self.gated
-        ]
-        return self.method.strength * torch.stack(expected).sum() / size
-
-    def kept_of(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """The weights whose gate is open without noise, counted softly about the border.
-
-        Not Σ P(z ≠ 0), by which gates that are shut in the network that is used can still count;
-        and not all or nothing, as gates start alike and would cross the border all at once.
+        Not Σ P(z ≠ 0), which also counts gates that are closed in evaluation; and not a hard count,
+        as the gates start alike and would all cross the border at once.
         """
-        opened = torch.sigmoid((mask.gate - SHUT) / _BORDER)
-        return opened.sum() * _weights_per_gate(mask, weight)
+        opened = torch.sigmoid((self.gate - SHUT) / _BORDER)
+        return opened.sum() * self.weights_per_gate(weight)
+
+    def weights_per_gate(self, weight: Tensor) -> float:
+        """Return the number of weights that share a gate."""
+        return weight.numel() / self.gate.numel()
+
+
+class L0Masker(Masker):
+    """L0 regularization at work on one model. Layers without gates are kept whole."""
+
+    saved = ("seed", "knob", "pressure")
+
+    def __init__(self, method: L0, sites: Sequence[Site], context: Context) -> None:
+        spread = Spread.fitting(
+            "global",
+            [site.size for site in sites],
+            method.keep_of(sites),
+            dense_first=method.dense_first,
+            dense_last=method.dense_last,
+        )
+        whole = spread.dense(len(sites))
+        masked = [
+            DenseWeight(site) if index in whole else HardConcreteWeight(site, _gate(method, site))
+            for index, site in enumerate(sites)
+        ]
+        super().__init__(sites, masked, method.keep_of(sites, spread))
+        self.method = method
+        self.seed = context.seed
+        self.gate_lr = method.gate_lr or travel_rate(4 * _LIMIT, context.total_steps, most=0.5)
+        self.knob = self.pressure = 1.0
+        for index, (each, _) in enumerate(self.gated):
+            noise = normal_(torch.empty_like(each.gate), self.seed, Stream.L0_GATES, index)
+            each.gate.data.add_(noise, alpha=_DEVIATION)
 
     @property
-    def border(self) -> float:
-        """Above it the gate without noise is open."""
-        return SHUT
+    def gated(self) -> list[tuple[HardConcreteWeight, Tensor]]:
+        """The sites with gates: masked weight and weight."""
+        pairs = zip(self.masked, self.weights, strict=True)
+        return [(each, weight) for each, weight in pairs if isinstance(each, HardConcreteWeight)]
 
-    def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """Ln α."""
-        return mask.gate.detach().expand_as(weight)
+    def trainables(self) -> list[Trainables]:
+        """Train ln α by Adam."""
+        return adam_on_gates([masked.gate for masked, _ in self.gated], self.gate_lr)
+
+    def before_forward(self, now: Progress, draw: int) -> None:
+        """Draw the noise of the gates, independently on each rank."""
+        if not self.frozen:
+            for index, (masked, _) in enumerate(self.gated):
+                logistic_(masked.drawn, self.seed, rank(), now.step, draw, index)
+
+    def penalty(self) -> Tensor | float:
+        """λ Σ P(z ≠ 0) / n, times the pressure."""
+        if self.frozen:
+            return 0.0
+        size = sum(weight.numel() for _, weight in self.gated)
+        expected = total(
+            [
+                open_probability(masked.gate).sum() * masked.weights_per_gate(weight)
+                for masked, weight in self.gated
+            ]
+        )
+        return self.pressure * (self.method.strength * expected / size)
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep ln α within ±ln 100 and steer the penalty; freeze when it is time."""
+        if self.frozen:
+            return
+        for masked, _ in self.gated:
+            masked.gate.clamp_(-_LIMIT, _LIMIT)
+        if self.method.steer:
+            self.knob, self.pressure = steered_penalty(
+                self.knob,
+                self.kept_now() / self.size,
+                self.keep / self.size,
+                progress=now.fraction,
+                ramp=(self.method.ramp_begin, self.method.ramp_end),
+                updates=now.total_steps,
+            )
+        if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
+            self.freeze()
+
+    @torch.no_grad()
+    def kept_now(self) -> float:
+        """Return the number of weights whose gates are open, and of those without gates."""
+        whole = self.size - sum(weight.numel() for _, weight in self.gated)
+        opened = [masked.number_open(weight).double() for masked, weight in self.gated]
+        return whole + (float(total(opened)) if opened else 0.0)
+
+    def choose(self) -> list[Tensor]:
+        """Return the weights with the highest ln α, and all those without gates."""
+        pairs = zip(self.masked, self.weights, strict=True)
+        values = [
+            masked.gate.detach().expand_as(weight)
+            if isinstance(masked, HardConcreteWeight)
+            else torch.full_like(weight, math.inf, dtype=torch.float32)
+            for masked, weight in pairs
+        ]
+        return keep_highest(self, values, border=None if self.method.exact else SHUT)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity and the factor on the penalty."""
+        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
+        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
 
 
-def _weights_per_gate(mask: GatedWeight, weight: Tensor) -> float:
-    return weight.numel() / mask.gate.numel()
+def _gate(method: L0, site: Site) -> Tensor:
+    """Return the initial ln α, without its noise."""
+    shape = site.shape if method.gates == "weight" else output_shape(site)
+    return torch.full(shape, math.log(1 - method.drop_init) - math.log(method.drop_init))

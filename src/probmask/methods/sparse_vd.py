@@ -1,45 +1,67 @@
-"""Sparse variational dropout: learn each weight's noise; drop those that drown in it.
+"""Sparse variational dropout: learn the noise of each weight; prune weights smaller than theirs.
 
 Molchanov, Ashukha and Vetrov, "Variational Dropout Sparsifies Deep Neural Networks", ICML 2017.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
-from probmask.checks import check_ramp, check_within
+from probmask.checks import Positive, Range, TrainingFraction, check_order
 from probmask.core.noise import normal_
 from probmask.core.schedules import warm_up
 from probmask.core.steering import travel_rate
 from probmask.core.variational import kl_divergence, log_alpha
-from probmask.masking.gated import GatedWeight
-from probmask.masking.protocol import Context, Progress
-from probmask.masking.ranks import rank
+from probmask.masking.distributed import rank
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
-from probmask.masking.steered import SteeredMasker, SteeredMethod
+from probmask.methods.families.gates import (
+    adam_on_gates,
+    gate_parameter,
+    keep_highest,
+    number_in_masks,
+)
+from probmask.methods.families.penalties import steered_penalty, total
 
-_START = -10.0  # ln σ² of every weight at first
-_LEAST_VARIANCE = 1e-8  # of an output, so that its square root has a slope
+_START = -10.0  # the initial ln σ² of every weight
+_LEAST_VARIANCE = 1e-8  # of an output, so that its square root has a derivative
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseVD(SteeredMethod):
-    """Give every weight θ Gaussian noise of learned variance σ² = αθ², paid for by a divergence.
+class SparseVD(Method):
+    """Give every weight θ Gaussian noise of learned variance σ² = αθ², under a divergence.
 
         output = conv(x, θ) + √conv(x², αθ²) ε,  ε ~ N(0, 1)
         loss + λ Σ KL(α) / n,  KL(α) ≈ k₁ - k₁ sig(k₂ + k₃ ln α) + ½ ln(1 + 1/α)
 
-    Noise is added to the outputs of convolutions and linear layers (local reparameterisation), and
-    to the weights themselves where there is no such output. ``strength`` is λ, n the number of
-    weights: in the papers λ/n is 1/N for N training examples. It comes in linearly from
-    ``warm_begin`` to ``warm_end`` of the training. A weight counts as kept while ln α <
-    ``threshold``; evaluation uses θ without noise.
+    n is the number of weights; in the papers λ/n is 1/N for N training examples. Noise is added to
+    the outputs of convolutions and linear layers (local reparameterization), and to the weights
+    where there is no such output. Evaluation uses θ without noise.
+
+    The paper's sparsity is whatever λ leads to. Here λ is multiplied by a factor that is adapted
+    during training, so that the number of kept weights falls cubically to the budget. At
+    ``freeze_at`` exactly the budget is selected by -ln α, and the kept weights train on.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        strength: The weight λ of the divergence.
+        threshold: A weight counts as kept while ln α is below this.
+        warm_begin: Fraction of the training at which the divergence is added to the loss.
+        warm_end: Fraction of the training at which it has its full weight; it rises linearly.
+        steer: Adapt the factor on the divergence. False keeps it at 1.
+        ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
+        ramp_end: Fraction of the training at which it reaches the budget.
+        freeze_at: Fraction of the training at which the masks become final. None: the end.
+        exact: False keeps the weights with ln α < threshold, as in the paper, however many.
+        gate_lr: Adam's rate for ln σ². None: high enough in a training of any length.
     """
 
     name: ClassVar[str] = "sparse-vd"
@@ -49,42 +71,44 @@ class SparseVD(SteeredMethod):
     reference: ClassVar[str] = (
         "Molchanov, Ashukha, Vetrov: Variational Dropout Sparsifies Deep Neural Networks, ICML 2017"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
-    strength: float = 10.0
-    threshold: float = 3.0
-    warm_begin: float = 0.025
-    warm_end: float = 0.1
+    strength: Annotated[float, Range(0, meaning="the weight of the divergence")] = 10.0
+    threshold: Annotated[float, Range(-7.9, 7.9, "a value of ln α")] = 3.0
+    warm_begin: TrainingFraction = 0.025
+    warm_end: TrainingFraction = 0.1
+    steer: bool = True
+    ramp_begin: TrainingFraction = 0.1
+    ramp_end: TrainingFraction = 0.6
+    freeze_at: TrainingFraction | None = 0.8
+    exact: bool = True
+    gate_lr: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_within("SparseVD", "strength", self.strength, 0, math.inf, meaning="weight of the KL")
-        check_within("SparseVD", "threshold", self.threshold, -7.9, 7.9, meaning="a value of ln α")
-        check_ramp(
-            "SparseVD",
-            warm_begin=self.warm_begin,
-            warm_end=self.warm_end,
-            meaning="the divergence comes in",
-        )
+        check_order(self, "warm_begin", "warm_end")
 
     def begin(self, sites: Sequence[Site], context: Context) -> "SparseVDMasker":
         """Start with hardly any noise."""
         return SparseVDMasker(self, sites, context)
 
 
-class NoisyWeight(GatedWeight):
+class NoisyWeight(MaskedWeight):
     """One site: ln σ² as its gate.
 
-    ``counters`` name the noise of the coming passes. ``local`` tells that hooks add it to outputs;
-    if not, ``drawn`` is added to the weights.
+    ``counters`` identify the noise of the next passes. If ``local``, hooks add it to the outputs;
+    else ``drawn`` is added to the weights.
     """
 
     def __init__(self, site: Site) -> None:
-        super().__init__(site, torch.full(site.shape, _START))
+        super().__init__(site)
+        self.gate = gate_parameter(site, torch.full(site.shape, _START))
+        self.drawn = torch.zeros_like(self.gate, requires_grad=False)
         self.local = all(_has_output(module, name) for module, name in site.holders)
         self.counters: tuple[int, ...] = (0,)
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """θ, with noise where no hook adds it to the output."""
+        """Return θ, with noise where no hook adds it to the output."""
         if self.local:
             return weight
         return weight + (self.variance(weight).sqrt() * self.drawn).to(weight.dtype)
@@ -95,37 +119,37 @@ class NoisyWeight(GatedWeight):
 
 
 class OutputNoise:
-    """A forward hook that adds to a layer's output the noise of its weights.
+    """A forward hook that adds the noise of a layer's weights to its output.
 
-    The same noise for the same update and shape: a recomputed forward pass sees the same network.
+    The noise depends on the update and the shape only: a recomputed forward pass gets the same.
     """
 
-    def __init__(self, mask: NoisyWeight, place: int) -> None:
-        self.mask, self.place = mask, place
+    def __init__(self, masked: NoisyWeight, place: int) -> None:
+        self.masked, self.place = masked, place
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
-        """The noisy output, in training."""
-        mask = self.mask
-        if mask.frozen or not mask.training:
+        """Return the noisy output in training, else None."""
+        masked = self.masked
+        if masked.frozen or not masked.training:
             return None
         inputs: Tensor = args[0] if args else kwargs["input"]
         weight: Tensor = module.weight  # type: ignore[assignment]
-        variance = _apply(module, inputs.square(), mask.variance(weight).to(weight.dtype))
-        noise = normal_(torch.empty_like(output, requires_grad=False), *mask.counters, self.place)
+        variance = _apply(module, inputs.square(), masked.variance(weight).to(weight.dtype))
+        noise = normal_(torch.empty_like(output, requires_grad=False), *masked.counters, self.place)
         return output + (variance + _LEAST_VARIANCE).sqrt() * noise
 
 
 def _has_output(module: nn.Module, name: str) -> bool:
-    """Whether the module's output is its input times this weight, and made by its forward."""
+    """Whether the forward of the module returns its input times this weight."""
     if isinstance(module, NonDynamicallyQuantizableLinear):
-        return False  # attention reads this weight past the module's forward
+        return False  # attention reads this weight without calling the module's forward
     return name == "weight" and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
 
 
 def _apply(module: nn.Module, inputs: Tensor, weight: Tensor) -> Tensor:
-    """The layer without bias, with another weight."""
+    """Apply the layer without bias and with another weight."""
     if isinstance(module, nn.Linear):
         return nn.functional.linear(inputs, weight)
     assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -133,73 +157,105 @@ def _apply(module: nn.Module, inputs: Tensor, weight: Tensor) -> Tensor:
     return output
 
 
-class SparseVDMasker(SteeredMasker):
+class SparseVDMasker(Masker):
     """Sparse variational dropout at work on one model."""
 
+    saved = ("seed", "knob", "pressure")
+    masked: tuple[NoisyWeight, ...]
+
     def __init__(self, method: SparseVD, sites: Sequence[Site], context: Context) -> None:
-        rate = travel_rate(40, context.total_steps, most=0.5)
-        noisy = [NoisyWeight(site) for site in sites]
-        super().__init__(method, sites, noisy, context, gate_lr=rate)
+        super().__init__(sites, [NoisyWeight(site) for site in sites], method.keep_of(sites))
         self.method = method
-        self.noisy = noisy
-        self.warmth = 0.0
+        self.seed = context.seed
+        self.gate_lr = method.gate_lr or travel_rate(40, context.total_steps, most=0.5)
+        self.knob = self.pressure = 1.0
+        self.warmth = 0.0  # the fraction of its weight that the divergence has
         self.hooks: list[RemovableHandle] = []
-        for mask, site in zip(noisy, sites, strict=True):
-            if mask.local and not mask.frozen:
-                for place, (module, _) in enumerate(site.holders):
-                    hook = OutputNoise(mask, place)
-                    self.hooks.append(module.register_forward_hook(hook, with_kwargs=True))
+        if self.keep < self.size:
+            for masked, site in zip(self.masked, sites, strict=True):
+                self._add_hooks(masked, site)
+
+    def _add_hooks(self, masked: NoisyWeight, site: Site) -> None:
+        if masked.local:
+            for place, (module, _) in enumerate(site.holders):
+                hook = OutputNoise(masked, place)
+                self.hooks.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def release(self) -> None:
-        """Take the hooks off the layers."""
+        """Remove the hooks from the layers."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
 
+    def trainables(self) -> list[Trainables]:
+        """Train ln σ² by Adam."""
+        return adam_on_gates([masked.gate for masked in self.masked], self.gate_lr)
+
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Name the noise of the coming passes, this rank's own; let the divergence come in."""
+        """Set the noise of the next passes, this rank's own, and the weight of the divergence."""
         if self.frozen:
             return
         begin, end = self.method.warm_begin, self.method.warm_end
         since = max(0.0, now.fraction - begin)
         self.warmth = warm_up(since, until=end - begin) if end > begin or since == 0 else 1.0
-        for index, mask in enumerate(self.noisy):
-            mask.counters = (self.seed, rank(), now.step, draw, index)
-            if not mask.local:
-                normal_(mask.drawn, *mask.counters)
+        for index, masked in enumerate(self.masked):
+            masked.counters = (self.seed, rank(), now.step, draw, index)
+            if not masked.local:
+                normal_(masked.drawn, *masked.counters)
 
     def penalty(self) -> Tensor | float:
-        """λ Σ KL(α) / n; what the steering adds to it acts on ln σ² alone.
+        """λ Σ KL(α) / n. What the steering adds to it acts on ln σ² alone.
 
-        On θ a factor of hundreds would be a force towards 0 or away from it that no learning rate
-        of the weights is made for.
+        On θ, a factor of hundreds would be a force towards or away from 0 that no learning rate of
+        the weights is made for.
         """
         if self.frozen:
             return 0.0
-        return self.term() + (self.pressure - 1) * self._divergence(
-            [weight.detach() for _, weight in self.gated]
-        )
-
-    def term(self) -> Tensor:
-        """λ Σ KL(α) / n."""
-        return self._divergence([weight for _, weight in self.gated])
+        steering = self._divergence([weight.detach() for weight in self.weights])
+        return self._divergence(self.weights) + (self.pressure - 1) * steering
 
     def _divergence(self, weights: Sequence[Tensor]) -> Tensor:
-        parts = [
-            kl_divergence(log_alpha(weight, mask.gate)).sum()
-            for (mask, _), weight in zip(self.gated, weights, strict=True)
-        ]
-        return self.method.strength * self.warmth * torch.stack(parts).sum() / self.size
+        values = total(
+            [
+                kl_divergence(log_alpha(weight, masked.gate)).sum()
+                for masked, weight in zip(self.masked, weights, strict=True)
+            ]
+        )
+        return self.method.strength * self.warmth * values / self.size
 
-    def kept_of(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """How many ln α are below the threshold."""
-        return (log_alpha(weight, mask.gate) < self.method.threshold).sum()
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Steer the divergence; freeze when it is time."""
+        if self.frozen:
+            return
+        if self.method.steer:
+            self.knob, self.pressure = steered_penalty(
+                self.knob,
+                self.kept_now() / self.size,
+                self.keep / self.size,
+                progress=now.fraction,
+                ramp=(self.method.ramp_begin, self.method.ramp_end),
+                updates=now.total_steps,
+            )
+        if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
+            self.freeze()
 
-    @property
-    def border(self) -> float:
-        """The threshold of ln α."""
-        return -self.method.threshold
+    @torch.no_grad()
+    def log_alphas(self) -> list[Tensor]:
+        """Return ln α of all sites."""
+        pairs = zip(self.masked, self.weights, strict=True)
+        return [log_alpha(weight, masked.gate) for masked, weight in pairs]
 
-    def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """-ln α."""
-        return -log_alpha(weight, mask.gate.detach())
+    def kept_now(self) -> int:
+        """Return the number of weights with ln α below the threshold."""
+        return sum(int((noise < self.method.threshold).sum()) for noise in self.log_alphas())
+
+    def choose(self) -> list[Tensor]:
+        """Return the weights with the lowest ln α."""
+        values = [-noise for noise in self.log_alphas()]
+        border = None if self.method.exact else -self.method.threshold
+        return keep_highest(self, values, border=border)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity and the factor on the divergence."""
+        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
+        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}

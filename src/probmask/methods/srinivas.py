@@ -3,37 +3,61 @@
 Srinivas, Subramanya and Babu, "Training Sparse Neural Networks", CVPR workshops 2017.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import Positive, Range, TrainingFraction
 from probmask.core.noise import uniform_
 from probmask.core.steering import travel_rate
-from probmask.masking.gated import GatedWeight, straight_through
+from probmask.masking.distributed import rank
+from probmask.masking.masker import Masker, Progress, Trainables
+from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Phase, Progress
-from probmask.masking.ranks import rank
 from probmask.masking.sites import Site
-from probmask.masking.steered import SteeredMasker, SteeredMethod
+from probmask.methods.families.gates import (
+    BernoulliWeight,
+    adam_on_gates,
+    fraction_since,
+    keep_highest,
+    number_in_masks,
+)
+from probmask.methods.families.penalties import steered_penalty, total
+
+PenaltyWeight = Annotated[float, Range(0, meaning="the weight of a penalty")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Srinivas(SteeredMethod):
+class Srinivas(Method):
     """Learn the probability of each weight's gate, pushed towards 0 or 1 and towards few.
 
         w_e = w m,  m ~ Bernoulli(g),  ∂L/∂g = ∂L/∂w_e · w  (straight through the draw)
         loss + Σ (λ₁ g (1 - g) + λ₂ g) / n,  g in [0, 1]
 
-    ``bimodality`` is λ₁, ``strength`` λ₂, which the steering moves; n is the number of weights. The
-    gates are for a trained network: the first ``pretrain`` of the epochs trains without them
-    (``equal_epochs=False``: on top of the epochs given), at least one epoch, unless there is only
-    one, which then is the gates'. The part of the training in ``ramp_begin``, ``ramp_end`` and
-    ``freeze_at`` is that of the gates.
+    n is the number of weights. The gates are for a trained network, so the first epochs train
+    without them.
+
+    The paper's sparsity is whatever λ₂ leads to. Here λ₂ is multiplied by a factor that is adapted
+    during training, so that Σ g falls cubically to the budget. At ``freeze_at`` exactly the budget
+    is selected by g, and the kept weights train on. ``ramp_begin``, ``ramp_end`` and ``freeze_at``
+    are fractions of the training with gates.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        bimodality: The weight λ₁ of the penalty on undecided gates.
+        strength: The weight λ₂ of the penalty on open gates.
+        pretrain: Fraction of the epochs that train without gates: at least one epoch, unless there
+            is only one, which then trains with gates.
+        equal_epochs: False trains with gates on top of the epochs asked for.
+        steer: Adapt the factor on λ₂. False keeps it at 1.
+        ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
+        ramp_end: Fraction of the training at which it reaches the budget.
+        freeze_at: Fraction of the training at which the masks become final. None: the end.
+        exact: False keeps the weights with g > ½, as in the paper, however many they are.
+        gate_lr: Adam's rate for g. None: high enough to close gates in a training of any length.
     """
 
     name: ClassVar[str] = "srinivas"
@@ -43,22 +67,21 @@ class Srinivas(SteeredMethod):
     reference: ClassVar[str] = (
         "Srinivas, Subramanya, Babu: Training Sparse Neural Networks, CVPR workshops 2017"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("ramp_begin", "ramp_end")
 
-    bimodality: float = 1.0
-    strength: float = 1.0
-    pretrain: float = 0.5
+    bimodality: PenaltyWeight = 1.0
+    strength: PenaltyWeight = 1.0
+    pretrain: Annotated[float, Range(0, 0.95, "a fraction of the epochs")] = 0.5
     equal_epochs: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("bimodality", "strength"):
-            value = getattr(self, name)
-            check_within("Srinivas", name, value, 0, math.inf, meaning="weight of a penalty")
-        check_within("Srinivas", "pretrain", self.pretrain, 0, 0.95, meaning="part of the epochs")
-        check_choice("Srinivas", "equal_epochs", self.equal_epochs, (True, False))
+    steer: bool = True
+    ramp_begin: TrainingFraction = 0.1
+    ramp_end: TrainingFraction = 0.6
+    freeze_at: TrainingFraction | None = 0.8
+    exact: bool = True
+    gate_lr: Positive | None = None
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Training without gates, then with them; one dense training at sparsity 0."""
+        """Train without gates, then with them; at sparsity 0 train once, densely."""
         if self.sparsity == 0:
             return super().phases(epochs)
         if self.pretrain == 0:
@@ -72,67 +95,84 @@ class Srinivas(SteeredMethod):
         return Phase("train", first), Phase("gates", epochs - first)
 
     def begin(self, sites: Sequence[Site], context: Context) -> "SrinivasMasker":
-        """Open all gates."""
+        """Start with all gates open."""
         return SrinivasMasker(self, sites, context)
 
 
-class BernoulliWeight(GatedWeight):
-    """One site: the probabilities of its gates, and as ``drawn`` the gates."""
-
-    def training_weight(self, weight: Tensor) -> Tensor:
-        """W m."""
-        return weight * straight_through(self.drawn, self.gate).to(weight.dtype)
-
-
-class SrinivasMasker(SteeredMasker):
+class SrinivasMasker(Masker):
     """Gate variables at work on one model."""
 
+    saved = ("seed", "knob", "pressure")
+    masked: tuple[BernoulliWeight, ...]
+
     def __init__(self, method: Srinivas, sites: Sequence[Site], context: Context) -> None:
-        begin = context.phase_ends[0] if len(context.phase_ends) > 1 else 0
-        masks = [BernoulliWeight(site, torch.ones(site.shape)) for site in sites]
-        rate = travel_rate(4, context.total_steps - begin, most=0.2)
-        super().__init__(method, sites, masks, context, gate_lr=rate, begin=begin)
+        masked = [BernoulliWeight(site, torch.ones(site.shape)) for site in sites]
+        super().__init__(sites, masked, method.keep_of(sites))
         self.method = method
+        self.seed = context.seed
+        self.first_update = context.phase_ends[0] if len(context.phase_ends) > 1 else 0
+        updates = context.total_steps - self.first_update
+        self.gate_lr = method.gate_lr or travel_rate(4, updates, most=0.2)
+        self.knob = self.pressure = 1.0
+
+    @property
+    def gates(self) -> list[Tensor]:
+        """The probabilities g of all sites."""
+        return [masked.gate for masked in self.masked]
+
+    def trainables(self) -> list[Trainables]:
+        """Train g by Adam, once the training with gates has begun."""
+        return adam_on_gates(self.gates, self.gate_lr, begin=self.first_update)
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Draw the gates, this rank's own; all are open while g = 1."""
+        """Draw the gates, independently on each rank. All are open while g = 1."""
         if not self.frozen:
-            for index, (mask, _) in enumerate(self.gated):
-                noise = uniform_(mask.drawn, self.seed, rank(), now.step, draw, index)
-                mask.drawn.copy_(noise < mask.gate)
-
-    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep g within [0, 1], and steer."""
-        if not self.frozen:
-            for mask, _ in self.gated:
-                mask.gate.clamp_(0, 1)
-        super().after_update(now, optimizers)
+            for index, masked in enumerate(self.masked):
+                noise = uniform_(masked.drawn, self.seed, rank(), now.step, draw, index)
+                masked.drawn.copy_(noise < masked.gate)
 
     def penalty(self) -> Tensor | float:
-        """Σ (λ₁ g (1 - g) + λ₂ g) / n; λ₂ is what the steering moves.
+        """Σ (λ₁ g (1 - g) + λ₂ g) / n, λ₂ times the pressure.
 
-        Where that lets go, λ₁ does too: alone it would close every gate below a half for good.
+        A pressure below 1 acts on λ₁ too: alone it would close all gates below ½ for good.
         """
         if self.frozen:
             return 0.0
-        undecided = torch.stack([(m.gate * (1 - m.gate)).sum() for m, _ in self.gated]).sum()
+        undecided = total([(gate * (1 - gate)).sum() for gate in self.gates])
         bimodality = self.method.bimodality * min(1.0, self.pressure)
-        return bimodality * undecided / self.size + self.pressure * self.term()
+        opened = self.method.strength * total([gate.sum() for gate in self.gates]) / self.size
+        return bimodality * undecided / self.size + self.pressure * opened
 
-    def term(self) -> Tensor:
-        """λ₂ Σ g / n."""
-        total = torch.stack([mask.gate.sum() for mask, _ in self.gated]).sum()
-        return self.method.strength * total / self.size
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep g in [0, 1] and steer the penalty; freeze when it is time."""
+        if self.frozen:
+            return
+        for masked in self.masked:
+            masked.gate.clamp_(0, 1)
+        done = fraction_since(now, self.first_update)
+        if self.method.steer and now.step >= self.first_update:
+            self.knob, self.pressure = steered_penalty(
+                self.knob,
+                self.kept_now() / self.size,
+                self.keep / self.size,
+                progress=done,
+                ramp=(self.method.ramp_begin, self.method.ramp_end),
+                updates=now.total_steps - self.first_update,
+            )
+        if self.method.freeze_at is not None and done >= self.method.freeze_at:
+            self.freeze()
 
-    def kept_of(self, mask: GatedWeight, weight: Tensor) -> Tensor:
+    @torch.no_grad()
+    def kept_now(self) -> float:
         """Σ g."""
-        return mask.gate.sum()
+        return float(total([gate.sum().double() for gate in self.gates]))
 
-    @property
-    def border(self) -> float:
-        """A gate that is open more often than not."""
-        return 0.5
+    def choose(self) -> list[Tensor]:
+        """Return the weights with the highest g."""
+        gates = [gate.detach() for gate in self.gates]
+        return keep_highest(self, gates, border=None if self.method.exact else 0.5)
 
-    def criterion(self, mask: GatedWeight, weight: Tensor) -> Tensor:
-        """The probability g."""
-        return mask.gate.detach()
+    def metrics(self) -> dict[str, float]:
+        """Return the present sparsity and the factor on the penalty."""
+        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
+        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
