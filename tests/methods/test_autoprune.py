@@ -10,11 +10,16 @@ from reference.networks import build, loss_of
 from reference.sparse_training import SparseTraining, assert_exact_budget
 
 
+def pairs_of(training):
+    """Return masked weight and weight of each site."""
+    return list(zip(training.masker.masked, training.masker.weights, strict=True))
+
+
 def half_in(kind="softplus"):
     training = SparseTraining(AutoPrune(sparsity=0.6, surrogate=kind), "mlp")
     generator = torch.Generator().manual_seed(0)
-    for mask, _ in training.masker.gated:
-        mask.gate.data.normal_(generator=generator)
+    for masked in training.masker.masked:
+        masked.gate.data.normal_(generator=generator)
     return training
 
 
@@ -25,18 +30,18 @@ def test_the_gradients_are_those_of_the_definition(kind):
     twin = build("mlp")
     layers = [module for module in twin if isinstance(module, nn.Linear)]
     with torch.no_grad():
-        for layer, (mask, weight) in zip(layers, training.masker.gated, strict=True):
-            layer.weight.copy_(weight * (mask.gate > 0))
+        for layer, (masked, weight) in zip(layers, pairs_of(training), strict=True):
+            layer.weight.copy_(weight * (masked.gate > 0))
     loss_of(twin, training.batches[0]).backward()
-    for layer, (mask, weight) in zip(layers, training.masker.gated, strict=True):
+    for layer, (masked, weight) in zip(layers, pairs_of(training), strict=True):
         effective = layer.weight.grad
-        a = mask.gate.detach()
+        a = masked.gate.detach()
         inside = a > 0
         assert torch.allclose(weight.grad, effective * inside, atol=1e-7)
         h = torch.sigmoid(a) if kind == "softplus" else torch.where(inside, 1.0, 0.01)
         expected = effective * weight.detach().sign() * h
-        assert torch.allclose(mask.gate.grad, expected, atol=1e-7)
-        assert mask.gate.grad[~inside].any()  # what is out can come back
+        assert torch.allclose(masked.gate.grad, expected, atol=1e-7)
+        assert masked.gate.grad[~inside].any()  # what is out can come back
 
 
 @pytest.mark.parametrize("kind", ["softplus", "leaky"])
@@ -49,7 +54,7 @@ def test_the_slope_is_that_of_the_surrogate(kind):
 def test_the_penalty_against_its_formula():
     training = half_in()
     training.masker.pressure = 2.0
-    a = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    a = torch.cat([masked.gate.detach().flatten() for masked in training.masker.masked])
     expected = 2.0 * torch.nn.functional.softplus(a.double()).mean()
     assert training.sparsifier.penalty().item() == pytest.approx(float(expected), rel=1e-5)
 
@@ -66,9 +71,9 @@ def test_steering_brings_the_count_to_the_budget():
 
 def test_the_largest_a_stay():
     training = SparseTraining(AutoPrune(sparsity=0.8, freeze_at=None), steps=60).go()
-    a = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    a = torch.cat([masked.gate.detach().flatten() for masked in training.masker.masked])
     training.sparsifier.summary()
-    hard = torch.cat([mask.hard.flatten() for mask in training.masker.masks])
+    hard = torch.cat([masked.mask.flatten() for masked in training.masker.masked])
     assert a[hard].min() >= a[~hard].max()
 
 
@@ -80,7 +85,10 @@ def test_the_budget_is_exact(network):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"surrogate": "relu"}, r"AutoPrune\(surrogate='relu'\): one of 'softplus', 'leaky'"),
+        (
+            {"surrogate": "relu"},
+            r"AutoPrune\(surrogate='relu'\): must be one of 'softplus', 'leaky'",
+        ),
         ({"strength": -1}, r"AutoPrune\(strength=-1\)"),
     ],
 )

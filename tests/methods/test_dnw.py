@@ -11,11 +11,11 @@ from reference.masked_run import SIZES, MaskedRun, assert_exact_budget, effectiv
 def test_each_layer_computes_with_its_largest_weights_at_every_update():
     run = MaskedRun(DNW(sparsity=0.75))
     for until in range(1, 24):
-        for weight, mask in zip(run.weights, run.masks, strict=True):
+        for weight, effective in zip(run.weights, run.effective(), strict=True):
             keep = weight.numel() // 4
             order = weight.detach().abs().flatten().sort(descending=True).values
             expected = torch.where(weight.detach().abs() >= order[keep - 1], weight.detach(), 0.0)
-            assert torch.equal(mask(weight).detach(), expected)
+            assert torch.equal(effective.detach(), expected)
         run.go(until)
 
 
@@ -29,13 +29,13 @@ def test_the_gradient_of_the_effective_weight_goes_to_all_weights():
 
 def test_a_weight_that_has_grown_comes_back():
     run = MaskedRun(DNW(sparsity=0.75))
-    weight, mask = run.weights[0], run.masks[0]
-    outside = (~mask.active).nonzero()[0]
+    weight, masked = run.weights[0], run.masked[0]
+    outside = (~masked.active).nonzero()[0]
     with torch.no_grad():
         weight[tuple(outside)] = 10.0
     run.go(1)
-    assert mask.active[tuple(outside)]
-    assert int(mask.active.sum()) == weight.numel() // 4
+    assert masked.active[tuple(outside)]
+    assert int(masked.active.sum()) == weight.numel() // 4
 
 
 def test_every_layer_has_the_same_fraction():
@@ -64,9 +64,9 @@ def test_every_allocation_ends_at_the_budget(allocation):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"allocation": "even"}, "DNW(allocation='even'): one of 'uniform', 'er', 'erk', 'global'"),
-        ({"dense_first": "no"}, "DNW(dense_first='no'): one of True, False."),
-        ({"sparsity": 90}, "DNW(sparsity=90): sparsity is the fraction removed"),
+        ({"allocation": "even"}, "must be one of 'uniform', 'er', 'erk', 'global'"),
+        ({"dense_first": "no"}, "DNW(dense_first='no'): must be one of True, False."),
+        ({"sparsity": 90}, "DNW(sparsity=90): sparsity is the fraction pruned"),
     ],
 )
 def test_refusals(settings, text):
@@ -76,5 +76,5 @@ def test_refusals(settings, text):
 
 
 def test_a_budget_of_nothing_is_refused():
-    with pytest.raises(InputError, match=r"DNW\(sparsity=0\.9999\): of 304 weights none would"):
+    with pytest.raises(InputError, match=r"DNW\(sparsity=0\.9999\): none of the 304 weights would"):
         MaskedRun(DNW(sparsity=0.9999))

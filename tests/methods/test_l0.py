@@ -54,8 +54,8 @@ def test_the_penalty_is_lambda_times_the_expected_density(gates):
     method = L0(sparsity=0.8, strength=3.0, gates=gates, dense_first=False, dense_last=False)
     training = SparseTraining(method)
     total = size = 0.0
-    for mask, weight in training.masker.gated:
-        full = mask.gate.detach().expand_as(weight)
+    for masked, weight in training.masker.gated:
+        full = masked.gate.detach().expand_as(weight)
         noise = logistic_(torch.empty(400, *weight.shape), 5)
         total += float((hard_concrete(full, noise) != 0).double().mean(0).sum())
         size += weight.numel()
@@ -64,20 +64,20 @@ def test_the_penalty_is_lambda_times_the_expected_density(gates):
 
 def test_gates_start_as_asked_and_stay_within_bounds():
     training = SparseTraining(L0(sparsity=0.8, drop_init=0.2, gate_lr=5.0, freeze_at=None), steps=8)
-    gates = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    gates = torch.cat([masked.gate.detach().flatten() for masked, _ in training.masker.gated])
     assert float(gates.mean()) == pytest.approx(math.log(4), abs=0.01)
     assert 0.005 < float(gates.std()) < 0.02
     training.go()
-    gates = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    gates = torch.cat([masked.gate.detach().flatten() for masked, _ in training.masker.gated])
     assert float(gates.abs().max()) == pytest.approx(math.log(100))
 
 
 def test_every_update_has_noise_of_its_own():
     training = SparseTraining(L0(sparsity=0.8))
-    mask = training.masker.gated[0][0]
-    first = mask.drawn.clone()
+    masked = training.masker.gated[0][0]
+    first = masked.drawn.clone()
     training.go(1)
-    assert not torch.equal(first, mask.drawn)
+    assert not torch.equal(first, masked.drawn)
 
 
 def test_steering_brings_the_density_to_the_budget():
@@ -90,27 +90,27 @@ def test_steering_brings_the_density_to_the_budget():
 
 def test_a_weight_counts_as_kept_when_its_gate_is_open_in_the_network_that_is_used():
     masker = SparseTraining(L0(sparsity=0.8, dense_first=False, dense_last=False)).masker
-    mask, weight = masker.gated[0]
+    masked, weight = masker.gated[0]
     gates = torch.linspace(-4.6, 4.6, 24)[torch.arange(weight.numel()) % 24].view(weight.shape)
     gates = gates[(gates - SHUT).abs() > 1].repeat(2)[: weight.numel()].view(weight.shape)
-    gate = mask.gate.requires_grad_(False).copy_(gates)
+    gate = masked.gate.requires_grad_(False).copy_(gates)
     in_use = int((settled_gate(gate) > 0).sum())
     assert 0 < in_use < weight.numel()
-    assert float(masker.kept_of(mask, weight)) == pytest.approx(in_use, rel=0.02)
+    assert float(masked.number_open(weight)) == pytest.approx(in_use, rel=0.02)
     gate.fill_(SHUT - 1)  # shut in use, though open at one draw in seven
-    assert float(masker.kept_of(mask, weight)) < 0.05 * weight.numel()
+    assert float(masked.number_open(weight)) < 0.05 * weight.numel()
     assert float(open_probability(gate).sum()) > 0.13 * weight.numel()
 
 
 def test_what_stays_is_multiplied_by_its_gate():
     training = SparseTraining(L0(sparsity=0.7, freeze_at=None), steps=20).go()
     expected = [
-        weight.detach() * torch.where(z > 0, z, mean_gate(mask.gate.detach()))
-        for mask, weight in training.masker.gated
-        for z in [settled_gate(mask.gate.detach())]
+        weight.detach() * torch.where(z > 0, z, mean_gate(masked.gate.detach()))
+        for masked, weight in training.masker.gated
+        for z in [settled_gate(masked.gate.detach())]
     ]
     names = [site.name for site in training.sparsifier.sites]
-    gated = [n for n, m in zip(names, training.masker.masks, strict=True) if hasattr(m, "gate")]
+    gated = [n for n, m in zip(names, training.masker.masked, strict=True) if hasattr(m, "gate")]
     final = training.finish()
     for name, value in zip(gated, expected, strict=True):
         kept = final[name] != 0
@@ -131,9 +131,9 @@ def test_a_gate_per_output_prunes_whole_outputs():
 
 def test_first_and_last_layer_are_whole_where_the_budget_allows():
     low = SparseTraining(L0(sparsity=0.25), "mlp").masker
-    assert [hasattr(mask, "gate") for mask in low.masks] == [False, True, False]
+    assert [hasattr(masked, "gate") for masked in low.masked] == [False, True, False]
     high = SparseTraining(L0(sparsity=0.9), "mlp").masker
-    assert all(hasattr(mask, "gate") for mask in high.masks)
+    assert all(hasattr(masked, "gate") for masked in high.masked)
     forced = SparseTraining(L0(sparsity=0.8, dense_last=True), "mlp")
     forced.finish()
     assert forced.summary.layers[-1].kept == 48
@@ -145,9 +145,9 @@ def test_frozen_early_the_rest_trains_on():
     training = SparseTraining(L0(sparsity=0.8, freeze_at=0.5)).go(7)
     assert training.sparsifier.frozen
     assert training.sparsifier.penalty() == 0
-    hard = [mask.hard.clone() for mask in training.masker.masks]
+    hard = [masked.mask.clone() for masked in training.masker.masked]
     training.go()
-    assert all(map(torch.equal, hard, [mask.hard for mask in training.masker.masks]))
+    assert all(map(torch.equal, hard, [masked.mask for masked in training.masker.masked]))
 
 
 @pytest.mark.parametrize("network", ["depthwise", "unet", "transformer", "tied"])
@@ -163,14 +163,14 @@ def test_it_resumes_bit_by_bit_if_it_is_never_frozen():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gates": "input"}, r"L0\(gates='input'\): one of 'weight', 'output'"),
+        ({"gates": "input"}, r"L0\(gates='input'\): must be one of 'weight', 'output'"),
         ({"strength": -1}, r"L0\(strength=-1\)"),
         ({"drop_init": 0}, r"L0\(drop_init=0\)"),
         ({"dense_first": "yes"}, r"L0\(dense_first='yes'\)"),
         ({"steer": None}, r"L0\(steer=None\)"),
-        ({"freeze_at": 2}, r"L0\(freeze_at=2\): a part of the training, from 0 to 1"),
+        ({"freeze_at": 2}, r"L0\(freeze_at=2\): must be a fraction of the training, from 0 to 1"),
         ({"gate_lr": 0}, r"L0\(gate_lr=0\)"),
-        ({"ramp_begin": 0.7}, "begin must not come after end"),
+        ({"ramp_begin": 0.7}, "they must not decrease"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):
@@ -179,5 +179,5 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_a_budget_of_nothing_is_refused():
-    with pytest.raises(InputError, match="none would be kept"):
+    with pytest.raises(InputError, match="none of the 400 weights would be kept"):
         SparseTraining(L0(sparsity=0.9999), "mlp")

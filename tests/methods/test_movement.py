@@ -22,19 +22,19 @@ KEEP = 61
 def test_weights_learn_where_active_and_scores_everywhere():
     run = MaskedRun(Movement(sparsity=0.8)).go(16)
     _, gradients = effective_gradients(run)
-    for mask, weight, gradient in zip(run.masks, run.weights, gradients, strict=True):
-        assert torch.equal(weight.grad, torch.where(mask.active, gradient, 0.0))
-        assert torch.equal(mask.score.grad, gradient * weight)
+    for masked, weight, gradient in zip(run.masked, run.weights, gradients, strict=True):
+        assert torch.equal(weight.grad, torch.where(masked.active, gradient, 0.0))
+        assert torch.equal(masked.score.grad, gradient * weight)
 
 
 def test_a_weight_that_moves_away_from_zero_gains():
     run = MaskedRun(Movement(sparsity=0.8), lr=1e-3, momentum=0.0, weight_decay=0.0)
     before = [weight.detach().clone() for weight in run.weights]
     run.go(1)
-    for mask, weight, old in zip(run.masks, run.weights, before, strict=True):
+    for masked, weight, old in zip(run.masked, run.weights, before, strict=True):
         moved = weight.detach().abs() - old.abs()
         clear = moved.abs() > 1e-7
-        assert torch.equal(mask.score[clear] > 0, moved[clear] > 0)
+        assert torch.equal(masked.score[clear] > 0, moved[clear] > 0)
 
 
 def test_scores_are_trained_by_adam_with_a_warm_up():
@@ -53,9 +53,9 @@ def test_the_highest_scores_of_the_moment_are_active(scope):
     run = MaskedRun(Movement(sparsity=0.75, scope=scope))
     for done in range(24):
         share = schedules.kept_fraction(done / 24, 0.25, begin=0.1, end=0.8)
-        active = joined(mask.active for mask in run.masks)
+        active = joined(masked.active for masked in run.masked)
         assert int(active.sum()) == round(share * SIZE)
-        groups = [run.masks] if scope == "global" else [[mask] for mask in run.masks]
+        groups = [run.masked] if scope == "global" else [[masked] for masked in run.masked]
         for group in groups:
             scores, chosen = joined(m.score for m in group), joined(m.active for m in group)
             if not chosen.all() and done > 0:
@@ -65,7 +65,7 @@ def test_the_highest_scores_of_the_moment_are_active(scope):
 
 def test_equal_scores_are_decided_by_magnitude():
     run = MaskedRun(Movement(sparsity=0.75, scope="global", ramp_begin=0.0, ramp_end=0.0))
-    values, active = joined(run.weights).abs(), joined(mask.active for mask in run.masks)
+    values, active = joined(run.weights).abs(), joined(masked.active for masked in run.masked)
     assert values[active].min() >= values[~active].max()  # before any update
 
 
@@ -76,10 +76,10 @@ def test_every_layer_has_the_same_fraction():
 
 def test_scores_stay_in_full_precision():
     run = MaskedRun(Movement(sparsity=0.8)).go(3)
-    scores = [mask.score.detach().clone() for mask in run.masks]
+    scores = [masked.score.detach().clone() for masked in run.masked]
     run.model.to(torch.bfloat16)
-    for mask, score in zip(run.masks, scores, strict=True):
-        assert torch.equal(mask.score, score)
+    for masked, score in zip(run.masked, scores, strict=True):
+        assert torch.equal(masked.score, score)
 
 
 def test_the_soft_variant_has_a_threshold_and_a_penalty_until_the_budget_takes_over():
@@ -87,7 +87,7 @@ def test_the_soft_variant_has_a_threshold_and_a_penalty_until_the_budget_takes_o
     assert run.sparsifier.penalty() == 0.0
     for done in range(24):
         ramped = 1 - schedules.kept_fraction(done / 24, 0.0, begin=0.1, end=0.8)
-        scores, active = joined(m.score for m in run.masks), joined(m.active for m in run.masks)
+        scores, active = joined(m.score for m in run.masked), joined(m.active for m in run.masked)
         with torch.no_grad():
             penalty = float(run.sparsifier.penalty())
         assert penalty == pytest.approx(400 * ramped * scores.sigmoid().mean().item(), rel=1e-5)
@@ -101,14 +101,14 @@ def test_the_soft_variant_has_a_threshold_and_a_penalty_until_the_budget_takes_o
 def test_the_soft_variant_leaves_some_weights_and_its_penalty_has_a_gradient():
     run = MaskedRun(Movement(sparsity=0.8, soft=True)).go(8)
     with torch.no_grad():
-        for mask in run.masks:
-            mask.score.fill_(-20.0)
-        run.masks[1].score[0, 0, 0, 0] = -10.0
+        for masked in run.masked:
+            masked.score.fill_(-20.0)
+        run.masked[1].score[0, 0, 0, 0] = -10.0
     run.masker.before_forward(run.sparsifier.now, 0)
-    assert int(joined(mask.active for mask in run.masks).sum()) == 2
-    assert run.masks[1].active[0, 0, 0, 0]
+    assert int(joined(masked.active for masked in run.masked).sum()) == 2
+    assert run.masked[1].active[0, 0, 0, 0]
     run.sparsifier.penalty().backward()
-    assert all(bool((mask.score.grad > 0).all()) for mask in run.masks)
+    assert all(bool((masked.score.grad > 0).all()) for masked in run.masked)
 
 
 @pytest.mark.parametrize("settings", [{"scope": "global"}, {"soft": True}])
@@ -121,10 +121,13 @@ def test_the_variants_end_at_the_budget_and_resume(settings):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"scope": "all"}, "Movement(scope='all'): one of 'global', 'layer'."),
-        ({"score_lr": 0}, "Movement(score_lr=0): a rate, from 1e-09 to 1e+09."),
-        ({"ramp_begin": 2}, "Movement(ramp_begin=2): a part of the training, from 0 to 1."),
-        ({"ramp_begin": 0.9}, "Movement(ramp_begin=0.9, ramp_end=0.8): the budget falls"),
+        ({"scope": "all"}, "Movement(scope='all'): must be one of 'global', 'layer'."),
+        ({"score_lr": 0}, "Movement(score_lr=0): must be a learning rate, from 1e-09 to 1e+09."),
+        (
+            {"ramp_begin": 2},
+            "Movement(ramp_begin=2): must be a fraction of the training, from 0 to 1.",
+        ),
+        ({"ramp_begin": 0.9}, "Movement(ramp_begin=0.9, ramp_end=0.8): they must not decrease"),
     ],
 )
 def test_refusals(settings, text):

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from probmask.masking.protocol import Progress
 
 from probmask import InputError
+from probmask.masking.masker import Progress
 from probmask.methods.optg import OptG
 from reference.masked_run import (
     SIZE,
@@ -23,28 +23,28 @@ KEEP = 61
 def test_weights_learn_where_active_and_scores_everywhere():
     run = MaskedRun(OptG(sparsity=0.8)).go(16)
     effective, gradients = effective_gradients(run)
-    rows = zip(run.masks, run.weights, effective, gradients, strict=True)
-    for mask, weight, seen, gradient in rows:
-        assert torch.equal(seen, torch.where(mask.active, weight, 0.0))
-        assert torch.equal(weight.grad, torch.where(mask.active, gradient, 0.0))
-        assert torch.equal(mask.score.grad, gradient * weight)
-    assert joined(mask.score.grad for mask in run.masks)[
-        ~joined(mask.active for mask in run.masks)
+    rows = zip(run.masked, run.weights, effective, gradients, strict=True)
+    for masked, weight, seen, gradient in rows:
+        assert torch.equal(seen, torch.where(masked.active, weight, 0.0))
+        assert torch.equal(weight.grad, torch.where(masked.active, gradient, 0.0))
+        assert torch.equal(masked.score.grad, gradient * weight)
+    assert joined(masked.score.grad for masked in run.masked)[
+        ~joined(masked.active for masked in run.masked)
     ].any()
 
 
 def test_scores_take_steps_of_sgd_at_the_scheduled_rate():
     run = MaskedRun(OptG(sparsity=0.8, steepness=4.0, momentum=0.0))
     for done in range(3):
-        before = [mask.score.detach().clone() for mask in run.masks]
+        before = [masked.score.detach().clone() for masked in run.masked]
         run.optimizer.zero_grad()
         torch.manual_seed(0)
         run.backward()
-        gradients = [mask.score.grad.clone() for mask in run.masks]
+        gradients = [masked.score.grad.clone() for masked in run.masked]
         run.optimizer.step()
         rate = 0.1 / (1 + math.exp(-4 * (done / 24 - 0.5)))
-        for mask, old, gradient in zip(run.masks, before, gradients, strict=True):
-            torch.testing.assert_close(mask.score.detach(), old - rate * gradient)
+        for masked, old, gradient in zip(run.masked, before, gradients, strict=True):
+            torch.testing.assert_close(masked.score.detach(), old - rate * gradient)
 
 
 def test_sparsity_rises_around_the_middle():
@@ -54,7 +54,7 @@ def test_sparsity_rises_around_the_middle():
     run = MaskedRun(method)
     counts = []
     for done in range(24):
-        counts.append(int(joined(mask.active for mask in run.masks).sum()))
+        counts.append(int(joined(masked.active for masked in run.masked).sum()))
         run.go(done + 1)
     assert counts[:10] == [SIZE] * 10
     assert counts[12] == SIZE - round(0.5 * (SIZE - KEEP))
@@ -64,10 +64,10 @@ def test_sparsity_rises_around_the_middle():
 def test_the_highest_scores_stay():
     run = MaskedRun(OptG(sparsity=0.8)).go(15)
     with torch.no_grad():
-        for mask in run.masks:
-            mask.score.copy_(torch.randn_like(mask.score))
+        for masked in run.masked:
+            masked.score.copy_(torch.randn_like(masked.score))
     run.masker.before_forward(run.sparsifier.now, 0)
-    scores, active = joined(m.score for m in run.masks), joined(m.active for m in run.masks)
+    scores, active = joined(m.score for m in run.masked), joined(m.active for m in run.masked)
     assert scores[active].min() > scores[~active].max()
 
 
@@ -75,12 +75,14 @@ def test_masks_are_chosen_anew_only_from_time_to_time():
     run = MaskedRun(OptG(sparsity=0.8, update_every=6, steepness=10))
     seen = []
     for done in range(24):
-        seen.append(joined(mask.active for mask in run.masks))
+        seen.append(joined(masked.active for masked in run.masked))
         run.go(done + 1)
     for done in range(24):
         assert torch.equal(seen[done], seen[done - done % 6])
     assert not torch.equal(seen[6], seen[12])
-    assert torch.equal(joined(mask.active for mask in run.masks), seen[18])  # the end: the last
+    assert torch.equal(
+        joined(masked.active for masked in run.masked), seen[18]
+    )  # the end: the last
 
 
 def test_a_slow_ramp_ends_at_the_budget_too():
@@ -89,7 +91,7 @@ def test_a_slow_ramp_ends_at_the_budget_too():
 
 def test_the_last_masks_stay():
     run = MaskedRun(OptG(sparsity=0.8)).go()
-    trained = [mask.active.clone() for mask in run.masks]
+    trained = [masked.active.clone() for masked in run.masked]
     run.sparsifier.finalize()
     for weight, active in zip(run.weights, trained, strict=True):
         assert torch.equal(weight != 0, active)
@@ -104,10 +106,13 @@ def test_a_threshold_for_each_layer_and_rare_masks():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"scope": "all"}, "OptG(scope='all'): one of 'global', 'layer'."),
-        ({"steepness": 0}, "OptG(steepness=0): a slope, from 1 to 1e+06."),
-        ({"momentum": 2}, "OptG(momentum=2): a momentum, from 0 to 1."),
-        ({"update_every": 0}, "OptG(update_every=0): updates, a whole number, at least 1."),
+        ({"scope": "all"}, "OptG(scope='all'): must be one of 'global', 'layer'."),
+        ({"steepness": 0}, "OptG(steepness=0): must be a slope, from 1 to 1e+06."),
+        ({"momentum": 2}, "OptG(momentum=2): must be the momentum of SGD, from 0 to 1."),
+        (
+            {"update_every": 0},
+            "OptG(update_every=0): must be a number of updates, an integer of at least 1.",
+        ),
     ],
 )
 def test_refusals(settings, text):

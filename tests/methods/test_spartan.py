@@ -62,7 +62,7 @@ def test_the_effective_weight_is_the_definition():
     soft = bisected(values, KEEP, run.masker._sharpness)
     cut = values.sort(descending=True).values[KEEP - 1]
     expected = torch.where(values >= cut, joined(run.weights) * soft, 0.0).float()
-    effective = joined(m(w) for m, w in zip(run.masks, run.weights, strict=True))
+    effective = joined(run.effective())
     torch.testing.assert_close(effective, expected, rtol=1e-4, atol=1e-7)
 
 
@@ -77,14 +77,16 @@ def test_the_gradient_is_that_of_autograd(stop):
     twin = network().double()
     weights = [weight.detach().double().requires_grad_() for weight in run.weights]
     values = torch.cat([weight.abs().flatten() for weight in weights])
-    keep = int(joined(mask.active for mask in run.masks).sum())
+    keep = int(joined(masked.active for masked in run.masked).sum())
     assert KEEP <= keep < SIZE
     soft = differentiable(values, keep, run.masker._sharpness)
     parts = soft.split([weight.numel() for weight in weights])
     named = {}
-    for mask, weight, name, part in zip(run.masks, weights, run.masker.names, parts, strict=True):
+    for masked, weight, name, part in zip(
+        run.masked, weights, run.masker.names, parts, strict=True
+    ):
         product = weight * part.view(weight.shape)
-        named[name] = product - torch.where(mask.active, 0.0, product).detach()
+        named[name] = product - torch.where(masked.active, 0.0, product).detach()
     biases = {
         name: value.detach().double()
         for name, value in run.model.state_dict().items()
@@ -101,18 +103,18 @@ def test_budget_and_sharpness_change_linearly():
     run = MaskedRun(Spartan(sparsity=0.8, ramp_end=0.25, freeze_at=0.75))
     for done in range(24):
         kept = SIZE - round(min(1.0, done / 6) * (SIZE - KEEP))
-        assert int(joined(mask.active for mask in run.masks).sum()) == kept
+        assert int(joined(masked.active for masked in run.masked).sum()) == kept
         sharpness = run.sparsifier.metrics()["sharpness"]
         assert sharpness == pytest.approx(1 + 9 * min(1.0, done / 18))
         if done == 0:
-            assert all(m(w) is w for m, w in zip(run.masks, run.weights, strict=True))
+            assert all(e is w for e, w in zip(run.effective(), run.weights, strict=True))
         run.go(done + 1)
 
 
 def test_the_fixed_mask_keeps_its_soft_values_and_starves_the_others():
     run = MaskedRun(Spartan(sparsity=0.8, freeze_at=0.5)).go(12)
-    soft = [mask.soft.clone() for mask in run.masks]
-    active = [mask.active.clone() for mask in run.masks]
+    soft = [masked.soft.clone() for masked in run.masked]
+    active = [masked.active.clone() for masked in run.masked]
     assert 0 < joined(soft).min() < joined(soft).max() < 1
     _, gradients = effective_gradients(run)
     for weight, gradient, m, a in zip(run.weights, gradients, soft, active, strict=True):
@@ -127,7 +129,7 @@ def test_the_fixed_mask_keeps_its_soft_values_and_starves_the_others():
 def test_evaluation_is_at_the_final_budget_and_training_goes_on_as_before():
     run, other = (MaskedRun(Spartan(sparsity=0.8)).go(3) for _ in range(2))
     run.model.eval()
-    effective = joined(m(w) for m, w in zip(run.masks, run.weights, strict=True))
+    effective = joined(run.effective())
     assert int(effective.count_nonzero()) == KEEP
     run.model.train()
     for one in (run, other):
@@ -138,12 +140,18 @@ def test_evaluation_is_at_the_final_budget_and_training_goes_on_as_before():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"ramp_end": 20}, "Spartan(ramp_end=20): a part of the training, from 0 to 1."),
+        (
+            {"ramp_end": 20},
+            "Spartan(ramp_end=20): must be a fraction of the training, from 0 to 1.",
+        ),
         (
             {"freeze_at": None},
-            "Spartan(freeze_at=None): a part of the training, from 0 to 1; None is no number.",
+            "must be a fraction of the training, from 0 to 1; None is not a number.",
         ),
-        ({"sharpness_end": 0}, "Spartan(sharpness_end=0): a sharpness, from 1e-06 to 1e+09."),
+        (
+            {"sharpness_end": 0},
+            "Spartan(sharpness_end=0): must be a sharpness, from 1e-06 to 1e+09.",
+        ),
     ],
 )
 def test_refusals(settings, text):

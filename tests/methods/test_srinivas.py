@@ -2,26 +2,31 @@
 
 import pytest
 import torch
-from probmask.masking.protocol import Phase
 
 import probmask
 from probmask import InputError
+from probmask.masking.method import Phase
 from probmask.methods.srinivas import Srinivas
 from reference.networks import loss_of
 from reference.sparse_training import SparseTraining, assert_exact_budget
 
 
+def pairs_of(training):
+    """Return masked weight and weight of each site."""
+    return list(zip(training.masker.masked, training.masker.weights, strict=True))
+
+
 def half_open(**settings):
     training = SparseTraining(Srinivas(sparsity=0.6, **settings), "mlp")
-    for mask, _ in training.masker.gated:
-        mask.gate.data.fill_(0.5)
+    for masked in training.masker.masked:
+        masked.gate.data.fill_(0.5)
     training.sparsifier._prepare(0)
     return training
 
 
 def test_gates_are_drawn_with_their_probability():
     training = half_open()
-    drawn = torch.cat([mask.drawn.flatten() for mask, _ in training.masker.gated])
+    drawn = torch.cat([masked.drawn.flatten() for masked in training.masker.masked])
     assert set(drawn.tolist()) == {0.0, 1.0}
     assert float(drawn.mean()) == pytest.approx(0.5, abs=0.08)
 
@@ -29,21 +34,21 @@ def test_gates_are_drawn_with_their_probability():
 def test_the_gradient_passes_straight_through_the_draw():
     training = half_open()
     loss_of(training.model, training.batches[0]).backward()
-    for mask, weight in training.masker.gated:
-        open_ = mask.drawn == 1
+    for masked, weight in pairs_of(training):
+        open_ = masked.drawn == 1
         assert not weight.grad[~open_].any()
         # The weight's gradient is that of the effective weight where the gate is open.
-        assert torch.allclose(mask.gate.grad[open_], (weight.grad * weight.detach())[open_])
-        assert mask.gate.grad[~open_].any()
+        assert torch.allclose(masked.gate.grad[open_], (weight.grad * weight.detach())[open_])
+        assert masked.gate.grad[~open_].any()
 
 
 def test_the_penalty_against_its_formula():
     training = half_open(bimodality=2.0, strength=3.0)
     generator = torch.Generator().manual_seed(0)
     gates = []
-    for mask, _ in training.masker.gated:
-        mask.gate.data.uniform_(generator=generator)
-        gates.append(mask.gate.detach().flatten())
+    for masked in training.masker.masked:
+        masked.gate.data.uniform_(generator=generator)
+        gates.append(masked.gate.detach().flatten())
     training.masker.pressure = 5.0
     g = torch.cat(gates).double()
     expected = 2.0 * (g * (1 - g)).mean() + 5.0 * 3.0 * g.mean()
@@ -60,11 +65,11 @@ def test_a_trained_network_first():
     training.go(6)
     dense.go(6)
     assert training.masker.first_update == 6
-    for mask, _ in training.masker.gated:
-        assert (mask.gate == 1).all()
+    for masked in training.masker.masked:
+        assert (masked.gate == 1).all()
     assert all(map(torch.equal, training.masker.weights, dense.masker.weights))
     training.go()
-    assert any((mask.gate != 1).any() for mask, _ in training.masker.gated)
+    assert any((masked.gate != 1).any() for masked in training.masker.masked)
 
 
 def test_how_epochs_are_divided():
@@ -82,7 +87,7 @@ def test_how_epochs_are_divided():
 
 def test_gates_stay_probabilities():
     training = SparseTraining(Srinivas(sparsity=0.7, gate_lr=3.0, pretrain=0)).go(5)
-    gates = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    gates = torch.cat([masked.gate.detach().flatten() for masked in training.masker.masked])
     assert gates.min() == 0
     assert gates.max() == 1
 
@@ -94,9 +99,9 @@ def test_steering_brings_the_probabilities_to_the_budget():
 
 def test_the_most_probable_stay():
     training = SparseTraining(Srinivas(sparsity=0.8, freeze_at=None), steps=60).go()
-    gates = torch.cat([mask.gate.detach().flatten() for mask, _ in training.masker.gated])
+    gates = torch.cat([masked.gate.detach().flatten() for masked in training.masker.masked])
     training.sparsifier.summary()
-    hard = torch.cat([mask.hard.flatten() for mask in training.masker.masks])
+    hard = torch.cat([masked.mask.flatten() for masked in training.masker.masked])
     assert gates[hard].min() >= gates[~hard].max()
 
 
@@ -110,7 +115,10 @@ def test_the_budget_is_exact(network):
     [
         ({"bimodality": -1}, r"Srinivas\(bimodality=-1\)"),
         ({"strength": "much"}, r"Srinivas\(strength='much'\)"),
-        ({"pretrain": 1}, r"Srinivas\(pretrain=1\): part of the epochs, from 0 to 0.95"),
+        (
+            {"pretrain": 1},
+            r"Srinivas\(pretrain=1\): must be a fraction of the epochs, from 0 to 0.95",
+        ),
         ({"equal_epochs": 0.5}, r"Srinivas\(equal_epochs=0.5\)"),
     ],
 )

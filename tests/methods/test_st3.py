@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from probmask import InputError
 from probmask.core import schedules
-from probmask.masking.sites import Site
-from probmask.methods.st3 import ST3, ST3Weight
+from probmask.methods.st3 import ST3, rescaled_shrink
 from reference.masked_run import (
     SIZE,
     MaskedRun,
@@ -38,11 +36,12 @@ def twin(weight, threshold, *, rescale, channels=0):
 def test_the_effective_weight_is_the_definition(rescale):
     run = MaskedRun(ST3(sparsity=0.8, rescale=rescale, freeze_at=None)).go(16)
     threshold = torch.quantile(magnitudes(run).double(), 1 - 61 / SIZE).item()
-    for index, (weight, mask) in enumerate(zip(run.weights, run.masks, strict=True)):
-        assert mask.threshold.item() == pytest.approx(threshold, rel=1e-5)
+    rows = zip(run.weights, run.masked, run.effective(), strict=True)
+    for index, (weight, masked, effective) in enumerate(rows):
+        assert masked.threshold.item() == pytest.approx(threshold, rel=1e-5)
         channels = 1 if index == 2 else 0  # a transposed convolution
         expected = twin(weight.detach(), threshold, rescale=rescale, channels=channels)
-        torch.testing.assert_close(mask(weight).detach(), expected, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(effective.detach(), expected, rtol=1e-4, atol=1e-7)
 
 
 def test_every_weight_gets_the_gradient_without_the_scale():
@@ -57,9 +56,9 @@ def test_the_budget_falls_cubically_and_begins_with_the_weights_themselves():
     run = MaskedRun(ST3(sparsity=0.8, ramp_begin=0.25, ramp_end=0.75, freeze_at=None))
     for done in range(24):
         share = schedules.kept_fraction(done / 24, 61 / SIZE, begin=0.25, end=0.75)
-        assert int(joined(mask.active for mask in run.masks).sum()) == round(share * SIZE)
+        assert int(joined(masked.active for masked in run.masked).sum()) == round(share * SIZE)
         if done <= 6:
-            assert all(m(w) is w for m, w in zip(run.masks, run.weights, strict=True))
+            assert all(e is w for e, w in zip(run.effective(), run.weights, strict=True))
         run.go(done + 1)
 
 
@@ -68,21 +67,23 @@ def test_sigma_compares_across_layers_by_their_dimensions():
     scales = [math.sqrt(sum(weight.shape)) for weight in run.weights]
     scaled = [w.detach().abs() * s for w, s in zip(run.weights, scales, strict=True)]
     order = joined(scaled).sort(descending=True).values
-    for mask, value, scale in zip(run.masks, scaled, scales, strict=True):
-        assert torch.equal(mask.active, value >= order[60])
-        assert order[61] <= mask.threshold.item() * scale * (1 + 1e-6)
-        assert mask.threshold.item() * scale <= order[60] * (1 + 1e-6)
+    for masked, value, scale in zip(run.masked, scaled, scales, strict=True):
+        assert torch.equal(masked.active, value >= order[60])
+        assert order[61] <= masked.threshold.item() * scale * (1 + 1e-6)
+        assert masked.threshold.item() * scale <= order[60] * (1 + 1e-6)
 
 
 def test_evaluation_and_the_end_have_the_effective_weights_of_the_final_budget():
     run = MaskedRun(ST3(sparsity=0.8)).go(6)  # far from the end of the ramp
     run.model.eval()
     threshold = torch.quantile(magnitudes(run).double(), 1 - 61 / SIZE).item()
-    evaluated = [m(w).detach().clone() for m, w in zip(run.masks, run.weights, strict=True)]
+    evaluated = [weight.detach().clone() for weight in run.effective()]
     expected = twin(run.weights[0].detach(), threshold, rescale=True)
     torch.testing.assert_close(evaluated[0], expected, rtol=1e-4, atol=1e-7)
     run.model.train()
-    assert int(joined(mask.active for mask in run.masks).sum()) > 61  # training goes on as before
+    assert (
+        int(joined(masked.active for masked in run.masked).sum()) > 61
+    )  # training goes on as before
     run.sparsifier.finalize()
     for weight, seen in zip(run.weights, evaluated, strict=True):
         assert torch.equal(weight, seen)
@@ -94,21 +95,18 @@ def test_the_last_stretch_trains_the_baked_weights():
     assert not run.sparsifier.frozen
     run.go(12)
     assert run.sparsifier.frozen
-    hard = [mask.hard.clone() for mask in run.masks]
+    hard = [masked.mask.clone() for masked in run.masked]
     assert sum(int(mask.sum()) for mask in hard) == 61
-    for mask, weight in zip(run.masks, run.weights, strict=True):
-        assert torch.equal(mask(weight), weight)  # baked: nothing is shrunk twice
+    for effective, weight in zip(run.effective(), run.weights, strict=True):
+        assert torch.equal(effective, weight)  # baked: nothing is shrunk twice
     run.go().sparsifier.finalize()
     for mask, weight in zip(hard, run.weights, strict=True):
         assert torch.equal(weight != 0, mask)
 
 
 def test_a_vector_has_channels_of_one():
-    layer = nn.Linear(2, 3)
-    mask = ST3Weight(Site("bias", ((layer, "bias"),), layer.bias), rescale=True)
-    effective = mask.effective(
-        torch.tensor([1.0, -2.0, 0.1]), torch.tensor([True, True, False]), torch.tensor(0.5)
-    )
+    weight, active = torch.tensor([1.0, -2.0, 0.1]), torch.tensor([True, True, False])
+    effective = rescaled_shrink(weight, active, torch.tensor(0.5), axis=0)
     assert effective.tolist() == pytest.approx([0.5, -1.5, 0.0])
 
 
@@ -121,14 +119,14 @@ def test_with_sigma_it_ends_at_the_budget_and_resumes():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"ramp_begin": 5}, "ST3(ramp_begin=5): a part of the training, from 0 to 1."),
+        ({"ramp_begin": 5}, "ST3(ramp_begin=5): must be a fraction of the training, from 0 to 1."),
         (
             {"ramp_end": None},
-            "ST3(ramp_end=None): a part of the training, from 0 to 1; None is no number.",
+            "must be a fraction of the training, from 0 to 1; None is not a number.",
         ),
-        ({"freeze_at": 2}, "ST3(freeze_at=2): a part of the training, from 0 to 1."),
-        ({"ramp_begin": 0.6}, "ST3(ramp_begin=0.6, ramp_end=0.47): sparsity rises"),
-        ({"sigma": "yes"}, "ST3(sigma='yes'): one of True, False."),
+        ({"freeze_at": 2}, "ST3(freeze_at=2): must be a fraction of the training, from 0 to 1."),
+        ({"ramp_begin": 0.6}, "ST3(ramp_begin=0.6, ramp_end=0.47): they must not decrease"),
+        ({"sigma": "yes"}, "ST3(sigma='yes'): must be one of True, False."),
     ],
 )
 def test_refusals(settings, text):

@@ -13,7 +13,7 @@ from reference.sparse_training import SparseTraining, assert_exact_budget, asser
 
 
 def logits_of(training):
-    return torch.stack([mask.gate.detach().clone() for mask in training.masker.masks])
+    return torch.stack([masked.gate.detach().clone() for masked in training.masker.masked])
 
 
 def kept_by_thresholds(training):
@@ -32,34 +32,34 @@ def test_weights_are_shrunk_by_the_threshold():
 def test_the_gradients_are_those_of_the_definition():
     training = SparseTraining(STR(sparsity=0.5, s_init=-3.0), "mlp")
     training.gradients(training.batches[0])
-    for mask, weight in zip(training.masker.masks, training.masker.weights, strict=True):
+    for masked, weight in zip(training.masker.masked, training.masker.weights, strict=True):
         value = weight.detach()
-        threshold = torch.sigmoid(mask.gate.detach())
+        threshold = torch.sigmoid(masked.gate.detach())
         above = value.abs() > threshold
         assert 0 < above.sum() < above.numel()
         # Where |w| is above, w passes on the gradient of the effective weight as it is.
         slope = threshold * (1 - threshold)
         expected = -slope * (value.sign() * weight.grad)[above].sum()
-        assert torch.allclose(mask.gate.grad, expected, atol=1e-7)
+        assert torch.allclose(masked.gate.grad, expected, atol=1e-7)
         assert not weight.grad[~above].any()
 
 
 def test_the_threshold_gradient_against_finite_differences():
     training = SparseTraining(STR(sparsity=0.5, s_init=-3.0), "mlp")
     training.model.double()
-    for mask in training.masker.masks:
-        mask.gate.data = mask.gate.data.double()
+    for masked in training.masker.masked:
+        masked.gate.data = masked.gate.data.double()
     inputs, labels = training.batches[0]
     batch = (inputs.double(), labels)
     loss_of(training.model, batch).backward()
-    for mask in training.masker.masks:
+    for masked in training.masker.masked:
         with torch.no_grad():
             differences = []
             for move in (1e-6, -2e-6, 1e-6):
-                mask.gate += move
+                masked.gate += move
                 differences.append(loss_of(training.model, batch))
         slope = (differences[0] - differences[1]) / 2e-6
-        assert torch.allclose(mask.gate.grad, slope, rtol=1e-4, atol=1e-8)
+        assert torch.allclose(masked.gate.grad, slope, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("steps", [20, 200])
@@ -136,7 +136,7 @@ def test_the_weights_that_stay_train_on_from_freeze_at():
     assert not training.masker.frozen
     training.go(20)
     assert training.masker.frozen
-    masks = [mask.hard.clone() for mask in training.masker.masks]
+    masks = [masked.mask.clone() for masked in training.masker.masked]
     before = [weight.detach().clone() for weight in training.masker.weights]
     logits = logits_of(training)
     final = training.go().finish()
@@ -161,7 +161,7 @@ def test_thresholds_train_at_the_rate_of_the_weights():
     training = SparseTraining(method, "mlp", lr=0.2, weight_decay=0.0)
     before = logits_of(training)
     training.gradients(training.batches[0])
-    grads = torch.stack([mask.gate.grad.clone() for mask in training.masker.masks])
+    grads = torch.stack([masked.gate.grad.clone() for masked in training.masker.masked])
     training.optimizer.step()
     assert torch.allclose(logits_of(training), before - 0.2 * grads)
 
@@ -181,10 +181,10 @@ def test_it_resumes_bit_by_bit():
     [
         ({"s_init": 100.0}, r"STR\(s_init=100.0\)"),
         ({"decay": -1.0}, r"STR\(decay=-1.0\)"),
-        ({"scope": "row"}, r"STR\(scope='row'\): one of 'layer', 'global'"),
+        ({"scope": "row"}, r"STR\(scope='row'\): must be one of 'layer', 'global'"),
         ({"steer": 2}, r"STR\(steer=2\)"),
         ({"momentum": 1.0}, r"STR\(momentum=1.0\)"),
-        ({"ramp_begin": 0.7, "ramp_end": 0.3}, "begin must not come after end"),
+        ({"ramp_begin": 0.7, "ramp_end": 0.3}, "they must not decrease"),
         ({"sparsity": 90}, "for 90 % pass 0.9"),
     ],
 )
@@ -194,5 +194,5 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_a_budget_of_nothing_is_refused():
-    with pytest.raises(InputError, match="none would be kept"):
+    with pytest.raises(InputError, match="none of the 400 weights would be kept"):
         SparseTraining(STR(sparsity=0.9999), "mlp")

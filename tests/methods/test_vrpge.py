@@ -58,7 +58,7 @@ def test_probabilities_learn_from_the_losses_of_their_masks():
     optimizer.zero_grad()
     losses, masks = [], []
     for share in training.sparsifier.draws():
-        masks.append([mask.drawn.clone() for mask, _ in training.masker.gated])
+        masks.append([masked.drawn.clone() for masked, _ in training.masker.gated])
         loss = loss_of(training.model, training.batches[0])
         (share * loss).backward()
         losses.append(loss.detach())
@@ -66,9 +66,9 @@ def test_probabilities_learn_from_the_losses_of_their_masks():
     assert len(losses) == 2
     assert any(not torch.equal(*pair) for pair in zip(*masks, strict=True))
     training.sparsifier._on_gradients()
-    for index, (mask, _) in enumerate(training.masker.gated):
-        expected = policy_gradient(torch.stack(losses), [m[index] for m in masks], mask.gate)
-        assert torch.equal(mask.gate.grad, expected)
+    for index, (masked, _) in enumerate(training.masker.gated):
+        expected = policy_gradient(torch.stack(losses), [m[index] for m in masks], masked.gate)
+        assert torch.equal(masked.gate.grad, expected)
 
 
 def test_the_budget_of_the_probabilities_is_in_weights():
@@ -82,8 +82,8 @@ def test_the_budget_of_the_probabilities_is_in_weights():
 def test_masks_are_per_output_channel():
     training = SparseTraining(VRPGE(sparsity=0.6, dense_last=False), "unet")
     shapes = {
-        name: tuple(mask.gate.shape)
-        for name, mask in zip(training.masker.names, training.masker.masks, strict=True)
+        name: tuple(masked.gate.shape)
+        for name, masked in zip(training.masker.names, training.masker.masked, strict=True)
     }
     assert shapes["middle.0.weight"] == (16, 1, 1, 1)
     assert shapes["up.weight"] == (1, 8, 1, 1)
@@ -104,8 +104,8 @@ def test_channels_of_equal_probability_are_taken_by_magnitude():
     training = SparseTraining(VRPGE(sparsity=0.5, dense_last=False), "mlp")
     training.sparsifier.summary()
     sizes = torch.cat([weight.detach().abs().mean(1) for weight in training.masker.weights])
-    kept = torch.cat([mask.hard.all(1) for mask in training.masker.masks])
-    none = torch.cat([~mask.hard.any(1) for mask in training.masker.masks])
+    kept = torch.cat([masked.mask.all(1) for masked in training.masker.masked])
+    none = torch.cat([~masked.mask.any(1) for masked in training.masker.masked])
     assert sizes[kept].min() > sizes[none].max()
     assert int((~kept & ~none).sum()) <= 1
 
@@ -145,7 +145,10 @@ def test_the_budget_is_exact(network):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"draws": 1}, r"VRPGE\(draws=1\): masks to compare per update, .* at least 2"),
+        (
+            {"draws": 1},
+            r"VRPGE\(draws=1\): must be a number of masks .* at least 2",
+        ),
         ({"prob_lr": 0}, r"VRPGE\(prob_lr=0\)"),
         ({"freeze_at": 2}, r"VRPGE\(freeze_at=2\)"),
         ({"dense_last": 1.5}, r"VRPGE\(dense_last=1.5\)"),

@@ -63,6 +63,11 @@ class MaskedRun:
         self.optimizer.zero_grad()
         loss_of(self.model, self.data[0]).backward()
 
+    def effective(self):
+        """Return the weights of all sites as the network computes with them."""
+        pairs = zip(self.masked, self.weights, strict=True)
+        return [masked(weight, self.model.training) for masked, weight in pairs]
+
     def parts(self):
         return self.model, self.optimizer, self.sparsifier
 

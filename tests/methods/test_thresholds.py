@@ -1,4 +1,4 @@
-"""Methods with a threshold: what they clip, and when their masks are frozen."""
+"""Methods with a threshold: clipped gradients, masks in memory, the moment of the freeze."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def joint_norm(model):
 
 
 @pytest.mark.filterwarnings("ignore::probmask.EarlyEndWarning")
-@pytest.mark.parametrize("kind", [probmask.ProbMask, ST3])
+@pytest.mark.parametrize("kind", [probmask.TiedProbMask, ST3])
 def test_no_mask_is_frozen_before_the_ranks_have_the_same_weights(kind):
     """DDP loads the first rank's weights into the others after `attach`."""
     method = kind(sparsity=0.8, freeze_at=0)
@@ -47,7 +47,7 @@ def test_no_mask_is_frozen_before_the_ranks_have_the_same_weights(kind):
         assert torch.equal(mine.mask, its.mask)
 
 
-@pytest.mark.parametrize("kind", [probmask.ProbMask, Feather])
+@pytest.mark.parametrize("kind", [probmask.TiedProbMask, Feather])
 def test_a_graph_from_before_the_last_cut_is_refused(kind):
     """The cut writes over the masks that the graph has saved."""
     model, optimizer, _ = begin(kind(sparsity=0.8))
@@ -61,15 +61,15 @@ def test_a_graph_from_before_the_last_cut_is_refused(kind):
         old.backward()
 
 
-@pytest.mark.parametrize("kind", [probmask.ProbMask, Feather])
+@pytest.mark.parametrize("kind", [probmask.TiedProbMask, Feather])
 def test_masks_lie_in_memory_as_their_weights_do_and_are_written_there(kind):
     model, optimizer, sparsifier = begin(kind(sparsity=0.8))
     model.to(memory_format=torch.channels_last)
-    places = [mask.active.data_ptr() for mask in sparsifier._masker.masked]
+    places = [masked.active.data_ptr() for masked in sparsifier._masker.masked]
     for batch in make_batches("conv", 3):
         step(model, optimizer, batch)
     masker = sparsifier._masker
-    assert [mask.active.data_ptr() for mask in masker.masks] == places
-    for mask, weight in zip(masker.masks, masker.weights, strict=True):
-        assert mask.active.stride() == weight.stride()
-        assert 0 < int(mask.active.count_nonzero()) < weight.numel()
+    assert [masked.active.data_ptr() for masked in masker.masked] == places
+    for masked, weight in zip(masker.masked, masker.weights, strict=True):
+        assert masked.active.stride() == weight.stride()
+        assert 0 < int(masked.active.count_nonzero()) < weight.numel()
