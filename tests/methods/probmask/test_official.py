@@ -98,7 +98,7 @@ def by_attach(draws, epochs):
         for share in sparsifier.draws():
             (share * functional.cross_entropy(model(x), y)).backward()
         optimizer.step()
-    s = [module.parametrizations.weight[0].prob for module in (model[0], model[3], model[7])]
+    s = [module._masked_weights["weight"].prob for module in (model[0], model[3], model[7])]
     return model, sparsifier, w, others, s
 
 
@@ -137,7 +137,7 @@ def test_the_first_update_lets_every_probability_escape_from_one():
     x, y = batches()[0]
     functional.cross_entropy(model(x), y).backward()
     optimizer.step()
-    probs = [module.parametrizations.weight[0].prob for module in (model[0], model[3], model[7])]
+    probs = [module._masked_weights["weight"].prob for module in (model[0], model[3], model[7])]
     (value,) = torch.cat([prob.detach().flatten() for prob in probs]).unique().tolist()
     assert 2.0**-21 <= 1 - value < 1e-3
     assert math.log2(1 - value).is_integer()
@@ -170,6 +170,6 @@ def test_layerwise_budgets_with_the_released_arithmetic():
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     for module in (model[0], model[3], model[7]):
-        prob = module.parametrizations.weight[0].prob
+        prob = module._masked_weights["weight"].prob
         assert 0.9 * 0.2 * prob.numel() < prob.sum().item() <= 0.2 * prob.numel() + 0.01
     assert sparsifier.now.epochs == 13

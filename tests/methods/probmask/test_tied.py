@@ -25,9 +25,8 @@ from reference.probmask_run import STEPS, begin, parts
 
 
 def tied(name="mlp", steps=0, **settings):
-    """So many updates of a training with tied probabilities."""
+    """Return a training with tied probabilities after this number of updates."""
     model, optimizer, sparsifier = begin(name, **settings)
-    assert sparsifier.method.recipe_name == "tied"
     train(model, optimizer, make_batches(name, steps))
     return model, optimizer, sparsifier
 
@@ -48,7 +47,7 @@ def test_the_network_computes_with_the_weight_times_its_probability(settings, na
     tau = twin.temperature_at(steps / STEPS, 0.5, 1 / 3, end, freeze_at=0.95)
     for (mask, weight), wide in zip(parts(sparsifier), weights, strict=True):
         s = twin.prob(wide, theta, tau)
-        torch.testing.assert_close(mask(weight).double(), wide * s, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(mask(weight, True).double(), wide * s, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mask.prob(weight).double(), s, rtol=1e-4, atol=1e-4)
         assert torch.equal(mask.active, s > 0)
 
@@ -198,11 +197,11 @@ def test_of_two_backwards_each_is_bounded_by_itself():
 def test_what_is_kept_is_zero_in_no_precision(dtype):
     _, _, sparsifier = begin(model=build("mlp").to(dtype), forget_by=0)
     masker = sparsifier._masker
-    masker._take_threshold_back(1.0)
+    masker._lower_thresholds(1.0)
     for mask, weight in parts(sparsifier):
         with torch.no_grad():
             weight[mask.active] = 0.0  # each has fallen below the threshold
-    masker._take_threshold_back(0.0)
+    masker._lower_thresholds(0.0)
     assert sum(int(w.count_nonzero()) for w in masker.weights) >= masker.keep
     assert all(bool(w[mask.active].all()) for mask, w in parts(sparsifier))
 
@@ -275,13 +274,13 @@ def test_the_freeze_leaves_the_weights_times_their_probabilities(freeze_at, tau)
     for (mask, weight), wide in zip(parts(sparsifier), weights, strict=True):
         expected = wide * twin.prob(wide, theta, tau)
         torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=1e-6)
-        assert torch.equal(mask(weight), weight)
-        assert mask.start is None
+        assert torch.equal(mask(weight, True), weight)
+        assert mask.initial is None
         kept.append(weight != 0)
     assert sum(int(each.sum()) for each in kept) == keep
     train(model, optimizer, make_batches("conv", 3, seed=8))
     for (mask, weight), each in zip(parts(sparsifier), kept, strict=True):
-        assert torch.equal(mask(weight) != 0, each)
+        assert torch.equal(mask(weight, True) != 0, each)
     assert sparsifier.finalize().kept == keep
 
 
@@ -290,7 +289,7 @@ def test_what_is_left_of_the_start_at_the_freeze_stays():
         "conv", steps=6, freeze_at=0.25, ramp_end=0.2, forget_by=0.5
     )
     assert sparsifier.metrics()["forgotten"] == pytest.approx(0.5)
-    assert all(mask.start is None for mask, _ in parts(sparsifier))
+    assert all(mask.initial is None for mask, _ in parts(sparsifier))
     train(model, optimizer, make_batches("conv", 3, seed=4))
     assert sparsifier.metrics()["forgotten"] == pytest.approx(0.5)
 
@@ -493,7 +492,7 @@ def test_what_is_undecided_is_counted_of_the_mask_that_is_frozen():
     masker.refresh_masks()
     probs = [
         torch.where(
-            mask.mask, twin.prob(weight.detach(), mask.settled_threshold.double(), 1 / 3), 0.0
+            mask.mask, twin.prob(weight.detach(), mask.final_threshold.double(), 1 / 3), 0.0
         )
         for mask, weight in parts(sparsifier)
     ]
@@ -507,7 +506,7 @@ def test_a_network_that_was_looked_at_before_its_state_came_is_looked_at_anew():
     """From the weights alone nobody knows how far the threshold has been taken back."""
     batches = make_batches("conv", 92)
     model, _, sparsifier = tied("conv", steps=92, total_steps=100)
-    assert sparsifier.state_dict()["method"]["chosen"] is not None
+    assert sparsifier._masker._chosen_above is not None
     other, _, its = begin("conv", total_steps=100, model=build("conv", seed=5))
     other.load_state_dict(model.state_dict())
     by_weights = other.eval()[0].weight.clone()

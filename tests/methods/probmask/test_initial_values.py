@@ -63,7 +63,7 @@ def test_what_is_forgotten_and_when_it_is_dropped(forget_by):
         step(model, optimizer, batch)
         forgotten = sparsifier.metrics()["forgotten"]
         assert forgotten == pytest.approx(min(1, count / STEPS / forget_by))
-        assert all((mask.start is None) == (forgotten == 1) for mask, _ in parts(sparsifier))
+        assert all((mask.initial is None) == (forgotten == 1) for mask, _ in parts(sparsifier))
     assert forgotten == 1
 
 
@@ -78,7 +78,7 @@ def test_a_long_training_forgets_with_every_few_updates_and_all_in_the_end():
     for expected in (0.99998, 1.0):
         step(model, optimizer, batch)
         assert sparsifier.metrics()["forgotten"] == pytest.approx(expected, abs=1e-5)
-    assert all(mask.start is None for mask, _ in parts(sparsifier))
+    assert all(mask.initial is None for mask, _ in parts(sparsifier))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,7 +87,7 @@ def test_without_gradients_the_start_fades_to_nothing_and_not_beyond(decay, dtyp
     """Weight decay takes away of it too; of half precision small pieces would be lost."""
     model = build("conv").to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
-    method = probmask.ProbMask(sparsity=0.8, forget_by=0.5)
+    method = probmask.TiedProbMask(sparsity=0.8, forget_by=0.5)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=2000)
     start = [weight.detach().clone().float() for _, weight in parts(sparsifier)]
     for count in range(1, 1001):
@@ -109,7 +109,7 @@ def test_only_weights_that_are_trained_are_forgotten(handed_over):
     given = model[0].weight.clone()
     rest = [p for p in model.parameters() if p.requires_grad or handed_over]
     optimizer = torch.optim.SGD(rest, lr=0.1)
-    method = probmask.ProbMask(sparsity=0.8, forget_by=0.5, choose_at=1, freeze_at=1)
+    method = probmask.TiedProbMask(sparsity=0.8, forget_by=0.5, choose_at=1, freeze_at=1)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
     train(model, optimizer, make_batches("conv", STEPS - 1))
     (_, first), (_, second) = parts(sparsifier)
@@ -167,15 +167,15 @@ def test_which_networks_are_forgotten_unless_told():
 def test_nothing_is_forgotten_by_optimizers_whose_steps_do_not_show_gradients(kind, expected):
     model = build("conv")
     optimizer = kind(model.parameters(), lr=1e-3)
-    method = probmask.ProbMask(sparsity=0.8)
+    method = probmask.TiedProbMask(sparsity=0.8)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
     train(model, optimizer, make_batches("conv", 1))
     assert sparsifier._masker.forget_by == expected
 
 
-def test_the_decision_is_told(caplog):
+def test_the_decision_is_logged(caplog):
     caplog.set_level("INFO", "probmask")
-    for name, said in (("conv", "lets fade"), ("mlp", "they may have been trained")):
+    for name, said in (("conv", "fades the initial values"), ("mlp", "may be pretrained")):
         model, optimizer, _ = begin(model=build(name))
         train(model, optimizer, make_batches(name, 1))
         assert said in caplog.messages[-1]
@@ -204,7 +204,7 @@ def test_weights_that_are_loaded_after_attach_are_not_forgotten():
     model = build("conv", seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     sparsifier = probmask.attach(
-        model, probmask.ProbMask(sparsity=0.8), optimizer=optimizer, total_steps=STEPS
+        model, probmask.TiedProbMask(sparsity=0.8), optimizer=optimizer, total_steps=STEPS
     )
     model[1].load_state_dict(trained[1].state_dict())
     train(model, optimizer, make_batches("conv", 1))
@@ -216,7 +216,7 @@ def test_a_closure_that_is_called_again_takes_no_other_start():
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     sparsifier = probmask.attach(
         model,
-        probmask.ProbMask(sparsity=0.8, forget_by=0.5),
+        probmask.TiedProbMask(sparsity=0.8, forget_by=0.5),
         optimizer=optimizer,
         total_steps=STEPS,
     )
@@ -234,7 +234,7 @@ def test_a_closure_that_is_called_again_takes_no_other_start():
     optimizer.step(closure)
     assert len(calls) > 1
     for (mask, _), start in zip(parts(sparsifier), given, strict=True):
-        assert torch.equal(mask.start, start)
+        assert torch.equal(mask.initial, start)
 
 
 @pytest.mark.parametrize("after", [torch.float32, torch.float64, torch.bfloat16])
@@ -253,6 +253,5 @@ def test_precision_may_change_while_the_start_is_forgotten(before, after):
         assert weight.dtype == after
         assert weight.isfinite().all()
         # Not rounded to what the weights are now: a resumed run forgets what the other does.
-        assert mask.start.dtype == same.start.dtype == before
-        assert torch.equal(mask.start, same.start)
-        assert torch.equal(mask.start_square, same.start_square)
+        assert mask.initial.dtype == same.initial.dtype == before
+        assert torch.equal(mask.initial, same.initial)
