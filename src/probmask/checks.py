@@ -14,6 +14,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -91,7 +92,7 @@ def check_order(settings: Any, *names: str) -> None:
         InputError: If one of them is smaller than the one before it.
     """
     values = [getattr(settings, name) for name in names]
-    if any(later < earlier for earlier, later in zip(values, values[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(values)):
         given = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
         raise InputError(f"{type(settings).__name__}({given}): they must not decrease.")
 

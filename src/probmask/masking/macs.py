@@ -177,8 +177,8 @@ def _uses(
             return round(sum(tokens) / 3)
         return tokens[{"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)]
     raise InputError(
-        f"{type(module).__name__}.{name}: its MACs are unknown, as it is not a convolution, a linear "
-        "layer or attention; exclude it or budget in parameters."
+        f"{type(module).__name__}.{name}: its MACs are unknown, as it is not a convolution, a "
+        "linear layer or attention; exclude it or budget in parameters."
     )
 
 

@@ -28,7 +28,7 @@ _ABRUPT = 1.1
 class Phase:
     """A part of the training with its own learning-rate schedule.
 
-    The rate is ``rate_scale`` times the configured one and follows a cosine to zero, or is constant.
+    The rate is ``rate_scale`` times the configured one. It follows a cosine to zero or is constant.
     """
 
     name: str

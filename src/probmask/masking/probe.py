@@ -1,4 +1,4 @@
-"""Data that a method inspects before it prunes, and gradients on it that leave the model unchanged."""
+"""Data that a method inspects before it prunes, and gradients on it without a training step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -144,10 +144,11 @@ def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> s
 
 
 def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor) -> None:
-    path, module, name = places[0]
+    path, module, _ = places[0]
     if isinstance(weight, UninitializedParameter):
         raise InputError(
-            f"attach(model): {path} is not initialized yet; pass one batch through model.eval() first."
+            f"attach(model): {path} is not initialized yet; pass one batch through model.eval() "
+            "first."
         )
     if any(isinstance(holder, _UNMASKABLE) for _, holder, _ in places):
         raise InputError(
@@ -156,8 +157,8 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
         )
     if any(getattr(holder, "sparse", False) is True for _, holder, _ in places):
         raise InputError(
-            f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, which no "
-            "method supports; build it with sparse=False."
+            f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, which "
+            "no method supports; build it with sparse=False."
         )
     if any(attribute in vars(holder).get(MASKED_TABLE, ()) for _, holder, attribute in places):
         raise InputError(

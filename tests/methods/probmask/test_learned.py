@@ -362,7 +362,8 @@ def test_clipping_is_joint():
         for prob in probs_of(model).values():
             prob.fill_(0.5)
     loss_of(model, make_batches("mlp", 1)[0]).backward()
-    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    both = [*model.parameters(), *probs_of(model).values()]
+    norm = torch.stack([p.grad.norm() for p in both]).norm()
     of_weights = torch.stack([p.grad.norm() for p in optimizer.param_groups[0]["params"]]).norm()
     assert norm > 1.001 * of_weights > 0.01  # both have a part in it
     before = model[0].bias.grad.clone()

@@ -22,7 +22,7 @@ Allocation = Literal["uniform", "er", "erk"]
 
 
 def interval(given: int | None, paper: int, total_steps: int, *, parts: int = 20) -> int:
-    """Return the updates between exchanges: as given, else the paper's or a part of the training."""
+    """Return the updates between exchanges: given, or the paper's, or a part of the training."""
     return given if given is not None else max(1, min(paper, total_steps // parts))
 
 
@@ -42,7 +42,7 @@ def gradient_magnitude(weight: Tensor) -> Tensor:
 
 
 def largest(scores: Tensor, among: Tensor, count: int) -> Tensor:
-    """Return the mask of the ``count`` largest scores (≥ 0) among some; ties go to lower indices."""
+    """Return the mask of the ``count`` largest scores (≥ 0) among some; ties by lower index."""
     if count == 0:
         return torch.zeros_like(among)
     (chosen,) = select_top([torch.where(among, scores.float(), -1.0)], count)

@@ -1,4 +1,4 @@
-"""Kaiming initialization of sites as a function of the seed alone, for methods that redraw weights."""
+"""Kaiming initialization by seed, for methods that redraw the weights."""
 
 from collections.abc import Sequence
 

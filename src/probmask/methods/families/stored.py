@@ -163,7 +163,10 @@ class StoredMasker(Masker):
 def keep_largest_scores(
     method: Method, sites: Sequence[Site], scores: Callable[[], Sequence[Tensor]]
 ) -> StoredMasker:
-    """Keep the weights with the largest scores of all layers; ``scores`` is not called at sparsity 0."""
+    """Keep the weights with the largest scores of all layers.
+
+    ``scores`` is not called if nothing is pruned.
+    """
     masker = StoredMasker(method, sites)
     if masker.keep < masker.size:
         masker.activate(select_top(scores(), masker.keep, names=masker.names))

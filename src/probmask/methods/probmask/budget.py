@@ -54,7 +54,7 @@ class Budget:
         return select_top(values, round(amount), ties=ties, minimum=self.least, names=self.names)
 
     def shares(self, amount: float) -> list[int]:
-        """Return the number of weights that each layer keeps: the same fraction, at least ``least``."""
+        """Return the number of weights kept per layer: the same fraction, at least ``least``."""
         keep = round(amount / self.total * sum(self.sizes))
         share = keep / sum(self.sizes)
         pairs = list(zip(self.sizes, self.least, strict=True))
@@ -85,12 +85,15 @@ class Budget:
 def warn_of_early_choice(
     caller: str, setting: str, at: float, ramp: tuple[float, float], final: float
 ) -> None:
-    """Warn if the masks become final, at the fraction ``at``, while the budget is still falling."""
+    """Warn if the masks become final, at the fraction ``at``, while the budget is still falling.
+
+    ``setting`` is what decided that, such as "freeze_at=0.3".
+    """
     begin, end = ramp
     kept = kept_fraction(at, final, begin=begin, end=end)
     if is_abrupt(kept, final):
         warnings.warn(
-            f"{caller}({setting}={at:g}, ramp_end={end:g}): the masks become final at {at:g} of the "
+            f"{caller}({setting}, ramp_end={end:g}): the masks become final at {at:g} of the "
             f"training, when {100 * kept:.3g} % of the weights are kept; all but "
             f"{100 * final:.3g} % are then pruned at once. End the ramp earlier.",
             EarlyEndWarning,

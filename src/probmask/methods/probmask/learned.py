@@ -230,8 +230,9 @@ class ProbMask(Method):
                 kept_fraction=1 - self.sparsity,
             )
         ramp = (settings.ramp_begin, settings.ramp_end)
+        setting = f"freeze_at={settings.freeze_at:g}"
         warn_of_early_choice(
-            "ProbMask", "freeze_at", settings.freeze_at, ramp, final=1 - self.sparsity
+            "ProbMask", setting, settings.freeze_at, ramp, final=1 - self.sparsity
         )
         return ProbMasker(self, sites, context, budget)
 

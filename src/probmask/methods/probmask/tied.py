@@ -15,9 +15,10 @@ projection. The method is ours; docs/methods/probmask-tied.md derives it and com
 The network computes with w s, which is continuous at the threshold. For p = 2, (w s)² = w² - θ² is
 Theorem 1's "subtract one v and clip at 0", applied to w²; p = 3, the default, is its neighbor.
 
-One update, in the order of the file: `before_forward` sets θ so that the budget is met,
-`TiedWeight.training_weight` computes w s, its backward pass goes straight to w, `after_update` fades
-the initial values out and, at the end of the training, makes the choice final.
+One update: `TiedMasker.before_forward` sets θ so that the budget is met,
+`TiedWeight.training_weight` computes w s, its backward pass returns the gradient straight to w, and
+`TiedMasker.after_update` fades the initial values out and, at the end of the training, makes the
+choice final.
 """
 
 import logging
@@ -254,16 +255,20 @@ class TiedMasker(Masker):
         super().__init__(sites, masked, self.budget.keep)
         costs = self.budget.costs
         self.scales = (1.0,) * len(sites) if costs is None else tuple(c**-0.5 for c in costs)
+        self.clip_norm = method.clip_norm
         self.forget_by = method.forget_by
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._freshness = Freshness(context.model, len(sites))
         self._chosen_above: list[float] | None = None  # the thresholds at which the choice was made
         self._undecided = 0
         self._check_every = max(1, context.total_steps // 100)
-        chosen_by = "freeze_at" if method.choose_at is None else "choose_at"
-        ramp = (method.ramp_begin, method.ramp_end)
+        name = "freeze_at" if method.choose_at is None else "choose_at"
         warn_of_early_choice(
-            "TiedProbMask", chosen_by, method.chosen_at, ramp, final=1 - method.sparsity
+            "TiedProbMask",
+            f"{name}={getattr(method, name):g}",
+            method.chosen_at,
+            (method.ramp_begin, method.ramp_end),
+            final=1 - method.sparsity,
         )
 
     @property
@@ -292,8 +297,8 @@ class TiedMasker(Masker):
         """Record the initial values before the first update; clip the joint gradient."""
         if now.step == 0 and not self.frozen:
             self._record_initial_values(optimizers)
-        if self.method.clip_norm is not None and self.keep < self.size:
-            nn.utils.clip_grad_norm_(optimizers.parameters, self.method.clip_norm)
+        if self.clip_norm is not None and self.keep < self.size:
+            nn.utils.clip_grad_norm_(optimizers.parameters, self.clip_norm)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Fade the initial values; at the end of the training, make the choice final."""
