@@ -132,7 +132,7 @@ def test_an_existing_file_is_replaced_only_with_force(artifact, tmp_path, capsys
         ("out", [], "pass format= (--format), or use a suffix of .onnx (onnx)"),
         ("out", ["--format", "tflite"], "one of 'onnx', 'dense', 'torch-csr'"),
         ("model.safetensors", ["--force"], "is the artifact itself"),
-        ("no/such/out.pt", [], "cannot write there"),
+        ("no/such/out.pt", [], "cannot be written"),
         (".", ["--format", "dense"], "is a directory"),
         ("out.onnx", ["--input-shape", "1,a"], "expected the sizes of one input, as in 3,32,32"),
         ("out.onnx", [], "does not record the input shape of its network"),
