@@ -27,7 +27,7 @@ PARTS = [
     {"training"},
     {"analysis"},
     {"sweeps"},
-    {"commands"},
+    {"report"},
     {"cli"},
 ]
 

@@ -109,6 +109,6 @@ def test_a_run_without_a_validation_figure_is_refused_by_name(selection):
     with pytest.raises(InputError) as caught:
         compare(runs, "val")
     assert str(caught.value) == (
-        "made-up-1.json: has no validation accuracy, which --on val compares by; only runs with "
-        'select_on = "val" have one: train it so, leave it out, or compare with --on test.'
+        "made-up-1.json: --on val needs a validation accuracy, and this run has none; train it "
+        'with select_on = "val", omit it, or compare with --on test.'
     )

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 import probmask
-from probmask.analysis.experiments import SCALES, experiments, find_experiment, paper_figure
-from probmask.analysis.identity import identity_of
+from probmask.analysis.experiments import (
+    SCALES,
+    experiments,
+    find_experiment,
+    paper_figure,
+    slope_curve,
+)
+from probmask.analysis.identity import run_identity
 from probmask.analysis.records import Run
-from probmask.analysis.temperature import slope_curve
 from probmask.cli import main
 from probmask.errors import InputError
 from probmask.methods import METHODS
@@ -114,7 +119,7 @@ def test_the_laptop_s_runs_are_those_of_the_flags():
 
     def identity(method, sparsity, seed, **settings):
         method = {"name": method, "sparsity": sparsity, **settings}
-        return identity_of(load_config(None, [*flags.items(), ("method", method), ("seed", seed)]))
+        return run_identity(load_config(None, [*flags.items(), ("method", method), ("seed", seed)]))
 
     table = {
         identity(method, sparsity, seed)
@@ -274,12 +279,12 @@ def test_the_curve_is_printed_and_written(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["reproduce"], "which experiment?"),
+        (["reproduce"], "pass the name of an experiment"),
         (["reproduce", "tabel1"], "no such experiment; did you mean 'table1'?"),
         (["reproduce", "table1", "--scale", "labtop"], "no such scale; did you mean 'laptop'?"),
         (["reproduce", "table1", "--dry-run", "--set", "epoch=3"], "unknown key epoch"),
-        (["reproduce", "table1", "--dry-run", "--jobs", "0"], "--jobs 0: runs at a time"),
-        (["reproduce", "table1", "--dry-run", "--records", "nowhere"], "nowhere: there is no such"),
+        (["reproduce", "table1", "--dry-run", "--jobs", "0"], "--jobs 0: the number of parallel runs"),
+        (["reproduce", "table1", "--dry-run", "--records", "nowhere"], "nowhere: no such file"),
         (["reproduce", "table1", "--data-dir", "nowhere", "--out", "{out}"], "nowhere"),
     ],
 )
@@ -296,13 +301,13 @@ def test_wrong_input_gets_one_line(arguments, said, capsys, tmp_path):
 def test_missing_files_are_said(monkeypatch):
     from probmask.analysis import experiments as module
 
-    monkeypatch.setattr(module, "_PLACES", (Path("nowhere"),))
-    with pytest.raises(InputError, match="install probmask anew"):
+    monkeypatch.setattr(module, "_DIRECTORIES", (Path("nowhere"),))
+    with pytest.raises(InputError, match="reinstall probmask"):
         module.experiments.__wrapped__()
 
 
 def test_the_files_are_part_of_the_package():
-    """A wheel holds them within the package, where `_PLACES` looks first."""
+    """A wheel holds them within the package, where `_DIRECTORIES` looks first."""
     import tomllib
 
     from probmask.analysis import experiments as module
@@ -310,4 +315,4 @@ def test_the_files_are_part_of_the_package():
     project = tomllib.loads((DIRECTORY.parent / "pyproject.toml").read_text(encoding="utf-8"))
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert included["experiments"] == "probmask/experiments"
-    assert module._PLACES[0] == Path(probmask.__file__).parent / "experiments"
+    assert module._DIRECTORIES[0] == Path(probmask.__file__).parent / "experiments"

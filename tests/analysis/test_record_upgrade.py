@@ -5,8 +5,8 @@ import json
 import pytest
 
 from analysis.made_up import record, write
-from probmask.analysis.identity import identity_of
-from probmask.analysis.record_upgrade import upgraded
+from probmask.analysis.identity import run_identity
+from probmask.analysis.record_upgrade import upgrade_record
 from probmask.analysis.records import find_records
 from probmask.training.config import to_table
 from probmask.training.record_format import RECORD_FORMAT
@@ -97,7 +97,7 @@ def test_the_old_default_is_the_learned_recipe(settings, label, tmp_path):
 def test_it_is_the_run_that_the_same_training_is_today(settings, today, tmp_path):
     config = small(method={"name": "probmask", "sparsity": 0.9, **today})
     made = {**old_record(**settings), "config": json.loads(json.dumps(to_table(config)))}
-    assert read(tmp_path, made).identity == identity_of(config)
+    assert read(tmp_path, made).identity == run_identity(config)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_it_is_the_run_that_the_same_training_is_today(settings, today, tmp_path
     ids=["another method", "somebody's method", "of today"],
 )
 def test_every_other_record_is_read_as_it_is(made):
-    assert upgraded(made) == made
+    assert upgrade_record(made) == made
 
 
 TO_THE_END = {"choose_at": 1.0, "freeze_at": 1.0}
@@ -133,7 +133,7 @@ def test_format_2_had_the_recipes_of_then(settings, today, tmp_path):
     config = small(method={"name": "probmask", "sparsity": 0.9, **today})
     made = record_of_format_2(**settings)
     made["config"] = json.loads(json.dumps(to_table(config)))
-    assert read(tmp_path, made).identity == identity_of(config)
+    assert read(tmp_path, made).identity == run_identity(config)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_one_training_is_one_run_however_it_is_said(settings, in_other_words):
         small(method={"name": "probmask", "sparsity": 0.9, **said})
         for said in (settings, in_other_words)
     )
-    assert identity_of(one) == identity_of(other)
+    assert run_identity(one) == run_identity(other)
 
 
 def test_what_was_said_then_and_what_came_out_stay(tmp_path):

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probmask.analysis.deciding import label_of
-from probmask.analysis.identity import identity_of
+from probmask.analysis.identity import method_label, run_identity
 from probmask.errors import InputError
 from probmask.messages import suggestion
 from probmask.methods import METHODS
@@ -58,14 +57,14 @@ def expand(
     for grid in grids:
         for values in _combinations(grid, source):
             config = _configured(common, values, overrides, source)
-            identity = identity_of(config)
+            identity = run_identity(config)
             planned.setdefault(identity, Planned(config, identity, name_of(config, identity)))
     return list(planned.values())
 
 
 def name_of(config: TrainConfig, identity: str) -> str:
     """A directory's name: what the run is for people, and what makes it this one."""
-    label = label_of({"name": config.method["name"], **make_method(config).full_settings()})
+    label = method_label({"name": config.method["name"], **make_method(config).full_settings()})
     words = f"{config.data}-{config.model}-{label}"
     short = re.sub(r"[^A-Za-z0-9.=]+", "-", words)[:_LONGEST_LABEL].rstrip("-.")
     sparsity = config.method.get("sparsity", 0)

@@ -70,7 +70,7 @@ class Board:
         took = duration(time.monotonic() - self.running.pop(name).begun)
         self.done += 1
         self.done_here += 1
-        self.say(f"[{self.done}/{self.total}] {name}: {run.told_accuracy} in {took}")
+        self.say(f"[{self.done}/{self.total}] {name}: {run.shown_accuracy} in {took}")
 
     def fail(self, name: str, reason: str) -> None:
         """A run has failed."""
