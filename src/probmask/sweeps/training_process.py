@@ -48,11 +48,11 @@ class Request:
 
 def execute(request: Request, tell: Tell) -> None:
     """Train, and tell how it stands, up to its end or the reason why there is none."""
-    from probmask.errors import InputError
+    from probmask.errors import DownloadError, InputError, NonFiniteError
 
     try:
         _train(request, tell)
-    except (OSError, InputError) as error:
+    except (OSError, InputError, NonFiniteError, DownloadError) as error:
         tell({"kind": "failed", "reason": str(error)})
     except Exception as error:
         traceback.print_exc()
