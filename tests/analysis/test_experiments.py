@@ -283,7 +283,10 @@ def test_the_curve_is_printed_and_written(capsys, tmp_path):
         (["reproduce", "tabel1"], "no such experiment; did you mean 'table1'?"),
         (["reproduce", "table1", "--scale", "labtop"], "no such scale; did you mean 'laptop'?"),
         (["reproduce", "table1", "--dry-run", "--set", "epoch=3"], "unknown key epoch"),
-        (["reproduce", "table1", "--dry-run", "--jobs", "0"], "--jobs 0: the number of parallel runs"),
+        (
+            ["reproduce", "table1", "--dry-run", "--jobs", "0"],
+            "the number of parallel runs",
+        ),
         (["reproduce", "table1", "--dry-run", "--records", "nowhere"], "nowhere: no such file"),
         (["reproduce", "table1", "--data-dir", "nowhere", "--out", "{out}"], "nowhere"),
     ],

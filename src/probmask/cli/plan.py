@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _default_shape(model: str) -> tuple[int, ...]:
-    from probmask.models import MODELS
     from probmask.messages import lookup
+    from probmask.models import MODELS
 
     if ":" in model:
         raise InputError(

@@ -82,8 +82,8 @@ def sweep_overrides(options: argparse.Namespace) -> list[tuple[str, Any]]:
 
 def execute_sweep(planned: Sequence["Planned"], out: Path, options: argparse.Namespace) -> "Plan":
     """Train the unfinished runs, or only plan them with ``--dry-run``, and return the plan."""
-    from probmask.sweeps.sweep_directory import SweepDirectory, make_plan
     from probmask.sweeps.runner import run_sweep
+    from probmask.sweeps.sweep_directory import SweepDirectory, make_plan
 
     if options.jobs < 1:
         raise InputError(f"--jobs {options.jobs}: the number of parallel runs must be at least 1.")
