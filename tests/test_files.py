@@ -83,9 +83,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_a_file_from_another_process_is_not_replaced(
-    tmp_path, monkeypatch, hard_links
-):
+def test_a_file_from_another_process_is_not_replaced(tmp_path, monkeypatch, hard_links):
     if not hard_links:
         monkeypatch.setattr(Path, "hardlink_to", refuse_links)
 
