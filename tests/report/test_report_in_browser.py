@@ -137,7 +137,7 @@ def test_figures_of_unequal_numbers_of_seeds_say_of_how_many(opened, tmp_path):
         "(1)",
         "(2)",
     ]
-    assert "seeds (how many)" in browser.find_element("id", "headline-note").text
+    assert "seeds (their number in parentheses)" in browser.find_element("id", "headline-note").text
 
 
 def test_the_headline_of_two_sparsities_fits_a_phone(opened, tmp_path, browser):
@@ -331,7 +331,7 @@ def test_a_figure_and_its_unit_stay_on_one_line(opened, grid):
     browser = opened(grid)
     (heading,) = texts(browser, "#size h3")
     assert heading.endswith("\u00a0% sparsity")
-    assert "Dense takes 1.29\u00a0M." in texts(browser, "#by-macs figcaption")[0]
+    assert "Dense needs 1.29\u00a0M." in texts(browser, "#by-macs figcaption")[0]
 
 
 def test_a_latency_is_shown_where_there_is_one(opened, tmp_path):

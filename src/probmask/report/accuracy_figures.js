@@ -16,7 +16,7 @@ function accuracyAxis(points, references, height = 300) {
   };
 }
 
-/** The dense network as a line, or in words if it is so far off that others would be squeezed. */
+/** The dense network as a line, or as text if it would compress the scale too much. */
 function denseReference(view, points) {
   const dense = view.cells.find((cell) => cell.sparsity === 0);
   if (!dense) return { references: [], said: "" };
@@ -27,11 +27,11 @@ function denseReference(view, points) {
   );
   const far = Math.max(dense.mean - high, low - dense.mean) > 1.5 * (high - low);
   return far
-    ? { references: [], said: `Dense has ${fixed(dense.mean)} %, outside the frame.` }
+    ? { references: [], said: `Dense reaches ${fixed(dense.mean)} %, outside the plot.` }
     : { references: [{ name: `dense ${fixed(dense.mean)}`, y: dense.mean }], said: "" };
 }
 
-/** A cell as a point: its mean, and a deviation up and down. */
+/** A cell as a point: its mean, with the standard deviation as error bar. */
 const accuracyPoint = (cell, x) => ({
   x,
   y: cell.mean,
@@ -67,10 +67,10 @@ function drawBySparsity(view) {
     caption: sentences(
       `${capital(overSeeds(cells))}, at the last epoch.`,
       cells.some((cell) => cell.n > 1) && "Pale dots are the seeds.",
-      !alone && "The sparsity axis is logarithmic in what is kept.",
+      !alone && "The sparsity axis is logarithmic in the fraction kept.",
       alone &&
         coloured > 1 &&
-        "All have the same sparsity; they stand side by side to be told apart.",
+        "All have the same sparsity; they are spread horizontally for legibility.",
       said,
       greyNote(series),
     ),
@@ -120,8 +120,8 @@ function drawByMacs(view) {
     title,
     caption: sentences(
       "Per image, on a logarithmic axis.",
-      known(dense) && `Dense takes ${counted(dense)}.`,
-      "A multiply-accumulate counts once (STR's convention, without pooling).",
+      known(dense) && `Dense needs ${counted(dense)}.`,
+      "One multiply-accumulate counts as one (STR's convention, without pooling).",
       `${capital(overSeeds(shown))}.`,
       said,
       greyNote(series),

@@ -1,9 +1,9 @@
 // Size and speed.
 
-// More bars than this are left to the tables.
+// The largest number of bars; the tables list all.
 const BARS = 16;
 
-/** A dense network in view beside the cells of the focused sparsity, most often their twin. */
+/** The dense network in view that the cells of the focused sparsity are compared with. */
 function barRows(view, value, text, tip) {
   const cells = focusCells(view, true).filter((cell) => known(value(cell)));
   return cells
@@ -19,16 +19,16 @@ function barRows(view, value, text, tip) {
 }
 
 const barNote = (rows) =>
-  rows.length === BARS ? `The first ${BARS}; the tables have them all.` : "";
+  rows.length === BARS ? `The first ${BARS}; the tables list all.` : "";
 
-/** "4.0× smaller", or "1.2× larger" if it has come to that. */
+/** "4.0× smaller", or "1.2× larger" for a ratio below 1. */
 const ratioText = (ratio, less, more) =>
   ratio >= 1 ? `${times(ratio)} ${less}` : `${times(1 / ratio)} ${more}`;
 
 const imagesText = (batch) =>
   !known(batch) ? "" : batch === 1 ? " for one image" : ` for ${whole(batch)} images`;
 
-/** How many times less than a dense network in view a cell takes, in words. */
+/** Text that compares a cell with the dense network in view. */
 function againstDense(view, name, less, more) {
   const twin = view.cells.find((cell) => cell.sparsity === 0 && known(cell[name]));
   return (cell) =>
@@ -52,13 +52,13 @@ function drawSize(view) {
     return figure("size", {
       title,
       caption: "",
-      draw: nothing("No run in view tells the size of its file."),
+      draw: nothing("No run in view has a file size."),
     });
   figure("size", {
     title: `File size at ${focusText(view)}`,
     caption: sentences(
-      "The whole artifact: kept values, their positions,",
-      "and everything that stays dense, such as BatchNorm.",
+      "The whole artifact: kept weights, their positions,",
+      "and all dense tensors, such as those of BatchNorm.",
       barNote(rows),
     ),
     draw: (body) => drawBars(body, { title: "File size", rows }),
@@ -81,8 +81,8 @@ function drawSpeed(view) {
     return figure("speed", {
       title: `Time of one forward pass at ${focusText(view)}`,
       caption: sentences(
-        "As “probmask bench” measured it on the machine that the record names; means over seeds.",
-        "Compare only what was measured on one machine.",
+        "Measured by “probmask bench” on the machine named in the record; means over seeds.",
+        "Compare only times of the same machine.",
         barNote(rows),
       ),
       draw: (body) => drawBars(body, { title: "Latency", rows }),
@@ -109,11 +109,11 @@ function drawSpeed(view) {
       draw: nothing("No run in view was timed."),
     });
   figure("speed", {
-    title: `Work for one image at ${focusText(view)}`,
+    title: `Multiply-accumulates per image at ${focusText(view)}`,
     caption: sentences(
-      "None of these runs was timed, so this counts multiply-accumulates:",
-      "how much work is left, not how long it takes.",
-      "“probmask bench RUN” measures it; this figure then shows it.",
+      "These runs have no timings, so the plot shows multiply-accumulates:",
+      "the amount of computation, not its duration.",
+      "Run “probmask bench RUN” to measure and show the time.",
       barNote(macs),
     ),
     draw: (body) => drawBars(body, { title: "Multiply-accumulates", rows: macs }),

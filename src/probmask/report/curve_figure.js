@@ -1,11 +1,11 @@
-// The curves of training.
+// Metrics by epoch.
 
 const CURVES = {
   loss: "training loss",
   train_accuracy: "training accuracy, %",
   learning_rate: "learning rate",
   temperature: "temperature",
-  kept_fraction: "weights kept, share",
+  kept_fraction: "fraction of weights kept",
   expected_sparsity: "expected sparsity",
 };
 
@@ -68,7 +68,7 @@ function drawCurves(view) {
     caption: sentences(
       `At ${focusText(view)}${withDense ? ", and the dense network" : ""};`,
       overAllSeeds(cells),
-      "Measured on the training images, with augmentation, while the weights change.",
+      "Measured on augmented training images during the epoch.",
       greyNote(series),
     ),
     draw: (body) =>

@@ -1,13 +1,13 @@
-// Making elements, and writing figures as people read them.
+// Create elements and format numbers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element. Strings become text, never markup: names come from whoever wrote the record. */
+/** Create an HTML element. Strings become text, never markup, because records are untrusted. */
 function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** An SVG element. */
+/** Create an SVG element. */
 function shape(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -27,7 +27,7 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 /** 1234567 as "1,234,567"; whole numbers only. */
 const whole = (value) => (known(value) ? Math.round(value).toLocaleString("en-US") : "–");
 
-/** A figure of so many digits after the point, with a true minus. */
+/** A number with a fixed number of digits after the point, and a true minus sign. */
 function fixed(value, digits = 2) {
   if (!known(value)) return "–";
   const text = Math.abs(value).toLocaleString("en-US", {
@@ -40,10 +40,10 @@ function fixed(value, digits = 2) {
 /** 0.98 as "98 %", 0.9995 as "99.95 %". */
 const percent = (fraction) => `${Number((100 * fraction).toFixed(4))} %`;
 
-/** The same text, with no line broken between a figure and its unit. */
+/** The text with non-breaking spaces between numbers and units. */
 const unbroken = (text) => text.replace(/(\d) (?=(%|[kMG]|kB|MB|ms)(?![\w]))/g, "$1\u00a0");
 
-/** A count in the unit that suits it: 154,530 as "154.5 k". */
+/** A count with a unit prefix: 154,530 as "154.5 k". */
 function counted(value) {
   if (!known(value)) return "–";
   const [unit, name] =
@@ -52,7 +52,7 @@ function counted(value) {
   return (unit === 1 ? whole(value) : fixed(scaled, scaled < 10 ? 2 : scaled < 100 ? 1 : 0)) + name;
 }
 
-/** The same for the ticks of an axis: 1,000 as "1 k". */
+/** A count with a unit prefix for the ticks of an axis: 1,000 as "1 k". */
 const roundCount = (value) => counted(value).replace(/\.0+(?= |$)/, "");
 
 const bytes = (value) =>
@@ -75,7 +75,7 @@ const times = (ratio) => (known(ratio) && ratio > 0 ? `${fixed(ratio, ratio < 10
 
 const measuring = document.createElement("canvas").getContext("2d");
 
-/** How wide a text is in a plot, in pixels. */
+/** The width of a text in a plot, in pixels. */
 function textWidth(text, font = "11.5px") {
   measuring.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
   return measuring.measureText(text).width;
@@ -83,7 +83,7 @@ function textWidth(text, font = "11.5px") {
 
 const LABEL = "600 12px";
 
-/** The text, cut to a width; from its beginning if its end tells more. */
+/** The text truncated to a width, at its start or at its end. */
 function fitted(text, room, { font, end = false } = {}) {
   if (textWidth(text, font) <= room) return text;
   for (let length = text.length - 1; length > 1; length--) {

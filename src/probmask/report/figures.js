@@ -1,9 +1,9 @@
-// What all figures share: their cards, their captions, and which runs make a line.
+// Shared by all figures: cards, captions, and the grouping of runs into lines.
 
-// More lines than this in colour cannot be told apart; the rest is shown in grey.
+// The largest number of lines that colours can distinguish; further lines are grey.
 const COLOURED = 7;
 
-/** A card with a title, tools, plots and a caption; `draw` fills its body. */
+/** Create a card with a title, tools, plots and a caption; `draw` fills its body. */
 function figure(id, { title, caption, tools = [], draw, two = false }) {
   const card = document.getElementById(id);
   const body = element("div", { class: two ? "plot-body two" : "plot-body" });
@@ -47,7 +47,7 @@ const accuracyText = (cell) =>
   `${fixed(cell.mean)}${cell.deviation === null ? "" : ` ± ${fixed(cell.deviation)}`} %`;
 const seedsText = (n) => (n === 1 ? "1 seed" : `${n} seeds`);
 
-/** "mean ± standard deviation over 2 seeds": how many runs stand behind each mark. */
+/** The number of runs per mark: "mean ± standard deviation over 2 seeds". */
 function overSeeds(cells) {
   const counts = [...new Set(cells.map((cell) => cell.n))].sort((a, b) => a - b);
   if (!counts.length) return "";
@@ -56,7 +56,7 @@ function overSeeds(cells) {
   return `mean ± standard deviation over ${range} seeds`;
 }
 
-/** The same of curves and layers, which are drawn of every seed, whichever are in view. */
+/** The number of runs per curve or layer; these always include all seeds. */
 const overAllSeeds = (cells) =>
   cells.some((cell) => cell.total > 1) ? "means over all seeds." : "one seed.";
 
@@ -72,7 +72,7 @@ function accuracyTip(cell) {
   return lines;
 }
 
-/** The sparse cells as lines, one for each method, and which of them stay grey. */
+/** The sparse cells as one line per method, and the number of lines in grey. */
 function linesOf(cells, point) {
   const methods = new Map();
   for (const cell of cells) {

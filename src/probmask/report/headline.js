@@ -1,4 +1,4 @@
-// The results: figures of the best, the table of methods by sparsity, and all there is to say.
+// The results: tiles of the best method, and tables of methods by sparsity.
 
 function drawTiles(view) {
   const sparse = view.cells.filter((cell) => cell.sparsity > 0 && cell.verified);
@@ -23,7 +23,7 @@ function drawTiles(view) {
   const tiles = [];
   if (levels.length === 1) {
     const best = bestAt(levels[0]);
-    const against = dense ? `${best.label}; dense has ${fixed(dense.mean)} %` : best.label;
+    const against = dense ? `${best.label}; dense reaches ${fixed(dense.mean)} %` : best.label;
     tiles.push(
       tile(
         `test accuracy at ${sparsityText(best)}`,
@@ -33,7 +33,7 @@ function drawTiles(view) {
       ),
       tile("weights kept", whole(best.kept), "", `of ${whole(best.size)}`),
       tile(
-        "work per image",
+        "MACs per image",
         counted(best.macs),
         "MACs",
         known(best.dense_macs) ? `${times(best.dense_macs / best.macs)} fewer than dense` : "",
@@ -62,13 +62,13 @@ function drawTiles(view) {
           );
     for (const level of shown) {
       const best = bestAt(level),
-        rivals = sparse.filter((cell) => cell.sparsity === level).length;
+        methods = sparse.filter((cell) => cell.sparsity === level).length;
       tiles.push(
         tile(
-          rivals > 1 ? `best at ${sparsityText(best)}` : `at ${sparsityText(best)}`,
+          methods > 1 ? `best at ${sparsityText(best)}` : `at ${sparsityText(best)}`,
           `${fixed(best.mean)} %`,
           spreadText(best),
-          rivals > 1 ? `${best.label}, of ${rivals} methods` : best.label,
+          methods > 1 ? `${best.label}, of ${methods} methods` : best.label,
         ),
       );
     }
@@ -90,10 +90,10 @@ const accuracyParts = (cell, seeds = "") => [
   ),
 ];
 
-/** Whether some figures are of more seeds than others, so that each has to say of how many. */
+/** Whether cells have different numbers of seeds, so that each shows its own. */
 const uneven = (view) => new Set(view.cells.map((cell) => cell.n)).size > 1;
 
-/** A row for each method, a column for each sparsity; of one column only, all there is to say. */
+/** A row per method and a column per sparsity; with one sparsity, a column per figure. */
 function drawHeadline(view) {
   const sparse = view.cells.filter((cell) => cell.sparsity > 0);
   const levels = [...new Map(sparse.map((cell) => [levelOf(cell), cell])).values()];
@@ -109,17 +109,17 @@ function drawHeadline(view) {
 
 function headlineNotes(view, crossed) {
   const { cells } = view;
-  if (!cells.length) return "No run is in view.";
+  if (!cells.length) return "No runs match the filters.";
   const chance = cells.some((cell) => cell.n > 1)
-    ? "a lead smaller than the deviations may be chance."
-    : "of one seed each, a small lead may be chance.";
+    ? "a difference smaller than the deviations may be chance."
+    : "with one seed each, a small difference may be chance.";
   return sentences(
-    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(cells)}${crossed && uneven(view) ? " (how many)" : ""}.`,
+    `Test accuracy of the finished network after the last epoch, in percent: ${overSeeds(cells)}${crossed && uneven(view) ? " (their number in parentheses)" : ""}.`,
     cells.some((cell) => cell.best) && `★ is the highest mean at its sparsity; ${chance}`,
     cells.some((cell) => known(cell.paper)) &&
-      "“Paper” is what the ProbMask paper reports for the same network, data, method and sparsity; it may have trained otherwise.",
+      "“Paper” is the accuracy in the ProbMask paper for the same network, data, method and sparsity; its training may differ.",
     cells.some((cell) => !cell.verified) &&
-      "† did not end at the sparsity that was asked for, and is not compared.",
+      "† missed its target sparsity and is not ranked.",
   );
 }
 
@@ -164,7 +164,7 @@ function drawCrossed(view, levels, methods) {
           "td",
           { colspan: levels.length },
           ...accuracyParts(cell),
-          element("span", { class: "dim" }, ", nothing removed"),
+          element("span", { class: "dim" }, ", nothing pruned"),
         ),
       ),
     );
@@ -179,7 +179,7 @@ function drawCrossed(view, levels, methods) {
   });
 }
 
-/** One row for each method at each sparsity. */
+/** A row per method and sparsity. */
 function drawCells(view, id) {
   const dense = view.cells.find((cell) => cell.sparsity === 0);
   const columns = [

@@ -1,4 +1,4 @@
-// Probabilities over training: one epoch as bars, all of them as shades.
+// Probabilities over training: one epoch as bars, all epochs as shades.
 
 function drawHistogram(view) {
   const cells = focusCells(view).filter((cell) => cell.histograms);
@@ -8,7 +8,7 @@ function drawHistogram(view) {
       title,
       caption: "",
       draw: nothing(
-        "No run in view recorded a histogram: methods with probabilities or scores, such as probmask, do.",
+        "No run in view has a histogram; methods with probabilities or scores, such as probmask, record one.",
       ),
     });
   }
@@ -41,7 +41,7 @@ function drawHistogram(view) {
     caption: sentences(
       `${cell.label} at ${sparsityText(cell)}, seed ${seed}:`,
       `all ${whole(sum(counts[0]))} weights by their ${what}. Counts and shades are logarithmic.`,
-      "Training ends with a choice: each weight is kept or removed.",
+      "At the end of training, each weight is kept or pruned.",
     ),
     draw: (body) => {
       const left = element("div"),
@@ -151,7 +151,7 @@ function drawBins(body, { title, counts, most, edge, tip, what, low, high }) {
   hoverable(svg, spots);
 }
 
-/** Epochs to the right, probability upwards, counts as shades; returns what marks an epoch. */
+/** Draw epochs to the right, probability upwards, counts as shades; return the epoch marker. */
 function drawHeat(body, { title, epochs, counts, most, edge, tip, what, low, high }) {
   const width = Math.max(240, body.clientWidth),
     height = 250;

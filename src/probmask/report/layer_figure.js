@@ -1,16 +1,16 @@
-// What each method keeps of each layer.
+// The fraction of each layer that each method keeps.
 
 const layerName = (name) => name.replace(/\.weight$/, "");
 
-/** One row a layer, from the input down; one line a method. */
+/** A row per layer, from the input down; a line per method. */
 function drawLayers(view) {
-  const title = "What is kept of each layer";
+  const title = "Weights kept in each layer";
   const cells = focusCells(view).filter((cell) => cell.layers.length);
   if (!cells.length)
     return figure("layers", {
       title,
       caption: "",
-      draw: nothing("No run in view tells what it kept of its layers."),
+      draw: nothing("No run in view has figures per layer."),
     });
   const { layers, sizes } = view.setting;
   const share = (cell, i) => cell.layers[i] / sizes[i];
@@ -24,7 +24,7 @@ function drawLayers(view) {
     caption: sentences(
       `Layers from the input (top) to the output, at ${focusText(view)};`,
       overAllSeeds(cells),
-      "The dashed line is the whole network. A hollow mark at the left edge: nothing is kept.",
+      "The dashed line is the whole network. A hollow mark at the left edge means that no weight is kept.",
       greyNote(lines),
     ),
     draw: (body) =>

@@ -1,4 +1,4 @@
-// How each method is drawn: its colour, mark and dash, the same in every plot.
+// Colour, mark and dash of each method, the same in every plot.
 
 const SHAPES = [
   (r) => `M${-r},0A${r},${r} 0 1,1 ${r},0A${r},${r} 0 1,1 ${-r},0Z`,
@@ -14,7 +14,7 @@ const SHAPES = [
 const DASHES = [null, "7 4", "2 4", "9 3 2 3"];
 const COLOURS = SHAPES.length;
 
-/** How a method is drawn: colour and shape go round together, then dash and hollow marks differ. */
+/** The style of a method: colours and shapes repeat together, then dashes and hollow marks differ. */
 function styleOf(method, context = false) {
   if (DATA.methods[method] === "dense")
     return { colour: context ? "kx" : "kd", path: SHAPES[0], dash: null, mark: "mark fill stroke" };

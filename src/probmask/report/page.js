@@ -1,4 +1,4 @@
-// The page: what is in view, and redrawing when that changes.
+// The page: state of the filters, and redrawing when it changes.
 
 function drawFocus(view) {
   const levels = sparsityLevels(view),
@@ -55,7 +55,7 @@ function chip(set, value, children, hover = {}) {
   );
 }
 
-/** Lift a method out of the others in every plot. */
+/** Highlight a method in every plot. */
 function emphasize(method) {
   for (const svg of document.querySelectorAll(".plot svg")) {
     const own = [...svg.querySelectorAll(`.series[data-method="${method}"]`)];
@@ -108,7 +108,7 @@ function drawSetting() {
   draw();
 }
 
-/** As the system has it, until the reader chooses otherwise. */
+/** The theme of the system, until the reader chooses one. */
 function setUpTheme() {
   const root = document.documentElement,
     button = byId("theme"),
@@ -170,7 +170,7 @@ function setUp() {
     drawRuns(lastView);
   });
   byId("footer").textContent =
-    `Made by probmask ${DATA.version} from ${whole(RUNS.length)} ${RUNS.length === 1 ? "record" : "records"}. Everything is in this file; it loads nothing.`;
+    `Made by probmask ${DATA.version} from ${whole(RUNS.length)} ${RUNS.length === 1 ? "record" : "records"}. This file is self-contained and loads nothing.`;
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth !== width) {

@@ -1,4 +1,4 @@
-// Plots as SVG: axes, lines with marks and error bars, names beside them, bars.
+// Plots as SVG: axes, lines with marks, error bars and labels, and bars.
 
 /**
  * Draw lines of points into `body`, and return the SVG.
@@ -12,7 +12,7 @@ function drawLines(
 ) {
   const width = Math.max(240, body.clientWidth);
   const named = labels ? series.filter((each) => !each.context && each.points.length) : [];
-  // Single points have their names beside them, lines at their ends.
+  // Single points are labelled next to the point, lines at their end.
   const beside = named.every((each) => each.points.length === 1) && named.length < 9;
   const longest = Math.max(
     0,
@@ -45,7 +45,7 @@ function drawLines(
     style: styleOf(each.method, each.context),
   }));
   const colourful = drawn.filter((each) => !each.context);
-  // What is in the background is drawn first.
+  // Series in the background are drawn first.
   for (const each of [...drawn.filter((one) => one.context), ...colourful]) {
     const rank = colourful.indexOf(each);
     const shift = rank < 0 ? 0 : (rank - (colourful.length - 1) / 2) * dodge;
@@ -92,7 +92,7 @@ function canvas(body, width, height, title) {
     viewBox: `0 0 ${width} ${height}`,
     role: "img",
     tabindex: "0",
-    "aria-label": `${title}. Arrow keys go from point to point.`,
+    "aria-label": `${title}. Arrow keys move between points.`,
   });
   body.append(svg);
   return svg;
@@ -188,7 +188,7 @@ function drawSeries(series, { atX, atY, spots }) {
   return group;
 }
 
-/** Names to the right of their points, or to the left where there is no room, none over another. */
+/** Place labels right of their points, or left where there is no room, without overlaps. */
 function nameSpots(svg, labels, left, right) {
   const taken = labels.map(({ from }) => ({ x1: from.cx - 6, x2: from.cx + 6, y: from.cy }));
   for (const label of labels) {
@@ -231,7 +231,7 @@ function drawLabel(svg, label, right, width) {
   svg.append(group);
 }
 
-/** Bars to the right, one a row, each with its figure. rows: [{name, method, value, text, tip}]. */
+/** Draw horizontal bars, one per row, with their values. rows: [{name, method, value, text, tip}]. */
 function drawBars(body, { title, rows }) {
   const width = Math.max(240, body.clientWidth),
     step = 28;

@@ -1,6 +1,6 @@
-// Telling what a point stands for.
+// Tooltips of points.
 
-/** Show what the nearest point says, to a mouse, a finger, or the arrow keys. */
+/** Show the tooltip of the nearest point for the mouse, touch or arrow keys. */
 function hoverable(svg, spots, reach = 34) {
   if (!spots.length) return;
   const order = [...spots].sort((a, b) => a.cx - b.cx || a.cy - b.cy);

@@ -1,4 +1,4 @@
-// Every run, with its settings.
+// The table of runs with their settings.
 
 function drawRuns(view) {
   const columns = [
@@ -33,8 +33,8 @@ function drawRuns(view) {
   offerMore("more", left, 4 * PAGE);
   document.getElementById("runs-note").textContent =
     left > 0
-      ? `${whole(state.page)} of ${whole(view.runs.length)} runs are listed.`
-      : "A run's name opens its whole configuration.";
+      ? `${whole(state.page)} of ${whole(view.runs.length)} runs are shown.`
+      : "Select the name of a run to see its configuration.";
 }
 
 const accuracyColumn = (name, title) => ({
@@ -44,7 +44,7 @@ const accuracyColumn = (name, title) => ({
   show: (run) => fixed(run[name]),
 });
 
-/** The row of a run, and its settings below if it is open. */
+/** The row of a run, followed by its settings if it is open. */
 function rowsOf(columns, run) {
   const row = rowBy(columns, run);
   if (!state.open.has(run.index)) return [row];
@@ -52,7 +52,7 @@ function rowsOf(columns, run) {
   return [row, element("tr", { class: "settings" }, settings)];
 }
 
-/** The name of a run, which opens its settings. */
+/** The name of a run as a button that opens its settings. */
 function nameCell(run) {
   const open = state.open.has(run.index);
   const button = element(
@@ -74,7 +74,7 @@ function nameCell(run) {
   return element("td", { class: "name" }, button);
 }
 
-/** The settings of a run: those that are its own first, then those that most runs share. */
+/** The settings of a run: first those that differ from most runs, then the shared ones. */
 function settingsOf(run) {
   const { own, shared } = configurationOf(run);
   const list = (pairs) =>
@@ -86,13 +86,13 @@ function settingsOf(run) {
       ),
     );
   const box = element("div", { class: "settings-box" });
-  if (own.length) box.append(element("h4", {}, "Its own"), list(own));
+  if (own.length) box.append(element("h4", {}, "Different from most runs"), list(own));
   if (shared.length)
-    box.append(element("h4", {}, own.length ? "As in most runs" : "Configuration"), list(shared));
+    box.append(element("h4", {}, own.length ? "Same as in most runs" : "Configuration"), list(shared));
   return box;
 }
 
-/** Keys and values of a run's settings: what it has for itself, and what it has as most do. */
+/** Keys and values of the settings that differ from most runs, and of those that are shared. */
 function configurationOf(run) {
   const { keys, values, base, variants } = DATA.config,
     variant = variants[run.config],

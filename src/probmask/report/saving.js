@@ -1,6 +1,6 @@
-// Saving plots as files.
+// Save plots as files.
 
-// What an SVG must say of itself once it is away from the page's style.
+// Style properties that an SVG needs outside the page.
 const LOOKS = [
   "fill",
   "stroke",
@@ -15,7 +15,7 @@ const LOOKS = [
   "font-weight",
 ];
 
-/** A copy of a plot that looks the same anywhere. */
+/** A copy of a plot that does not depend on the style of the page. */
 function standalone(svg) {
   const copy = svg.cloneNode(true);
   const originals = [svg, ...svg.querySelectorAll("*")],
@@ -45,7 +45,7 @@ function saveSvg(svg, name) {
   download(new Blob([standalone(svg)], { type: "image/svg+xml" }), `${name}.svg`);
 }
 
-/** Save a plot as a picture of twice its size, sharp enough to print. */
+/** Save a plot as an image of twice its size, for printing. */
 async function savePng(svg, name) {
   const picture = new Image();
   picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standalone(svg))}`;

@@ -1,4 +1,4 @@
-// From figures to places on the screen: scales, ticks, and labels that leave room for each other.
+// Scales, ticks and the placement of labels.
 
 const linear =
   ([a, b], [from, to]) =>
@@ -9,7 +9,7 @@ const logarithmic = ([a, b], range) => {
   return (value) => scale(Math.log10(value));
 };
 
-/** Round values from low to high, about so many. */
+/** Round values from low to high, `about` of them. */
 function ticks(low, high, about) {
   const rough = (high - low) / Math.max(1, about) || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -32,7 +32,7 @@ function logTicks(low, high) {
   return found.length > 7 && powers.length > 1 ? powers : found;
 }
 
-/** The span of the values and a little more, so that no mark touches the frame. */
+/** The range of the values with a margin, so that no mark touches the frame. */
 function span(values, share = 0.08, least = 1) {
   let low = Infinity,
     high = -Infinity;
@@ -44,7 +44,7 @@ function span(values, share = 0.08, least = 1) {
   return [low - pad, high + pad];
 }
 
-/** Labels pushed apart until none covers another, within the frame. */
+/** Move labels apart until none overlap, within the frame. */
 function spread(labels, gap, low, high) {
   labels.sort((a, b) => a.y - b.y || a.order - b.order);
   let last = -Infinity;

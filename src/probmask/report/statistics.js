@@ -1,6 +1,6 @@
 // Means and standard deviations, by the same rules as `probmask compare`.
 
-/** The sum, with the rounding errors carried along (Neumaier). */
+/** The compensated sum (Neumaier). */
 function sum(values) {
   let total = 0,
     lost = 0;
@@ -14,12 +14,12 @@ function sum(values) {
 
 const mean = (values) => (values.length ? sum(values) / values.length : null);
 
-/** The standard deviation of a sample; null for fewer than two. */
+/** The sample standard deviation; null for fewer than two values. */
 function deviation(values) {
   if (values.length < 2) return null;
   const middle = mean(values);
   return Math.sqrt(sum(values.map((value) => (value - middle) ** 2)) / (values.length - 1));
 }
 
-/** The mean of what is known; null if nothing is. */
+/** The mean of the known values; null if none are known. */
 const meanKnown = (values) => mean(values.filter(known));

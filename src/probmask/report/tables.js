@@ -1,8 +1,8 @@
-// Tables that their headings sort.
+// Tables that can be sorted by their headings.
 
 /**
- * Fill a table whose headings sort it. columns: [{name, title, value, show, text}]; `order` names
- * what of the state says how it is sorted, `redraw` draws it again.
+ * Fill a table with sortable columns: [{name, title, value, show, text}]. `order` is the key of the
+ * state that holds the sort order; `redraw` draws the table again.
  */
 function fillTable(id, { columns, rows, order: kept, redraw, rowOf, label, foot = [] }) {
   const table = document.getElementById(id),
@@ -47,7 +47,7 @@ function fillTable(id, { columns, rows, order: kept, redraw, rowOf, label, foot 
   if (focused) table.querySelector(`[data-sort="${focused}"]`)?.focus();
 }
 
-/** What is not known comes last, whichever way; figures by size, text as people sort it. */
+/** Compare values: unknown ones last in either direction, numbers by size, text by locale. */
 function compared(a, b, sign) {
   if (a === b) return 0;
   if (a === null || a === undefined) return 1;
@@ -55,7 +55,7 @@ function compared(a, b, sign) {
   return sign * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
 }
 
-/** What cells and runs take: weights, work, a file, time. */
+/** Columns of cells and runs: weights, MACs, file size, time. */
 const costColumns = (rows, weights) =>
   [
     { name: "kept", title: weights, show: (row) => whole(row.kept) },
@@ -69,7 +69,7 @@ const costColumns = (rows, weights) =>
 
 const milliseconds = (value) => (known(value) ? `${fixed(value)} ms` : "–");
 
-/** A row of what its columns show of it; they may bring the whole cell. */
+/** A row of the table; a column returns a text or a whole cell. */
 const rowBy = (columns, row) =>
   element(
     "tr",
@@ -80,7 +80,7 @@ const rowBy = (columns, row) =>
     }),
   );
 
-/** Offer the rows that are not listed yet, `step` of them at a time. */
+/** Show a button that adds the next `step` rows. */
 function offerMore(id, left, step = left) {
   const more = document.getElementById(id);
   more.hidden = left <= 0;

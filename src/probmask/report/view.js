@@ -1,6 +1,6 @@
-// What is in view: the runs that the filters leave, and the cells that they make.
+// The view: the runs that pass the filters, and their cells.
 
-// So many rows of a table at first; who wants more asks for it.
+// The number of rows that a table shows at first.
 const PAGE = 50;
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
@@ -43,11 +43,11 @@ const RUNS = DATA.runs.map((values, index) => {
   return { ...run, index, source, label: DATA.methods[source.method] };
 });
 
-/** What a search for words looks through. */
+/** The text in which words are searched. */
 const wordsOf = (run) =>
   [run.name, run.label, `seed ${run.seed}`, percent(run.source.sparsity)].join("\n").toLowerCase();
 
-/** What a search for a setting, as "lr=0.1", looks through; the same for all runs of a variant. */
+/** The settings in which "lr=0.1" is searched; equal for all runs of a variant. */
 const SETTINGS = new Map();
 function settingWordsOf(run) {
   if (!SETTINGS.has(run.config)) {
@@ -76,7 +76,7 @@ const chosen = (set, value) => set.size === 0 || set.has(value);
 let lastView = null;
 const currentView = () => lastView;
 
-/** The runs in view, and their cells: what a mean is taken over. */
+/** The runs in view and their cells, over which means are taken. */
 function makeView() {
   const setting = DATA.settings[state.setting];
   const text = state.text.trim().toLowerCase();
@@ -122,19 +122,19 @@ function makeView() {
   return { setting, runs, cells };
 }
 
-/** What two cells must have in common for one to be called better. */
+/** Only cells of equal level are ranked against each other. */
 const levelOf = (cell) => `${cell.sparsity} ${cell.cost}`;
 
-/** The highest mean of those that reached the same sparsity, where there is a choice. */
+/** Mark the highest mean of each level with several verified cells. */
 function markBest(cells) {
   const levels = new Map();
   for (const cell of cells.filter((each) => each.verified)) {
     const level = levelOf(cell);
     levels.set(level, [...(levels.get(level) || []), cell]);
   }
-  for (const rivals of levels.values()) {
-    const top = Math.max(...rivals.map((cell) => cell.mean));
-    if (rivals.length > 1) for (const cell of rivals) cell.best = cell.mean === top;
+  for (const ranked of levels.values()) {
+    const top = Math.max(...ranked.map((cell) => cell.mean));
+    if (ranked.length > 1) for (const cell of ranked) cell.best = cell.mean === top;
   }
 }
 
@@ -143,13 +143,13 @@ const sparsityLevels = (view) =>
     .filter((level) => level > 0)
     .sort((a, b) => a - b);
 
-/** The cells of the sparsity that figures of one sparsity show; with the dense ones if asked. */
+/** The cells of the focused sparsity, optionally with the dense ones. */
 function focusCells(view, withDense = false) {
   const level = focusLevel(view);
   return view.cells.filter((cell) => cell.sparsity === level || (withDense && cell.sparsity === 0));
 }
 
-/** The chosen sparsity if it is in view; else the highest that most methods have. */
+/** The selected sparsity if it is in view, otherwise the highest that most methods have. */
 function focusLevel(view) {
   const levels = sparsityLevels(view);
   if (levels.includes(state.focus)) return state.focus;
