@@ -170,7 +170,7 @@ def test_a_file_where_the_directory_should_be_is_refused(tmp_path, capsys):
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, out):
     monkeypatch.chdir(tmp_path)
     said = refused(capsys, "train", "--out", out)
-    assert "cannot be made or written" in said
+    assert "cannot be created or written" in said
     assert snapshot(tmp_path) == {}
 
 
@@ -185,7 +185,7 @@ def test_a_corrupt_checkpoint_is_refused_and_nothing_changes(tmp_path, run, caps
 
 
 def test_resume_of_a_directory_without_a_run(tmp_path, capsys):
-    assert "there is no run in it" in refused(capsys, "train", "--resume", tmp_path)
+    assert "contains no run" in refused(capsys, "train", "--resume", tmp_path)
     assert "which run" in refused(capsys, "train", "--resume")
     assert snapshot(tmp_path) == {}
 

@@ -48,9 +48,9 @@ def unfinished(run, tmp_path):
 
 
 HOLD = """
-import fcntl, sys, time
-with open(sys.argv[1], "w") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -267,9 +267,9 @@ def test_what_is_no_run_is_one_line(tmp_path, run, unfinished, capsys):
     assert "no such directory" in refused(capsys, tmp_path / "nowhere")
     assert "no such directory" in refused(capsys, run / "record.json")
     (tmp_path / "empty").mkdir()
-    assert "there is no run in it (no config.toml)" in refused(capsys, tmp_path / "empty")
+    assert "contains no run (no config.toml)" in refused(capsys, tmp_path / "empty")
     (unfinished / "metrics.jsonl").write_text("{}\nrubbish\n")
-    assert "line 1 is not that of an epoch" in refused(capsys, unfinished)
+    assert "line 1 does not describe an epoch" in refused(capsys, unfinished)
     (unfinished / "metrics.jsonl").write_text("rubbish\n")
     assert "line 1 is damaged" in refused(capsys, unfinished, "--json")
     (unfinished / "record.json").write_text("{}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.training.record_format import INDIFFERENT
+from probmask.training.record_format import NEUTRAL_KEYS
 
 if TYPE_CHECKING:
     from probmask.training.config import TrainConfig
@@ -52,7 +52,7 @@ def relevant_settings(config: Mapping[str, Any], method: Mapping[str, Any]) -> d
     """
     data, model = str(config.get("data")), str(config.get("model"))
     table: dict[str, Any] = {
-        key: value for key, value in config.items() if key not in INDIFFERENT | _MACHINE
+        key: value for key, value in config.items() if key not in NEUTRAL_KEYS | _MACHINE
     }
     defaults = _defaults()["run"]
     found = {key: value for key, value in table.items() if value != defaults.get(key)}

@@ -12,7 +12,7 @@ from probmask.launch import is_first_rank
 
 if TYPE_CHECKING:
     from probmask.training.config import TrainConfig
-    from probmask.training.loop import MakeReporter
+    from probmask.training.progress import MakeReporter
 
 # Keys of the configuration by the flag that sets them.
 _FLAGS = {

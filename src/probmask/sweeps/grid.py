@@ -115,7 +115,7 @@ def _configured(
         method.pop("sparsity", None)  # it has none, whatever the others are asked for
     table.setdefault("dense_twin", False)  # in a grid, dense training is a method
     over = frozenset("method.sparsity" if key == "sparsity" else key for key, _ in overrides)
-    return complete_config(table, origins=Origins(source, over, flagged=False))
+    return complete_config(table, origins=Origins(source, over, has_flags=False))
 
 
 def _put(table: dict[str, Any], key: str, value: Any, source: str) -> None:

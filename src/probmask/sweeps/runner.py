@@ -12,7 +12,7 @@ from probmask.sweeps.local_processes import run_locally
 from probmask.sweeps.sweep_directory import Job, Plan, SweepDirectory, make_plan
 from probmask.sweeps.sweep_progress import Board, LiveBoard
 from probmask.training.config import TrainConfig
-from probmask.training.preparation import load_run_data
+from probmask.training.run import load_run_data
 
 _RunJobs = Callable[[Sequence[Job], SweepDirectory, Board], None]
 

@@ -65,7 +65,7 @@ def execute(request: Request, tell: Tell) -> None:
 def _train(request: Request, tell: Tell) -> None:
     from probmask.training.config import parse_config
     from probmask.training.origins import Origins
-    from probmask.training.record_format import INDIFFERENT
+    from probmask.training.record_format import NEUTRAL_KEYS
     from probmask.training.run import train
     from probmask.training.run_directory import RunDirectory
 
@@ -75,7 +75,7 @@ def _train(request: Request, tell: Tell) -> None:
         _wait_for_lock(directory.path)
         # As it was begun: it may be on other threads than it would be begun with now.
         begun = directory.read_config()
-        config = replace(begun, **{key: getattr(config, key) for key in INDIFFERENT})
+        config = replace(begun, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
 
     def make_reporter(title: str, total_steps: int) -> _Telling:
         return _Telling(tell, title, total_steps)
