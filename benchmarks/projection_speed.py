@@ -105,7 +105,8 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
     print(f"medians of {repeats}; errors are |Σs - keep| / keep\n")
-    print("| network | input | bisection ms | ours ms | ratio | passes | off by | ours off by |")
+    print("| network | input | bisection ms | ours ms | ratio | passes ", end="")
+    print("| bisection error | our error |")
     print("|---|---|---|---|---|---|---|---|")
     for network in ("resnet50", "resnet32"):
         for name, probs, keep in inputs(layer_shapes(network)):
