@@ -149,8 +149,8 @@ def _extent_text(scales: dict[str, Any], scale: str) -> str:
         return "computed at once"
     if scale not in scales:
         return "–"
-    from probmask.sweeps.sweep_progress import duration
+    from probmask.sweeps.sweep_progress import format_duration
 
     extent = scales[scale]
     runs = f"{extent['runs']} run{'s' if extent['runs'] > 1 else ''}"
-    return f"{runs}, about {duration(3600 * extent['hours'])} on {extent['on']}"
+    return f"{runs}, about {format_duration(3600 * extent['hours'])} on {extent['on']}"

@@ -10,7 +10,7 @@ from probmask.cli.terminal import print_json, print_message, print_rows, shows_p
 from probmask.errors import FailedRunsError, InputError
 
 if TYPE_CHECKING:
-    from probmask.sweeps.grid import Planned
+    from probmask.sweeps.grid import PlannedRun
     from probmask.sweeps.sweep_directory import Plan
 
 
@@ -80,7 +80,9 @@ def sweep_overrides(options: argparse.Namespace) -> list[tuple[str, Any]]:
     return [*assignments(options), *directory]
 
 
-def execute_sweep(planned: Sequence["Planned"], out: Path, options: argparse.Namespace) -> "Plan":
+def execute_sweep(
+    planned: Sequence["PlannedRun"], out: Path, options: argparse.Namespace
+) -> "Plan":
     """Train the unfinished runs, or only plan them with ``--dry-run``, and return the plan."""
     from probmask.sweeps.runner import run_sweep
     from probmask.sweeps.sweep_directory import SweepDirectory, make_plan
@@ -102,7 +104,7 @@ def execute_sweep(planned: Sequence["Planned"], out: Path, options: argparse.Nam
             retry=options.retry,
             ray=options.ray,
             live=shows_progress(options),
-            say=print_message,
+            print_line=print_message,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
