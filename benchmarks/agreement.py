@@ -21,7 +21,7 @@ from probmask.artifact import load, read
 from probmask.artifact.export import input_shape_of
 from probmask.models import MODELS
 from probmask.runtime.plan.choices import LANES, Choices, candidates, first_small
-from probmask.runtime.plan.steps import schedule
+from probmask.runtime.plan.steps import steps_of
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.speed import mask_at_random_
 
@@ -74,7 +74,7 @@ def in_groups(engine: Engine, batch: int) -> None:
 
     Which layers do so is otherwise measured; all that may are those whose results can differ most.
     """
-    steps = [s for s in schedule(engine.network, candidates(engine.network)) if s.sparse]
+    steps = [s for s in steps_of(engine.network, candidates(engine.network)) if s.sparse]
     lone = {s.nodes[0].name: first_small(s.nodes) for s in steps} if batch >= LANES else {}
     engine.use(Choices(engine.choices.sparse, lone))
 
