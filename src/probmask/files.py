@@ -43,7 +43,7 @@ def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     try:
         target = path.resolve()
         if target.is_dir():
-            raise InputError(f"{path}: is a directory; pass the path of a file")
+            raise InputError(f"{path}: is a directory; pass the path of a file.")
         if target.exists() and not overwrite:
             raise _exists(path)
     except (OSError, RuntimeError) as error:  # before 3.13 a loop of links is a RuntimeError
@@ -101,9 +101,9 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _exists(path: Path) -> InputError:
-    return InputError(f"{path}: the file exists; pass overwrite=True to replace it")
+    return InputError(f"{path}: the file exists; pass overwrite=True to replace it.")
 
 
 def _unwritable(path: Path, error: Exception) -> InputError:
     reason = error.strerror if isinstance(error, OSError) else "the symbolic links form a loop"
-    return InputError(f"{path}: cannot be written ({reason}); pass a path in a writable directory")
+    return InputError(f"{path}: cannot be written ({reason}); pass a path in a writable directory.")
