@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import probmask
-from analysis.made_up import held_out
-from analysis.made_up import record as made_up_record
+from analysis.synthetic_records import held_out
+from analysis.synthetic_records import record as made_up_record
 
 SOURCE = Path(probmask.__file__).parent
 

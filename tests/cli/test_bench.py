@@ -1,4 +1,4 @@
-"""`probmask bench` of a run: its record then knows how fast it is."""
+"""`probmask bench` writes the latency to the record of a run."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from training.small import small, snapshot
 
 @pytest.fixture(autouse=True)
 def threads():
-    """The command tells PyTorch how many threads to use."""
+    """Restore the number of threads, which the command sets."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path):
-    """In the place that a sweep would give it."""
+    """A copy in the directory structure of a sweep."""
     directory = tmp_path / "runs" / "tiny"
     shutil.copytree(trained, directory)
     return directory
@@ -39,25 +39,25 @@ def bench(path, *arguments):
     return main(["bench", str(path), "--batch", "2", "--batch", "1", "--threads", "1", *arguments])
 
 
-def test_the_record_of_a_run_gets_what_was_measured(run, capsys):
+def test_bench_writes_the_latency_to_the_record(run, capsys):
     before = json.loads((run / "record.json").read_text())
     assert bench(run, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["record"] == str(run / "record.json")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["record"] == str(run / "record.json")
     after = json.loads((run / "record.json").read_text())
     latency = after.pop("latency")
     assert after == before
     assert [each["batch"] for each in latency["batches"]] == [2, 1]
     assert (latency["batch"], latency["threads"]) == (2, 1)
-    assert latency["milliseconds"] == round(said["results"][0]["engine_ms"], 4)
-    assert latency["pytorch_milliseconds"] == round(said["results"][0]["pytorch_ms"], 4)
+    assert latency["milliseconds"] == round(printed["results"][0]["engine_ms"], 4)
+    assert latency["pytorch_milliseconds"] == round(printed["results"][0]["pytorch_ms"], 4)
     assert main(["compare", str(run), "--format", "markdown"]) == 0
     printed = capsys.readouterr().out
     assert "| method | sparsity | weights | MACs | bytes | ms | images | threads |" in printed
     assert f"| {latency['milliseconds']:.2f} | 2 | 1 |" in printed
 
 
-def test_the_copy_that_a_sweep_commits_is_brought_up_to_date(run, tmp_path, capsys):
+def test_bench_updates_the_copy_of_a_sweep(run, tmp_path, capsys):
     copy = tmp_path / "records" / "tiny.json"
     copy.parent.mkdir()
     shutil.copy(run / "record.json", copy)
@@ -67,7 +67,7 @@ def test_the_copy_that_a_sweep_commits_is_brought_up_to_date(run, tmp_path, caps
 
 
 @pytest.mark.parametrize("case", ["a bare file", "no record", "another shape"])
-def test_nothing_is_written_where_it_is_not_about_the_run(case, run, capsys):
+def test_bench_writes_nothing_without_a_matching_run(case, run, capsys):
     arguments = []
     if case == "no record":
         (run / "record.json").unlink()

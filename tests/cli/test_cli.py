@@ -1,4 +1,4 @@
-"""The command line: one clear line for wrong input, JSON for machines, tables for people."""
+"""The command line: errors, exit codes, JSON and tables."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from training.small import SIZE, flags, small, snapshot
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run; nobody may change it."""
+    """A finished run; tests must not change it."""
     config = small(epochs=2, method__sparsity=0.9, dense_twin=True)
     return train(config, out=tmp_path_factory.mktemp("cli") / "run")
 
@@ -29,14 +29,14 @@ def model(run):
 
 
 def probmask(*arguments):
-    """Run the command as a user does."""
+    """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "probmask.cli", *map(str, arguments)], capture_output=True, text=True
     )
 
 
-def refused(capsys, *arguments):
-    """The one line that a command answers wrong input with."""
+def error(capsys, *arguments):
+    """Return the one-line error of a command; its exit code must be 2."""
     code = main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     assert code == 2
@@ -48,7 +48,7 @@ def refused(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--sparsity", "98"], "for 98 % pass 0.98"),
         (["--sparsity", "1"], "the fraction removed, in [0, 1)"),
@@ -88,16 +88,16 @@ def refused(capsys, *arguments):
         (["no-such-file.toml"], "no-such-file.toml: cannot be read: No such file or directory"),
     ],
 )
-def test_wrong_input_is_one_line_and_creates_nothing(
-    tmp_path, monkeypatch, capsys, arguments, said
+def test_input_errors_are_one_line_and_create_nothing(
+    tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, "train", "--out", "out", "--no-dense-twin", *arguments)
+    assert message in error(capsys, "train", "--out", "out", "--no-dense-twin", *arguments)
     assert snapshot(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("epoch = 3\n", "run.toml: unknown key epoch; did you mean 'epochs'?"),
         ("[method]\nsparcity = 0.9\n", "unknown key method.sparcity; did you mean 'sparsity'?"),
@@ -123,102 +123,102 @@ def test_wrong_input_is_one_line_and_creates_nothing(
         ("epochs = \n", "run.toml: is not valid TOML"),
     ],
 )
-def test_a_wrong_configuration_names_the_file_and_the_key(
-    tmp_path, monkeypatch, capsys, text, said
+def test_configuration_errors_name_the_file_and_the_key(
+    tmp_path, monkeypatch, capsys, text, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(text)
     before = snapshot(tmp_path)
-    assert said in refused(capsys, "train", "run.toml", "--out", "out")
+    assert message in error(capsys, "train", "run.toml", "--out", "out")
     assert snapshot(tmp_path) == before
 
 
-def test_what_is_wrong_on_the_command_line_is_not_put_on_the_file(tmp_path, monkeypatch, capsys):
+def test_errors_of_flags_do_not_name_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text("data_args.padding = 2\nmethod.draws = 2\n")
 
-    def said(*arguments):
-        return refused(capsys, "train", "run.toml", "--out", "out", *arguments)
+    def message(*arguments):
+        return error(capsys, "train", "run.toml", "--out", "out", *arguments)
 
-    assert said("--data", "digts").startswith("probmask: --data digts: no such data set")
-    assert said("--model", "smalconv").startswith("probmask: --model smalconv: no such model")
-    assert said("--method", "gmpp").startswith("probmask: --method gmpp: no such method")
-    assert said("--sparsity", "98").startswith("probmask: ProbMask(sparsity=98.0)")
-    assert said("--set", "optimizer.lrr=1").startswith("probmask: the command line: unknown key")
-    assert said("--epochs", "0").startswith("probmask: train(epochs=0)")
-    # And the other way round.
-    assert said("--data", "folder").startswith(
+    assert message("--data", "digts").startswith("probmask: --data digts: no such data set")
+    assert message("--model", "smalconv").startswith("probmask: --model smalconv: no such model")
+    assert message("--method", "gmpp").startswith("probmask: --method gmpp: no such method")
+    assert message("--sparsity", "98").startswith("probmask: ProbMask(sparsity=98.0)")
+    assert message("--set", "optimizer.lrr=1").startswith("probmask: the command line: unknown key")
+    assert message("--epochs", "0").startswith("probmask: train(epochs=0)")
+    # Errors of the file name the file.
+    assert message("--data", "folder").startswith(
         "probmask: run.toml: unknown key data_args.padding; choose from "
     )
 
 
-def test_a_directory_in_use_is_refused_untouched(run, capsys):
+def test_a_directory_in_use_raises(run, capsys):
     before = snapshot(run.directory)
-    said = refused(capsys, "train", "--out", run.directory)
-    assert "is already in use; choose another, or pass --resume" in said
+    message = error(capsys, "train", "--out", run.directory)
+    assert "is already in use; choose another, or pass --resume" in message
     assert snapshot(run.directory) == before
 
 
-def test_a_file_where_the_directory_should_be_is_refused(tmp_path, capsys):
+def test_a_file_as_directory_raises(tmp_path, capsys):
     (tmp_path / "file").write_text("precious")
-    refused(capsys, "train", "--out", tmp_path / "file")
-    assert "Not a directory" in refused(capsys, "train", "--out", tmp_path / "file" / "out")
+    error(capsys, "train", "--out", tmp_path / "file")
+    assert "Not a directory" in error(capsys, "train", "--out", tmp_path / "file" / "out")
     assert snapshot(tmp_path) == {"file": b"precious"}
 
 
 @pytest.mark.parametrize("out", ["/proc/out", "x" * 300])
-def test_a_place_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys, out):
+def test_an_unwritable_directory_raises(tmp_path, monkeypatch, capsys, out):
     monkeypatch.chdir(tmp_path)
-    said = refused(capsys, "train", "--out", out)
-    assert "cannot be created or written" in said
+    message = error(capsys, "train", "--out", out)
+    assert "cannot be created or written" in message
     assert snapshot(tmp_path) == {}
 
 
-def test_a_corrupt_checkpoint_is_refused_and_nothing_changes(tmp_path, run, capsys):
+def test_a_corrupt_checkpoint_raises(tmp_path, run, capsys):
     (tmp_path / "config.toml").write_bytes((run.directory / "dense" / "config.toml").read_bytes())
     (tmp_path / "checkpoint.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0 torn ")
     before = snapshot(tmp_path)
-    assert "the checkpoint is damaged" in refused(capsys, "train", "--resume", tmp_path)
+    assert "the checkpoint is damaged" in error(capsys, "train", "--resume", tmp_path)
     after = snapshot(tmp_path)
     after.pop(".lock", None)
     assert after == before
 
 
 def test_resume_of_a_directory_without_a_run(tmp_path, capsys):
-    assert "contains no run" in refused(capsys, "train", "--resume", tmp_path)
-    assert "which run" in refused(capsys, "train", "--resume")
+    assert "contains no run" in error(capsys, "train", "--resume", tmp_path)
+    assert "which run" in error(capsys, "train", "--resume")
     assert snapshot(tmp_path) == {}
 
 
-def test_resume_of_a_finished_run_says_so_and_trains_nothing(run, capsys):
+def test_resume_of_a_finished_run_trains_nothing(run, capsys):
     before = snapshot(run.directory)
     assert main(["train", "--resume", str(run.directory)]) == 0
     assert "had already finished" in capsys.readouterr().err
     assert snapshot(run.directory) == before
 
 
-def test_resume_with_two_directories_is_refused(run, tmp_path, capsys):
-    refused(capsys, "train", "--resume", run.directory, "--out", tmp_path / "other")
+def test_resume_with_two_directories_raises(run, tmp_path, capsys):
+    error(capsys, "train", "--resume", run.directory, "--out", tmp_path / "other")
     assert snapshot(tmp_path) == {}
 
 
-def test_a_damaged_record_is_one_line(run, tmp_path, capsys):
+def test_resume_with_a_damaged_record_raises(run, tmp_path, capsys):
     (tmp_path / "config.toml").write_bytes((run.directory / "dense" / "config.toml").read_bytes())
     (tmp_path / "record.json").write_text('{"kept": ')
-    assert "record.json" in refused(capsys, "train", "--resume", tmp_path)
+    assert "record.json" in error(capsys, "train", "--resume", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect"])
-def test_an_artifact_that_is_missing_or_damaged_is_refused(tmp_path, capsys, model, command):
+def test_a_missing_or_damaged_artifact_raises(tmp_path, capsys, model, command):
     path = tmp_path / "model.safetensors"
-    assert "no such file" in refused(capsys, command, path)
-    assert "no such file" in refused(capsys, command, tmp_path)
+    assert "no such file" in error(capsys, command, path)
+    assert "no such file" in error(capsys, command, tmp_path)
     good = model.read_bytes()
     for bad in (b"", b"garbage", good[:1000], good[:-1], b"\xff" + good[1:]):
         path.write_bytes(bad)
-        assert "model.safetensors: " in refused(capsys, command, path)
+        assert "model.safetensors: " in error(capsys, command, path)
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    assert "damaged" in refused(capsys, "evaluate", path)
+    assert "damaged" in error(capsys, "evaluate", path)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect"])
@@ -231,8 +231,8 @@ def test_an_artifact_that_is_missing_or_damaged_is_refused(tmp_path, capsys, mod
         {"macs_per_weight": {"weight": "many"}},
     ],
 )
-def test_metadata_of_ones_own_is_no_reason_to_crash(tmp_path, capsys, command, metadata):
-    """`probmask.save` takes any metadata; `inspect` and `evaluate` must live with it."""
+def test_arbitrary_metadata(tmp_path, capsys, command, metadata):
+    """`probmask.save` accepts any metadata; `inspect` and `evaluate` must not crash."""
     path = tmp_path / "model.safetensors"
     save(torch.nn.Linear(4, 4), path, metadata=metadata)
     code = main([command, str(path)])
@@ -241,7 +241,7 @@ def test_metadata_of_ones_own_is_no_reason_to_crash(tmp_path, capsys, command, m
     assert printed.err.count("\n") == (0 if command == "inspect" else 1)
 
 
-def test_the_real_command_answers_wrong_input_in_one_line(tmp_path):
+def test_input_errors_of_the_real_command(tmp_path):
     done = probmask("train", "--sparsity", "98", "--out", tmp_path / "out")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -252,8 +252,8 @@ def test_the_real_command_answers_wrong_input_in_one_line(tmp_path):
     assert snapshot(tmp_path) == {}
 
 
-def test_a_network_of_ones_own_in_the_working_directory(tmp_path):
-    """`--model module:function` finds a module beside which one stands; evaluate repeats it."""
+def test_own_network_in_the_working_directory(tmp_path):
+    """`--model module:function` imports from the working directory, also in evaluate."""
     text = (
         "from torch import nn\n"
         "def build(classes, channels, hidden=16):\n"
@@ -285,7 +285,7 @@ def output(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_train_prints_nothing_but_json_if_asked(tmp_path, capfd):
+def test_train_json(tmp_path, capfd):
     out = tmp_path / "run"
     text = output(capfd, "train", "--json", "--out", out, *flags(epochs=1, dense_twin=True))
     printed = json.loads(text)
@@ -294,7 +294,7 @@ def test_train_prints_nothing_but_json_if_asked(tmp_path, capfd):
     assert printed["dense"] == json.loads((out / "dense" / "record.json").read_text())
 
 
-def test_train_shows_what_was_kept_layer_by_layer_and_both_accuracies(run, capsys):
+def test_train_prints_layers_and_accuracies(run, capsys):
     text = output(capsys, "train", "--resume", run.directory)
     for layer in run.record["layers"]:
         row = next(line for line in text.splitlines() if line.strip().startswith(layer["name"]))
@@ -308,15 +308,15 @@ def test_train_shows_what_was_kept_layer_by_layer_and_both_accuracies(run, capsy
     assert "\x1b" not in text
 
 
-def test_the_directory_is_shown_as_it_is_whatever_its_name(tmp_path, capsys):
-    """Brackets are markup to rich, and a long line is something to break."""
+def test_paths_are_printed_verbatim(tmp_path, capsys):
+    """Rich would interpret brackets as markup and wrap long lines."""
     out = tmp_path / "[bold]a[" / "b]" / ("long" * 40)
     text = output(capsys, "train", "--out", out, *flags(epochs=1))
     assert f"in {out}: " in text
     assert str(out) in output(capsys, "inspect", out / "model.safetensors")
 
 
-def test_a_training_that_diverges_failed_while_working(tmp_path, capsys):
+def test_diverged_training_exits_with_1(tmp_path, capsys):
     code = main(["train", "--out", str(tmp_path / "run"), *flags(optimizer__lr=1e30)])
     printed = capsys.readouterr()
     assert code == 1
@@ -324,7 +324,7 @@ def test_a_training_that_diverges_failed_while_working(tmp_path, capsys):
     assert printed.err.count("\n") == 1
 
 
-def test_flags_win_over_the_file_and_set_over_flags(tmp_path, capsys):
+def test_flags_override_the_file_and_set_overrides_flags(tmp_path, capsys):
     path = tmp_path / "run.toml"
     path.write_text("epochs = 9\nseed = 7\nbatch_size = 700\n[method]\nsparsity = 0.5\n")
     arguments = ["--epochs", "8", "--batch-size", "600", "--sparsity", "0.6", "--no-dense-twin"]
@@ -336,7 +336,7 @@ def test_flags_win_over_the_file_and_set_over_flags(tmp_path, capsys):
     assert not config.dense_twin
 
 
-def test_evaluate_repeats_the_accuracy_of_the_record(run, model, capsys):
+def test_evaluate_repeats_the_recorded_accuracy(run, model, capsys):
     printed = json.loads(output(capsys, "evaluate", model, "--json"))
     assert printed == {
         "data": "digits",
@@ -350,8 +350,8 @@ def test_evaluate_repeats_the_accuracy_of_the_record(run, model, capsys):
     )
 
 
-def test_evaluate_tells_when_the_record_says_otherwise(run, model, tmp_path, capsys):
-    """As on another machine, where a rounding may tip an image over."""
+def test_evaluate_prints_a_differing_recorded_accuracy(run, model, tmp_path, capsys):
+    """Another machine can round differently and classify an image differently."""
     network, metadata = load(model), dict(read(model).metadata)
     metadata["test"] = {"correct": 3, "total": 355, "accuracy": 100 * 3 / 355}
     path = tmp_path / "model.safetensors"
@@ -363,7 +363,7 @@ def test_evaluate_tells_when_the_record_says_otherwise(run, model, tmp_path, cap
     )
 
 
-def test_evaluate_says_which_settings_it_took_over_and_lets_them_be_set(tmp_path, capsys):
+def test_evaluate_uses_the_settings_of_training_unless_set(tmp_path, capsys):
     run = train(small(epochs=1, data_args__test_images=40), out=tmp_path / "run")
     correct = run.record["test"]["correct"]
     assert output(capsys, "evaluate", run.directory) == (
@@ -382,7 +382,7 @@ def test_evaluate_says_which_settings_it_took_over_and_lets_them_be_set(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "message"),
     [
         ("test_images=3", "expected a key of data_args, as in data_args.test_images=100"),
         ("data_args.test_images", "expected a key of data_args"),
@@ -391,12 +391,12 @@ def test_evaluate_says_which_settings_it_took_over_and_lets_them_be_set(tmp_path
         ("data_args.test_images=0", "test_images=0"),
     ],
 )
-def test_evaluate_refuses_settings_that_are_none_of_the_data(model, capsys, assignment, said):
-    assert said in refused(capsys, "evaluate", model, "--set", assignment)
+def test_evaluate_with_wrong_settings_raises(model, capsys, assignment, message):
+    assert message in error(capsys, "evaluate", model, "--set", assignment)
 
 
-def test_evaluate_on_unknown_data_is_refused(model, capsys):
-    assert "--data digit: no such data set" in refused(capsys, "evaluate", model, "--data", "digit")
+def test_evaluate_with_unknown_data_raises(model, capsys):
+    assert "--data digit: no such data set" in error(capsys, "evaluate", model, "--data", "digit")
 
 
 def test_inspect_agrees_with_the_record(run, model, capsys):
@@ -418,18 +418,18 @@ def test_inspect_shows_every_layer(run, model, capsys):
         assert layer["name"] in text
     assert f" {run.record['kept']:,} " in text
     assert "% of the" in text
-    said = {line.split("  ")[0]: line for line in text.splitlines()}
-    assert "smallconv (channels = 1, classes = 10, width = 8)" in said["model"]
-    assert "digits (" in said["data"]
-    assert said["method"].split() == ["method", "probmask"]
-    assert "90.00 % asked, 90.01 % reached" in said["sparsity"]
-    assert said["seed"].split() == ["seed", "0"]
+    lines = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert "smallconv (channels = 1, classes = 10, width = 8)" in lines["model"]
+    assert "digits (" in lines["data"]
+    assert lines["method"].split() == ["method", "probmask"]
+    assert "90.00 % requested, 90.01 % reached" in lines["sparsity"]
+    assert lines["seed"].split() == ["seed", "0"]
     test = run.record["test"]
-    assert f"{test['accuracy']:.2f} % ({test['correct']} of 355 correct)" in said["test accuracy"]
-    assert f"torch {torch.__version__}" in said["made with"]
+    assert f"{test['accuracy']:.2f} % ({test['correct']} of 355 correct)" in lines["test accuracy"]
+    assert f"torch {torch.__version__}" in lines["made with"]
 
 
-def test_inspect_shows_settings_of_the_method_that_are_not_its_defaults(tmp_path, capsys):
+def test_inspect_shows_non_default_settings(tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     method = {**METHODS["probmask"](sparsity=0.9, draws=2).settings(), "name": "probmask"}
     save(torch.nn.Linear(4, 4), path, metadata={"method": method, "sparsity": 0.9})
@@ -439,7 +439,7 @@ def test_inspect_shows_settings_of_the_method_that_are_not_its_defaults(tmp_path
 
 
 @pytest.mark.parametrize("name", ["[/red]", "\x1b[2J", "a\nb"])
-def test_inspect_prints_any_text_as_text(tmp_path, capsys, name):
+def test_inspect_escapes_text(tmp_path, capsys, name):
     path = tmp_path / "model.safetensors"
     network = torch.nn.Module()
     network.register_buffer(name, torch.ones(2, 2))
@@ -459,7 +459,7 @@ def test_inspect_prints_any_text_as_text(tmp_path, capsys, name):
 
 def test_inspect_fits_80_columns_and_adds_up(model, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to rich
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich assume a terminal
     text = re.sub(r"\x1b\[[0-9;]*m", "", output(capsys, "inspect", model))
     lines = [line.rstrip() for line in text.splitlines() if str(model) not in line]
     assert 60 < max(map(len, lines)) <= 80
@@ -483,16 +483,16 @@ def test_list(capsys, what, names):
         assert row["summary"] in text
 
 
-def test_one_line_serves_for_all_methods_the_dense_one_too(tmp_path, capsys):
+def test_sparsity_is_ignored_for_dense(tmp_path, capsys):
     out = tmp_path / "run"
     arguments = [*flags(epochs=1), "--method", "dense", "--sparsity", "0.95", "--out", out]
     assert main(["train", *map(str, arguments)]) == 0
-    said = "probmask: --method dense prunes nothing; --sparsity 0.95 is ignored."
-    assert said in capsys.readouterr().err
+    message = "probmask: --method dense prunes nothing; --sparsity 0.95 is ignored."
+    assert message in capsys.readouterr().err
     record = json.loads((out / "record.json").read_text())
     assert record["sparsity"] == {"asked": 0.0, "reached": 0.0}
     wrong = ["train", "--method", "dense", "--sparsity", "95", "--out", tmp_path / "other"]
-    assert "for 95 % pass 0.95" in refused(capsys, *wrong)
+    assert "for 95 % pass 0.95" in error(capsys, *wrong)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_help(capsys, command):
     assert "--json" in text or not command
 
 
-def test_help_of_train_names_every_flag_of_the_design(capsys):
+def test_help_of_train_lists_its_flags(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     text = capsys.readouterr().out
@@ -524,7 +524,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["trian"], ["train", "--epochs", "x"], ["list", "x"]])
-def test_what_the_parser_refuses_is_exit_code_2(capsys, arguments):
+def test_parser_errors_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""`probmask compare` of real runs, on the test images and on those held out."""
+"""`probmask compare` of real runs by test and validation accuracy."""
 
 import json
 
@@ -11,14 +11,14 @@ from training.small import small
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run that held images out, and one that trained on all."""
+    """A run with validation images and one without."""
     root = tmp_path_factory.mktemp("compare")
     for name, select_on in (("held", "val"), ("whole", "none")):
         train(small(epochs=1, select_on=select_on), out=root / name)
     return root
 
 
-def test_either_accuracy_is_the_one_of_the_record(runs, capsys):
+def test_test_and_validation_accuracy(runs, capsys):
     record = json.loads((runs / "held" / "record.json").read_text())
     for on, expected in (("val", record["selection"]), ("test", record["test"])):
         assert main(["compare", str(runs / "held"), "--on", on, "--json"]) == 0
@@ -28,16 +28,16 @@ def test_either_accuracy_is_the_one_of_the_record(runs, capsys):
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv", "json"])
-def test_a_run_that_held_nothing_out_is_refused_in_one_line(form, runs, capsys):
+def test_a_run_without_validation_images_raises(form, runs, capsys):
     assert main(["compare", str(runs), "--on", "val", "--format", form]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert f"{runs / 'whole' / 'record.json'}: --on val needs a validation accuracy" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert f"{runs / 'whole' / 'record.json'}: --on val needs a validation accuracy" in printed.err
     assert main(["compare", str(runs), "--format", form]) == 0
 
 
-def test_other_images_are_not_known(runs, capsys):
+def test_unknown_images_raise(runs, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["compare", str(runs), "--on", "train"])
     assert caught.value.code == 2

@@ -1,4 +1,4 @@
-"""`probmask watch`: the state of a run, whoever trains it, in a terminal of any size."""
+"""`probmask watch`: states of runs, in terminals of any size."""
 
 import io
 import json
@@ -25,7 +25,7 @@ SIZES = [(60, 20), (80, 24), (119, 30), (120, 20), (200, 60)]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run with its dense twin; nobody may change it."""
+    """A finished run with its dense twin; tests must not change it."""
     config = small(epochs=4, method__sparsity=0.9, dense_twin=True)
     return train(config, out=tmp_path_factory.mktemp("watch") / "run").directory
 
@@ -39,7 +39,7 @@ def phased(tmp_path_factory):
 
 @pytest.fixture
 def unfinished(run, tmp_path):
-    """The run as if it had been killed in its third epoch."""
+    """A copy of the run, as if it had been killed in its third epoch."""
     there = shutil.copytree(run, tmp_path / "killed run")
     (there / "record.json").unlink()
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -58,7 +58,7 @@ with FileLock(sys.argv[1]):
 
 @contextmanager
 def trained(directory):
-    """Another process holds the directory, as one that trains does."""
+    """Lock the directory in another process, as a training does."""
     command = [sys.executable, "-c", HOLD, str(RunDirectory(directory).lock)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
@@ -74,7 +74,7 @@ def output(capsys, *arguments):
     return printed.out
 
 
-def refused(capsys, *arguments):
+def error(capsys, *arguments):
     assert main(["watch", *map(str, arguments)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -82,7 +82,7 @@ def refused(capsys, *arguments):
     return printed.err
 
 
-def test_a_finished_run_shows_its_curves_and_what_came_out(run, capsys):
+def test_a_finished_run_shows_curves_and_results(run, capsys):
     before = snapshot(run)
     text = output(capsys, run)
     assert text.startswith(
@@ -98,11 +98,11 @@ def test_a_finished_run_shows_its_curves_and_what_came_out(run, capsys):
     assert snapshot(run) == before
 
 
-def test_once_is_what_a_pipe_gets(run, capsys):
+def test_once_equals_output_to_a_pipe(run, capsys):
     assert output(capsys, run, "--once") == output(capsys, run)
 
 
-def test_a_run_that_nobody_trains_is_stopped_and_says_how_to_go_on(unfinished, capsys):
+def test_a_stopped_run_prints_how_to_resume(unfinished, capsys):
     text = output(capsys, unfinished)
     assert "\nstopped · epoch 2 of 4\n" in text  # the third line of the log is torn
     assert text.endswith(f"\nstopped; continue with probmask train --resume '{unfinished}'\n")
@@ -114,7 +114,7 @@ def test_a_twin_is_resumed_with_its_run(unfinished, capsys):
     assert text.endswith(f"--resume '{unfinished}'\n")
 
 
-def test_a_run_that_is_trained_says_so(unfinished, capsys):
+def test_a_training_run(unfinished, capsys):
     with trained(unfinished) as holder:
         assert "\ntraining · epoch 2 of 4\n" in output(capsys, unfinished)
         assert "resume" not in output(capsys, unfinished)
@@ -123,17 +123,17 @@ def test_a_run_that_is_trained_says_so(unfinished, capsys):
         assert "\nstopped · " in output(capsys, unfinished)
 
 
-def test_asking_who_trains_takes_no_lock(unfinished):
+def test_reading_the_state_takes_no_lock(unfinished):
     directory = RunDirectory(unfinished)
     assert not directory.busy
-    with directory.locked():  # refused if anybody held it
+    with directory.locked():  # raises if another process holds it
         pass
     directory.lock.unlink()
     assert not directory.busy
     assert not directory.lock.exists()
 
 
-def test_while_the_twin_trains_its_curves_are_shown(unfinished, capsys):
+def test_curves_of_the_dense_twin_while_it_trains(unfinished, capsys):
     (unfinished / "metrics.jsonl").unlink()
     (unfinished / "dense" / "record.json").unlink()
     text = output(capsys, unfinished)
@@ -141,7 +141,7 @@ def test_while_the_twin_trains_its_curves_are_shown(unfinished, capsys):
     assert " loss " in text
 
 
-def test_before_the_first_epoch_there_is_no_curve(unfinished, capsys):
+def test_no_curves_before_the_first_epoch(unfinished, capsys):
     (unfinished / "metrics.jsonl").write_bytes(b'{"step": 3')
     shutil.rmtree(unfinished / "dense")
     assert "the first epoch has not finished" in output(capsys, unfinished)
@@ -161,7 +161,7 @@ def test_json_has_the_curves_and_the_record(run, unfinished, capsys):
     assert (stopped["status"], stopped["epoch"], stopped["record"]) == ("stopped", 2, None)
 
 
-def pictured(renderable, width, height):
+def rendered(renderable, width, height):
     console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     console.print(renderable)
     return console.file.getvalue().splitlines()
@@ -169,9 +169,9 @@ def pictured(renderable, width, height):
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("which", ["run", "phased"])
-def test_the_curves_fill_the_terminal_and_no_more(request, which, width, height):
+def test_curves_fit_the_terminal(request, which, width, height):
     state = RunReader().read(request.getfixturevalue(which))
-    lines = pictured(render_run(state, width=width, height=height, seconds_left=9), width, height)
+    lines = rendered(render_run(state, width=width, height=height, seconds_left=9), width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) in range(width - 3, width + 1)
     assert sum("┤" in line for line in lines) == (2 if width >= 120 else 6)
@@ -194,7 +194,7 @@ def test_an_unfinished_run_names_its_phase(phased, tmp_path, capsys):
     assert "epoch 5 of 5 · phase 2 of 2: fine-tune\n" in output(capsys, there)
 
 
-def test_a_diverging_loss_is_a_gap_not_a_crash(unfinished, capsys):
+def test_a_nan_is_a_gap(unfinished, capsys):
     values = '"train_accuracy": NaN, "expected_sparsity": 0.0'
     text = "".join(f'{{"step": 1, "epoch": {n}, "loss": NaN, {values}}}\n' for n in (1, 2))
     (unfinished / "metrics.jsonl").write_text(text)
@@ -219,8 +219,8 @@ def test_a_directory_of_runs_is_a_table(run, phased, unfinished, tmp_path, capsy
     assert "history" not in printed[1]
 
 
-def pictured_cells(state, width):
-    """What a row shows of a finished run after its name."""
+def expected_cells(state, width):
+    """Yield the cells of a finished run after its name."""
     last, test = state.history[-1], state.record["test"]["accuracy"]
     yield "finished"
     if width >= 100:
@@ -234,18 +234,18 @@ def pictured_cells(state, width):
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_table_of_many_runs_fits(run, width, height):
+def test_the_table_fits_the_terminal(run, width, height):
     state = RunReader().read(run)
     root = run.parent
     runs = {root / f"a-rather-long-name-{'x' * 200}-{n}": state for n in range(100)}
     runs[root / "z"] = "no"
-    lines = pictured(render_runs(root, runs, width=width, height=height), width, height)
+    lines = rendered(render_runs(root, runs, width=width, height=height), width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
-    assert "unreadable" in " ".join(lines[:6])  # what needs somebody comes first
+    assert "unreadable" in " ".join(lines[:6])  # runs that need attention come first
     assert any("more" in line for line in lines)
     row = next(line for line in lines if "…" in line and "x-" in line)
-    assert row.split()[1:] == [*pictured_cells(state, width)]
+    assert row.split()[1:] == [*expected_cells(state, width)]
     assert re.fullmatch(r"…[-a-z]*x-\d+", row.split()[0])
 
 
@@ -257,29 +257,29 @@ def test_unchanged_runs_are_read_only_once(run, unfinished):
     assert reader.read(unfinished).epoch == 4
 
 
-def test_runs_are_found_however_deep_and_twins_belong_to_theirs(run, tmp_path):
+def test_find_runs_recursively_without_twins(run, tmp_path):
     shutil.copytree(run, tmp_path / "a" / "b" / "c")
     assert find_runs(tmp_path) == [tmp_path / "a" / "b" / "c"]
     assert find_runs(tmp_path / "a" / "b" / "c") == [tmp_path / "a" / "b" / "c"]
 
 
-def test_what_is_no_run_is_one_line(tmp_path, run, unfinished, capsys):
-    assert "no such directory" in refused(capsys, tmp_path / "nowhere")
-    assert "no such directory" in refused(capsys, run / "record.json")
+def test_other_directories_raise(tmp_path, run, unfinished, capsys):
+    assert "no such directory" in error(capsys, tmp_path / "nowhere")
+    assert "no such directory" in error(capsys, run / "record.json")
     (tmp_path / "empty").mkdir()
-    assert "contains no run (no config.toml)" in refused(capsys, tmp_path / "empty")
+    assert "contains no run (no config.toml)" in error(capsys, tmp_path / "empty")
     (unfinished / "metrics.jsonl").write_text("{}\nrubbish\n")
-    assert "line 1 does not describe an epoch" in refused(capsys, unfinished)
+    assert "line 1 does not describe an epoch" in error(capsys, unfinished)
     (unfinished / "metrics.jsonl").write_text("rubbish\n")
-    assert "line 1 is damaged" in refused(capsys, unfinished, "--json")
+    assert "line 1 is damaged" in error(capsys, unfinished, "--json")
     (unfinished / "record.json").write_text("{}")
-    assert "is not the record of a run" in refused(capsys, unfinished)
+    assert "is not the record of a run" in error(capsys, unfinished)
     (unfinished / "config.toml").write_text("epochs = ")
-    assert "is not valid TOML" in refused(capsys, unfinished)
+    assert "is not valid TOML" in error(capsys, unfinished)
 
 
 def in_terminal(directory):
-    """Start the command in a terminal; the process and what is read from its screen."""
+    """Start the command in a pseudo-terminal; return the process and the screen."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     command = [sys.executable, "-m", "probmask.cli", "watch", str(directory)]
@@ -290,16 +290,16 @@ def in_terminal(directory):
 
 def read_until(screen, text):
     seen = b""
-    while text.encode() not in seen:  # a character may come in two parts
+    while text.encode() not in seen:  # a character can arrive in two parts
         seen += os.read(screen, 65536)
 
 
 def read_rest(screen):
     seen = b""
-    with suppress(OSError):  # the terminal is gone with its process
+    with suppress(OSError):  # the terminal closes with its process
         while more := os.read(screen, 65536):
             seen += more
-    return seen.decode(errors="replace")  # it may begin within a character
+    return seen.decode(errors="replace")  # the first character can be incomplete
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -1,4 +1,4 @@
-"""A real browser, without a window, driven by Selenium."""
+"""A headless browser, driven by Selenium."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ FLAGS = (
 
 
 def missing():
-    """Why there is no browser to test in; None if there is one."""
+    """Return why no browser is available, or None if one is."""
     if next(filter(shutil.which, BROWSERS), None) is None:
         return "Chromium is not installed (apt-get install chromium chromium-driver)"
     if shutil.which("chromedriver") is None:
@@ -31,7 +31,7 @@ def missing():
 
 @contextlib.contextmanager
 def chromium(profile, downloads):
-    """A browser with a profile of its own, which saves files without asking."""
+    """Start a browser with a new profile that saves files without asking."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which(next(filter(shutil.which, BROWSERS)))
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
@@ -58,12 +58,12 @@ def prefer(driver, scheme):
 
 
 def complaints(driver):
-    """What the browser wrote to its console since it was last asked."""
+    """Return the messages on the console of the browser since the last call."""
     return [entry["message"] for entry in driver.get_log("browser")]
 
 
 def contrast(first, second):
-    """The contrast of two colours by WCAG 2, each a list of red, green and blue up to 255."""
+    """Return the contrast of two colours by WCAG 2; each is red, green and blue up to 255."""
     light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 

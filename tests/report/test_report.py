@@ -1,4 +1,4 @@
-"""The page is one file that loads nothing, and nothing in a record becomes markup or script."""
+"""The HTML page: self-contained, and safe for records with any content."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pytest
 
-from analysis.made_up import record, thousands, write, write_grid
+from analysis.synthetic_records import record, thousands, write, write_grid
 from probmask.analysis.records import find_records
 from probmask.cli import main
 from probmask.report import render_page
@@ -52,7 +52,7 @@ def grid(tmp_path_factory):
     return write_grid(tmp_path_factory.mktemp("grid"))
 
 
-def test_it_loads_nothing_and_runs_only_its_own_script(grid):
+def test_loads_nothing_and_runs_only_its_own_script(grid):
     elements = Elements(page_of(grid))
     loading = [
         (tag, name, value)
@@ -75,7 +75,7 @@ def test_it_loads_nothing_and_runs_only_its_own_script(grid):
     assert "unsafe" not in policy
 
 
-def test_its_parts_are_in_the_package_and_name_no_host():
+def test_parts_are_in_the_package_and_contain_no_urls():
     parts = files("probmask.report")
     for part in parts.iterdir():
         if part.name.endswith((".js", ".css", ".html")):
@@ -87,7 +87,7 @@ def test_the_same_records_give_the_same_bytes(grid):
     assert page_of(grid) == page_of(*sorted(grid.iterdir(), reverse=True))
 
 
-def test_text_of_a_record_stays_text(tmp_path):
+def test_text_of_a_record_is_escaped(tmp_path):
     evil = "</script><script>alert(1)</script><!--"
     made = record("gmp", model=evil)
     made["config"].update(model=evil, **{evil: evil})
@@ -103,7 +103,7 @@ def test_text_of_a_record_stays_text(tmp_path):
     assert evil in payload["config"]["values"]
 
 
-def test_every_run_s_configuration_can_be_put_together_again(grid):
+def test_configurations_can_be_reconstructed(grid):
     page = page_of(grid)
     payload = payload_in(page)
     config = payload["config"]
@@ -120,14 +120,14 @@ def test_every_run_s_configuration_can_be_put_together_again(grid):
     assert "/somewhere" not in page
 
 
-def test_the_demo_s_twins_have_names_of_their_own(tmp_path):
+def test_dense_twins_have_distinct_names(tmp_path):
     write(tmp_path / "demo", record())
     write(tmp_path / "demo" / "dense", record("dense", 0.0))
     names = [row[0] for row in payload_in(page_of(tmp_path / "demo"))["runs"]]
     assert sorted(names) == ["demo", "demo/dense"]
 
 
-def test_two_thousand_runs_stay_a_small_page():
+def test_size_with_two_thousand_runs():
     page = render_page(thousands())
     payload = payload_in(page)
     assert len(payload["runs"]) == 2000
@@ -148,7 +148,7 @@ def test_two_thousand_runs_stay_a_small_page():
         {"latency": {"milliseconds": 1.25, "batch": 1}},
     ],
 )
-def test_a_record_that_says_less_is_shown_as_far_as_it_goes(tmp_path, changes):
+def test_incomplete_records_are_shown(tmp_path, changes):
     write(tmp_path / "run", record(**changes))
     payload = payload_in(page_of(tmp_path))
     assert payload["runs"][0][4] == record()["test"]["accuracy"]
@@ -166,7 +166,7 @@ def test_curves_are_means_over_seeds_and_end_with_the_last_epoch(tmp_path):
     assert losses == [epoch + 0.5 for epoch in epochs]
 
 
-def test_it_replaces_a_page_of_its_own_and_nothing_else(grid, tmp_path, capsys):
+def test_replaces_a_page_but_no_other_file(grid, tmp_path, capsys):
     page = tmp_path / "new" / "report.html"
     for _ in range(2):
         assert main(["report", str(grid), "--out", str(page)]) == 0
@@ -181,8 +181,8 @@ def test_it_replaces_a_page_of_its_own_and_nothing_else(grid, tmp_path, capsys):
     assert "no record.json" in capsys.readouterr().err
 
 
-def test_for_machines_it_says_where_the_page_is(grid, tmp_path, capsys):
+def test_json_output(grid, tmp_path, capsys):
     page = tmp_path / "report.html"
     assert main(["report", str(grid), "--out", str(page), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said == {"page": str(page), "runs": 26, "bytes": page.stat().st_size}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"page": str(page), "runs": 26, "bytes": page.stat().st_size}

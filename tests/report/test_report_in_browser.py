@@ -1,4 +1,4 @@
-"""The page of `probmask report` as a reader has it: drawn, sorted, filtered, saved, in Chromium."""
+"""The page of `probmask report` in Chromium: plots, sorting, filters and saving."""
 
 import re
 import time
@@ -11,7 +11,7 @@ pytest.importorskip("selenium")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from analysis.made_up import record, thousands, write, write_grid
+from analysis.synthetic_records import record, thousands, write, write_grid
 from probmask.analysis.comparison import compare, rounded
 from probmask.analysis.records import Run, find_records
 from probmask.report import write_page
@@ -43,7 +43,7 @@ def grid(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """A function that opens the page of some runs; in the end nothing may have gone wrong."""
+    """Return a function that opens the page of runs; the console must stay empty."""
 
     def open_page(*runs):
         page = tmp_path / "report.html"
@@ -73,7 +73,7 @@ def click(browser, selector):
 
 
 def coordinates(browser):
-    """All numbers that decide where something is drawn, by plot, as the page has written them."""
+    """Return all coordinates in the plots, by plot."""
     return browser.execute_script(
         """const found = {};
         for (const svg of document.querySelectorAll(".plot svg")) {
@@ -118,7 +118,7 @@ def test_nothing_is_wider_than_the_screen(opened, grid, width, browser):
     assert wide <= width
 
 
-def test_the_table_shows_what_compare_computes(opened, grid):
+def test_table_equals_compare(opened, grid):
     browser = opened(grid)
     (setting,) = compare(find_records([grid]))
     shown = dict(zip(column(browser, "headline", 1), column(browser, "headline", 3), strict=True))
@@ -129,7 +129,7 @@ def test_the_table_shows_what_compare_computes(opened, grid):
             assert shown[cell.label] == expected
 
 
-def test_figures_of_unequal_numbers_of_seeds_say_of_how_many(opened, tmp_path):
+def test_unequal_numbers_of_seeds_are_shown(opened, tmp_path):
     write_grid(tmp_path / "two", methods=("probmask",), sparsities=(0.9, 0.98))
     write_grid(tmp_path / "one", methods=("gmp",), sparsities=(0.9, 0.98), seeds=(0,))
     browser = opened(tmp_path)
@@ -140,7 +140,7 @@ def test_figures_of_unequal_numbers_of_seeds_say_of_how_many(opened, tmp_path):
     assert "seeds (their number in parentheses)" in browser.find_element("id", "headline-note").text
 
 
-def test_the_headline_of_two_sparsities_fits_a_phone(opened, tmp_path, browser):
+def test_table_of_two_sparsities_fits_a_phone(opened, tmp_path, browser):
     write_grid(tmp_path, methods=("probmask", "gmp"), sparsities=(0.9, 0.98))
     resize(browser, 375)
     browser = opened(tmp_path)
@@ -165,7 +165,7 @@ def test_tables_are_sorted_by_their_headings(opened, grid):
     assert runs == sorted(runs, reverse=True)
 
 
-def test_filters_narrow_everything_and_reset_brings_it_back(opened, grid):
+def test_filters_and_reset(opened, grid):
     browser = opened(grid)
     everything = texts(browser, "#headline")
     click(browser, "#methods .chip:nth-child(2)")
@@ -198,7 +198,7 @@ def wait_for(condition, seconds=10):
         time.sleep(0.05)
 
 
-def test_points_speak_to_the_mouse_and_to_the_keyboard(opened, grid):
+def test_tooltips_by_mouse_and_keyboard(opened, grid):
     browser = opened(grid)
     plot = browser.find_element(By.CSS_SELECTOR, "#by-sparsity svg")
     browser.execute_script("arguments[0].scrollIntoView({ block: 'center' })", plot)
@@ -217,7 +217,7 @@ def test_points_speak_to_the_mouse_and_to_the_keyboard(opened, grid):
     assert browser.find_element(By.ID, "tip").is_displayed()
 
 
-def test_the_slider_goes_through_the_epochs(opened, grid):
+def test_epoch_slider(opened, grid):
     browser = opened(grid)
     heights = "return [...document.querySelectorAll('#histogram .bar')].map((b) => b.outerHTML)"
     last = browser.execute_script(heights)
@@ -243,7 +243,7 @@ def test_light_and_dark(opened, grid, scheme, browser):
 
 
 def assert_colours_can_be_seen(browser):
-    """Text by 4.5 to 1 and marks by 3 to 1, which WCAG 2 asks for."""
+    """WCAG 2 requires 4.5:1 for text and 3:1 for marks."""
     colours = browser.execute_script(
         """const probe = document.createElement("span"), found = {};
         document.body.append(probe);
@@ -280,7 +280,7 @@ def test_plots_are_saved_as_svg_and_png(opened, grid, downloads):
     assert (downloads / "probmask-by-sparsity.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_name_is_never_markup(opened, tmp_path):
+def test_names_are_never_markup(opened, tmp_path):
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>"
     for name, sparsity in (("<script>alert(1)</script>", 0.98), ("other", 0.9)):
         made = record("gmp", sparsity, model=evil)
@@ -298,7 +298,7 @@ def test_a_name_is_never_markup(opened, tmp_path):
     ]
 
 
-def test_one_run_is_enough(opened, tmp_path):
+def test_page_of_one_run(opened, tmp_path):
     browser = opened(write(tmp_path / "alone", record()))
     assert_every_plot_is_drawn(browser)
     assert texts(browser, "#count") == ["1 run"]
@@ -308,12 +308,12 @@ def test_one_run_is_enough(opened, tmp_path):
     assert settings["optimizer.lr"] == "0.1"
 
 
-def test_a_dense_run_alone_has_a_page(opened, tmp_path):
+def test_page_of_one_dense_run(opened, tmp_path):
     browser = opened(write(tmp_path / "dense", record("dense", 0.0)))
     assert len(column(browser, "headline", 1)) == 1
 
 
-def test_long_names_of_runs_are_whole_on_a_phone(opened, tmp_path):
+def test_long_names_are_not_truncated_on_a_phone(opened, tmp_path):
     for seed in (0, 1):
         write(
             tmp_path / f"cifar10-resnet14-probmask-scope=layer-0.98-seed{seed}", record(seed=seed)
@@ -327,14 +327,14 @@ def test_long_names_of_runs_are_whole_on_a_phone(opened, tmp_path):
     assert cut == 0
 
 
-def test_a_figure_and_its_unit_stay_on_one_line(opened, grid):
+def test_numbers_and_units_are_not_separated(opened, grid):
     browser = opened(grid)
     (heading,) = texts(browser, "#size h3")
     assert heading.endswith("\u00a0% sparsity")
     assert "Dense needs 1.29\u00a0M." in texts(browser, "#by-macs figcaption")[0]
 
 
-def test_a_latency_is_shown_where_there_is_one(opened, tmp_path):
+def test_latency_is_shown(opened, tmp_path):
     timed = {"milliseconds": 1.25, "batch": 1}
     write(tmp_path / "runs" / "a", record(latency=timed))
     dense = record("dense", 0.0, latency={**timed, "milliseconds": 5.0})
@@ -345,7 +345,7 @@ def test_a_latency_is_shown_where_there_is_one(opened, tmp_path):
     assert "1.25 ms" in texts(browser, "#runs td")
 
 
-def test_settings_are_kept_apart(opened, tmp_path):
+def test_selecting_a_setting(opened, tmp_path):
     write_grid(tmp_path / "short", ["probmask", "gmp"])
     write_grid(tmp_path / "long", ["probmask", "gmp"], epochs=60)
     browser = opened(tmp_path)
@@ -359,7 +359,7 @@ def test_settings_are_kept_apart(opened, tmp_path):
     assert "60 epochs" in texts(browser, "#details")[0]
 
 
-def test_two_thousand_runs_are_drawn_in_seconds(opened):
+def test_time_with_two_thousand_runs(opened):
     browser = opened(*thousands(epochs=10))
     assert texts(browser, "#count") == ["2,000 runs"]
     assert_every_plot_is_drawn(browser)

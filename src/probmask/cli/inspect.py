@@ -155,9 +155,10 @@ def _method_text(value: Any) -> str:
 
 
 def _sparsity_text(sparsity: Mapping[str, Any]) -> str:
+    words = {"asked": "requested", "reached": "reached"}
     shown = [
-        f"{100.0 * sparsity[key]:.2f} % {key}"
-        for key in ("asked", "reached")
+        f"{100.0 * sparsity[key]:.2f} % {word}"
+        for key, word in words.items()
         if is_number(sparsity.get(key))
     ]
     return ", ".join(shown)

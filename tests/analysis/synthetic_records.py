@@ -1,4 +1,4 @@
-"""Records of runs that never were, in the form of real ones, for tables and pages to show."""
+"""Synthetic records in the format of real ones, for tests of tables and pages."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SKILL = {"dense": 4.0, "probmask": 3.0, "gmp": 1.5, "rigl": 1.0, "str": 2.0}
 
 
 def record(method="probmask", sparsity=0.98, seed=0, *, epochs=30, accuracy=None, **changes):
-    """A record in which a method's skill, the sparsity and the seed decide the accuracy."""
+    """Return a record whose accuracy depends on the method, the sparsity and the seed."""
     chance = random.Random(f"{method} {sparsity} {seed}")
     if accuracy is None:
         skill = SKILL.get(method, chance.random())
@@ -78,12 +78,12 @@ def record(method="probmask", sparsity=0.98, seed=0, *, epochs=30, accuracy=None
 
 
 def held_out(accuracy):
-    """What a record holds under "selection" of a run that held images out."""
+    """Return the "selection" of a run that held out validation images."""
     return {"on": "val", "correct": round(10 * accuracy), "total": 1000, "accuracy": accuracy}
 
 
 def kept_by_layer(keep, chance):
-    """The budget shared out at random, exactly."""
+    """Distribute the budget over the layers at random, exactly."""
     shares = {name: count * (0.5 + chance.random()) for name, count in LAYERS.items()}
     whole = sum(shares.values())
     kept = {name: min(LAYERS[name], int(keep * share / whole)) for name, share in shares.items()}
@@ -113,14 +113,14 @@ def history(method, epochs, accuracy, size):
 
 
 def write(directory: Path, made) -> Path:
-    """Put a record where a run of that name would have left it."""
+    """Write a record to the path of a run with this name."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "record.json").write_text(json.dumps(made), encoding="utf-8")
     return directory
 
 
 def thousands(**changes):
-    """Two thousand runs: 25 ways of pruning at four sparsities, of twenty seeds each."""
+    """Return two thousand runs: 25 methods, four sparsities, twenty seeds."""
     methods = ["probmask", *(f"gmp power={n}" for n in range(24))]
     return [
         Run(
@@ -134,7 +134,7 @@ def thousands(**changes):
 
 
 def write_grid(root: Path, methods=SKILL, sparsities=(0.9, 0.95, 0.98), seeds=(0, 1), **changes):
-    """Runs of every method but dense at every sparsity, of every seed; and dense ones."""
+    """Write runs of every method, sparsity and seed, and dense ones."""
     for method in methods:
         for sparsity in (0.0,) if method == "dense" else sparsities:
             for seed in seeds:

@@ -1,4 +1,4 @@
-"""Curves in plain text, compared with what they look like and with a slow, obvious drawing."""
+"""Curves and axes in plain text."""
 
 import math
 
@@ -17,7 +17,7 @@ def drawn(points, *, width, height, **ranges):
 
 
 def dots(rows):
-    """The dots of a drawing as (column, row) from the upper left."""
+    """Return the dots of a drawing as (column, row) from the upper left."""
     order = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]  # bits 0 to 7
     return {
         (2 * x + right, 4 * y + down)
@@ -32,7 +32,7 @@ def test_a_rising_line():
     assert drawn([(0, 0), (1, 1)], width=4, height=2) == ["  ⡠⠊", "⡠⠊  "]
 
 
-def test_a_fall_that_flattens():
+def test_a_decaying_curve():
     points = [(epoch, math.exp(-epoch / 3)) for epoch in range(13)]
     assert drawn(points, width=13, height=3, across=Range(0, 12)) == [
         "⠱⡀           ",
@@ -46,27 +46,27 @@ def test_a_single_point_is_a_dot():
     assert drawn([(1, 1)], width=3, height=1) == ["  ⠈"]
 
 
-def test_nothing_is_an_empty_drawing():
+def test_no_points():
     assert drawn([], width=3, height=2) == ["   ", "   "]
 
 
-def test_borders_stand_where_the_curve_leaves_room():
+def test_borders_are_behind_the_curve():
     rows = drawn([(0, 0), (1, 0)], width=5, height=3, borders=[0.5])
     assert rows == ["  ┊  ", "  ┊  ", "⣀⣀⣀⣀⣀"]
 
 
 @pytest.mark.parametrize("hole", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_a_gap(hole):
+def test_a_non_finite_value_is_a_gap(hole):
     points = [(0, 0), (0.25, 0), (0.5, hole), (0.75, 0), (1, 0)]
     assert drawn(points, width=8, height=1) == ["⣀⣀⡀  ⢀⣀⣀"]
 
 
-def test_values_outside_lie_on_the_edge():
+def test_values_outside_the_range_are_on_its_edge():
     assert drawn([(0, 9), (1, 9)], width=2, height=1) == ["⠉⠉"]
     assert drawn([(0, -9), (1, -9)], width=2, height=1) == ["⣀⣀"]
 
 
-def test_a_range_without_width_is_drawn_in_its_middle():
+def test_an_empty_range_is_drawn_in_the_middle():
     assert drawn([(5, 5)], width=3, height=1, across=Range(5, 5), up=Range(5, 5)) == [" ⠐ "]
 
 
@@ -74,7 +74,7 @@ values = st.floats(min_value=-1, max_value=2)
 
 
 @given(st.lists(values, min_size=2, max_size=12), st.integers(2, 9), st.integers(1, 5))
-def test_a_curve_goes_through_all_its_points_without_a_hole(ys, width, height):
+def test_a_curve_connects_all_points(ys, width, height):
     points = [(place / (len(ys) - 1), y) for place, y in enumerate(ys)]
     rows = drawn(points, width=width, height=height)
     assert [len(row) for row in rows] == [width] * height
@@ -86,18 +86,18 @@ def test_a_curve_goes_through_all_its_points_without_a_hole(ys, width, height):
         assert (column, row) in found
     assert {column for column, _ in found} == set(range(2 * width))
     seen, border = set(), {next(iter(found))}
-    while border:  # every dot is reached from any other over neighbours
+    while border:  # all dots are connected
         seen |= border
         steps = [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1)]
         border = {(x + a, y + b) for x, y in border for a, b in steps} & found - seen
     assert seen == found
 
 
-def test_the_axis_has_its_ends_and_its_name():
+def test_axis_with_one_name():
     assert draw_axis(21, Range(1, 40), ["epoch"]) == "1───────epoch──────40"
 
 
-def test_the_axis_names_what_borders_part():
+def test_axis_with_borders():
     names = ["train", "fine-tune"]
     axis = draw_axis(41, Range(1, 10), names, borders=[5.5])
     assert axis == "1──────train────────┴─────fine-tune────10"
@@ -105,7 +105,7 @@ def test_the_axis_names_what_borders_part():
     assert rows[0].index("┊") == axis.index("┴")
 
 
-def test_names_without_room_are_left_out():
+def test_names_without_room_are_omitted():
     names = [f"training {number}" for number in range(1, 6)]
     borders = [epoch + 0.5 for epoch in range(1, 5)]
     assert draw_axis(21, Range(1, 5), names, borders) == "1─┴────┴─────┴────┴─5"
