@@ -63,23 +63,23 @@ def bisect_(probs: Sequence[Tensor], keep: float) -> float:
 def count_passes(probs: Sequence[Tensor], keep: float) -> int:
     """Return the number of times that `project_` evaluates the budget over all entries."""
     passes, kinds = 0, (PlainPasses, CompiledPasses)
-    originals = [kind.kept for kind in kinds]
+    originals = [kind.weighted_sum for kind in kinds]
 
-    def counted(kept: Callable[..., float]) -> Callable[..., float]:
+    def counted(weighted_sum: Callable[..., float]) -> Callable[..., float]:
         def counting(*args: object, **kwargs: object) -> float:
             nonlocal passes
             passes += 1
-            return kept(*args, **kwargs)
+            return weighted_sum(*args, **kwargs)
 
         return counting
 
-    for kind, kept in zip(kinds, originals, strict=True):
-        kind.kept = counted(kept)
+    for kind, weighted_sum in zip(kinds, originals, strict=True):
+        kind.weighted_sum = counted(weighted_sum)
     try:
         project_([z.clone() for z in probs], keep)
     finally:
-        for kind, kept in zip(kinds, originals, strict=True):
-            kind.kept = kept
+        for kind, weighted_sum in zip(kinds, originals, strict=True):
+            kind.weighted_sum = weighted_sum
     return passes
 
 
