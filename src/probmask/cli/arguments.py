@@ -96,7 +96,7 @@ def download(data: str, directory: str | None, options: argparse.Namespace) -> N
     """
     from probmask.data import download_data
 
-    download_data(data, directory, visible=shows_progress(options))
+    download_data(data, directory, progress=shows_progress(options))
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

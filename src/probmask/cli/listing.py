@@ -96,7 +96,7 @@ def _list_models(options: argparse.Namespace) -> None:
 
 
 def _list_data(options: argparse.Namespace) -> None:
-    from probmask.data.catalogue import describe_data
+    from probmask.data import describe_data
 
     described = describe_data()
     if options.json:

@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from probmask.data import is_fetched
+from probmask.data import is_downloaded
 from probmask.errors import InputError
 from probmask.sweeps.grid import PlannedRun
 from probmask.sweeps.local_processes import run_locally
@@ -88,7 +88,7 @@ def missing_data(jobs: Sequence[Job], *, download: bool) -> list[str]:
     messages = []
     for config in _one_per_data_set(jobs):
         try:
-            if download and not is_fetched(config.data, config.data_dir):
+            if download and not is_downloaded(config.data, config.data_dir):
                 messages.append(f"--data {config.data}: is missing; --download fetches it first.")
             else:
                 load_run_data(config)

@@ -355,7 +355,7 @@ def _new_run(
     run = Run(config, data)
     if is_first_rank():
         warn_of_absent_classes(data)
-        data.to(torch.device("cpu"), workers=_workers(config)).check(visible=visible)
+        data.to(torch.device("cpu"), workers=_workers(config)).check(progress=visible)
     return run
 
 

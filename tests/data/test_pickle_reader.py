@@ -1,4 +1,4 @@
-"""Pickles read without running them: plain data as ``pickle.loads`` gives it, the rest refused."""
+"""Pickles: plain data as `pickle.loads` returns it, and everything else rejected unexecuted."""
 
 import os
 import pickle
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probmask.data.pickled import read_pickle
+from probmask.data.pickle_reader import read_pickle
 from probmask.errors import InputError
 
 PROTOCOLS = [2, 3, 4, 5]
-DTYPES = ["?", "u1", "i1", "<i2", ">i2", "<u4", "<i8", ">i8", "<f2", "<f4", ">f8", "<c8", "<c16"]
+OTHER_DTYPES = ["?", "i1", "<i2", ">i2", "<u4", "<i8", "<f4", ">f8", "<c16"]
 
 
 def read(data):
@@ -33,9 +33,8 @@ def assert_same(ours, theirs):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             assert_same(one, other)
-    elif isinstance(ours, np.ndarray | np.generic):
-        # Protocol 5 keeps a foreign byte order, which PyTorch does not take.
-        assert ours.dtype == theirs.dtype.newbyteorder("=")
+    elif isinstance(ours, np.ndarray):
+        assert ours.dtype == theirs.dtype
         assert ours.shape == theirs.shape
         assert ours.flags.f_contiguous == theirs.flags.f_contiguous
         np.testing.assert_array_equal(ours, theirs)
@@ -45,7 +44,7 @@ def assert_same(ours, theirs):
 
 def assert_plain(value):
     assert type(value) in (dict, list, tuple, bytes, str, int, float, bool, type(None)) or (
-        isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject
+        isinstance(value, np.ndarray) and value.dtype == np.uint8
     )
     if isinstance(value, dict):
         value = [*value, *value.values()]
@@ -55,7 +54,7 @@ def assert_plain(value):
 
 
 class Python2:
-    """Writes what Python 2's cPickle writes at protocol 2, every value with its memo index."""
+    """Write what cPickle of Python 2 writes at protocol 2, every value with its memo index."""
 
     def __init__(self):
         self.count = 0
@@ -127,11 +126,10 @@ def cifar(count=300, *, labels=(b"labels",), order="C"):
     }
 
 
-# Each kind of thing that is read, small.
+# A small example of each kind of value.
 SMALL = {
     "data": np.arange(6, dtype=np.uint8).reshape(2, 3),
-    "more": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
-    "scalar": np.float32(1.5),
+    "more": np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)),
     "labels": [1, 300, 70000, -1, 2**40],
     "rest": (b"raw", b"", "text é", 0.5, True, False, None, (), [], {}, (1,), (1, 2), (1, 2, 3, 4)),
 }
@@ -149,16 +147,15 @@ def test_reads_the_layout_of_cifar(labels, order):
     assert_same(read(data), pickle.loads(data, encoding="bytes"))
 
 
-def test_reads_a_large_number_of_python_2():
+def test_large_integers_of_python_2():
     assert read(Python2().file([2**40, -(2**40), 70000])) == [2**40, -(2**40), 70000]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_are_those_of_pickle(protocol, order, dtype):
-    array = np.asarray((np.arange(24) % 7).reshape(2, 3, 4).astype(dtype), order=order)
-    for one in (array, array[:0], array[:1, :1, 0], array[0, 0, 0], np.array(array[1, 1, 1])):
+def test_arrays_are_those_of_pickle(protocol, order):
+    array = np.asarray(np.arange(24, dtype=np.uint8).reshape(2, 3, 4), order=order)
+    for one in (array, array[:0], array[:1, :1, 0], np.array(array[1, 1, 1])):
         data = pickle.dumps(one, protocol)
         assert_same(read(data), pickle.loads(data))
 
@@ -174,9 +171,9 @@ def test_plain_data_is_that_of_pickle(protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_arrays_can_be_written_to(protocol):
-    read_only = np.arange(3)
+    read_only = np.arange(3, dtype=np.uint8)
     read_only.flags.writeable = False
-    for array in (np.arange(3), read_only):
+    for array in (np.arange(3, dtype=np.uint8), read_only):
         ours = read(pickle.dumps(array, protocol))
         ours += 1
         assert ours.tolist() == [1, 2, 3]
@@ -187,11 +184,11 @@ def test_arrays_can_be_written_to(protocol):
     st.recursive(
         st.none()
         | st.booleans()
-        | st.integers()
+        | st.integers(-(2**63), 2**63 - 1)
         | st.floats()
         | st.text()
         | st.binary()
-        | st.sampled_from(DTYPES).map(lambda dtype: np.ones((2, 3), dtype)),
+        | st.just((2, 3)).map(lambda shape: np.ones(shape, np.uint8)),
         lambda some: (
             st.lists(some) | st.tuples(some, some) | st.dictionaries(st.text(max_size=9), some)
         ),
@@ -204,11 +201,11 @@ def test_any_plain_data_is_that_of_pickle(value, protocol):
     assert_same(read(data), pickle.loads(data))
 
 
-# --- what a hostile file may try ---
+# --- hostile files
 
 
 class Calls:
-    """Unpickles by calling a function."""
+    """Unpickle by calling a function."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -231,12 +228,12 @@ def test_a_function_is_named_and_not_called(protocol, wrap, tmp_path):
     assert not canary.exists()
     if protocol >= 2:
         assert str(refused.value) == (
-            f"data_batch_1: found '{os.system.__module__}.system', but only plain arrays, numbers, "
-            "text, lists and dictionaries are read from a pickle, and nothing in it is run; take "
-            "the file from the official release."
+            f"data_batch_1: contains '{os.system.__module__}.system'; only numbers, text, lists, "
+            "dictionaries and uint8 arrays are read from a pickle, and nothing is executed. Use "
+            "the file of the official release."
         )
     pickle.loads(data)
-    assert canary.exists()  # the file is as hostile as it is meant to be
+    assert canary.exists()  # the file is really hostile
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -244,15 +241,15 @@ def test_a_function_is_named_and_not_called(protocol, wrap, tmp_path):
     ("value", "found"),
     [
         (OrderedDict(a=1), "'collections.OrderedDict'"),
-        (Ordinary(), "Ordinary'"),
+        (Ordinary(), "the instruction NEWOBJ"),
         (date(2020, 1, 1), "'datetime.date'"),
         (np.ma.zeros(3), "'numpy.ma"),
-        (np.random.default_rng(0), "'numpy.random"),
         (np.array([1, "a"], dtype=object), "an array of type 'O8'"),
         (np.array(["a"]), "an array of type 'U1'"),
         (np.zeros(2, "datetime64[s]"), "an array of type 'M8'"),
         (np.zeros(2, [("a", "u1")]), "an array of type 'V1'"),
-        (np.dtype("u1"), "a value of type UInt8DType"),
+        (np.dtype("u1"), "'numpy.dtype' outside an array"),
+        (np.uint8(3), "multiarray.scalar'"),
         (np.ndarray, "'numpy.ndarray' outside an array"),
         ({1: 2}, "a dictionary whose keys are not short text"),
         ({(1,): 2}, "a dictionary whose keys are not short text"),
@@ -260,10 +257,20 @@ def test_a_function_is_named_and_not_called(protocol, wrap, tmp_path):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_not_plain_is_named(value, found, protocol):
-    with pytest.raises(InputError, match=r"data_batch_1: found .* only plain arrays") as refused:
+def test_values_that_are_not_plain_are_named(value, found, protocol):
+    with pytest.raises(
+        InputError, match=r"data_batch_1: contains .*; only numbers, text"
+    ) as refused:
         read(pickle.dumps(value, protocol))
     assert found in str(refused.value)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("dtype", OTHER_DTYPES)
+def test_only_arrays_of_uint8_are_read(protocol, dtype):
+    code = np.dtype(dtype).str[1:]
+    with pytest.raises(InputError, match=f"contains an array of type '{code}'"):
+        read(pickle.dumps(np.ones((2, 3), dtype), protocol))
 
 
 @pytest.mark.parametrize(
@@ -275,13 +282,13 @@ def test_what_is_not_plain_is_named(value, found, protocol):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_only_protocol_5_writes_is_refused_too(value, found):
+def test_values_that_only_newer_protocols_write(value, found):
     with pytest.raises(InputError) as refused:
         read(pickle.dumps(value, 5))
     assert found in str(refused.value)
 
 
-def test_a_buffer_outside_the_file_is_refused():
+def test_a_buffer_outside_the_file():
     buffers = []
     data = pickle.dumps(np.arange(5), 5, buffer_callback=buffers.append)
     with pytest.raises(InputError, match="the instruction NEXT_BUFFER"):
@@ -289,6 +296,7 @@ def test_a_buffer_outside_the_file_is_refused():
 
 
 NDARRAY, DTYPE = b"cnumpy\nndarray\n", b"cnumpy\ndtype\n"
+LONG = b"\x8b" + struct.pack("<i", 1_000_000) + b"\x7f" * 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -305,26 +313,30 @@ NDARRAY, DTYPE = b"cnumpy\nndarray\n", b"cnumpy\ndtype\n"
         (b"Pname\n", "the instruction PERSID 'name'"),
         (b"K\x01Q", "the instruction BINPERSID"),
         (b"S'text'\n", "the instruction STRING 'text'"),
-        (NDARRAY + b"K\x03\x85R", "'numpy.ndarray' with other arguments"),
-        (DTYPE + b"U\x02u1K\x01K\x01\x87R", "'numpy.dtype' with other arguments"),
-        (b"c_codecs\nencode\nX\x01\0\0\0aX\x05\0\0\0rot13\x86R", "'_codecs.encode' with other"),
-        (b"cnumpy.core.numeric\n_frombuffer\n)R", "_frombuffer' with other arguments"),
-        (b"c__builtin__\nbytes\nK\x09\x85R", "'__builtin__.bytes' with other arguments"),
+        (LONG, "the instruction LONG4"),
+        (b"0", "the instruction POP"),
+        (b"2", "the instruction DUP"),
+        (NDARRAY + b"K\x03\x85R", "'numpy.ndarray' with unexpected arguments"),
+        (DTYPE + b"U\x02u1K\x01K\x01\x87R", "'numpy.dtype' with unexpected arguments"),
+        (b"c_codecs\nencode\nX\x01\0\0\0aX\x05\0\0\0rot13\x86R", "'_codecs.encode' with unexp"),
+        (b"cnumpy.core.numeric\n_frombuffer\n)R", "_frombuffer' with unexpected arguments"),
+        (b"c__builtin__\nbytes\nK\x09\x85R", "'__builtin__.bytes' with unexpected arguments"),
         (b"c__builtin__\neval\n", "'__builtin__.eval'"),
         (b"cnumpy\ncore.multiarray.evil\n", "'numpy.core.multiarray.evil'"),
-        (b"cnumpy\n\xc3\xa9\n", "is damaged: "),
-        (b"]}b", "the instruction BUILD on something else"),
-        (NDARRAY + b"}b", "the instruction BUILD on something else"),
+        (b"cnumpy\n\xc3\xa9\n", "is damaged ("),
+        (b"]}b", "is damaged ("),
+        (NDARRAY + b"}b", "a changed 'numpy.ndarray'"),
+        (NDARRAY + b"N}U\x08functionNs\x86b", "a changed 'numpy.ndarray'"),
     ],
 )
-def test_instructions_that_make_objects_are_refused(program, found):
+def test_instructions_that_create_objects(program, found):
     with pytest.raises(InputError) as refused:
         read(b"\x80\x02" + program + b".")
     assert found in str(refused.value)
     assert len(str(refused.value)) < 400
 
 
-# --- what a damaged file may hold ---
+# --- damaged files
 
 
 @pytest.mark.parametrize(
@@ -333,24 +345,23 @@ def test_instructions_that_make_objects_are_refused(program, found):
         (b"", "pickle exhausted before seeing STOP"),
         (b"K\x01", "pickle exhausted before seeing STOP"),
         (b"<html>", "opcode b'<' unknown"),
-        (b".", "it does not end with one value"),
-        (b"K\x01K\x02.", "it does not end with one value"),
-        (b"K\x01(K\x02.", "it does not end with one value"),
-        (b"K\x01.K\x01.", "there is more after its end"),
-        (b"h\x05.", "it refers to value 5, which is not there"),
-        (b"q\x05.", "an instruction lacks its operands"),
-        (b"\x94.", "an instruction lacks its operands"),
-        (b"K\x01\x86.", "an instruction lacks its operands"),
-        (b"K\x01(\x85.", "an instruction lacks its operands"),
-        (b"R.", "an instruction lacks its operands"),
-        (b"K\x01b.", "an instruction lacks its operands"),
-        (b"\x93.", "an instruction lacks its operands"),
-        (b"t.", "a series of values has no beginning"),
-        (b"K\x01K\x02a.", "it appends to what is not a list"),
-        (b"](K\x01u.", "it adds keys and values"),
-        (b"}(U\x01au.", "it adds keys and values that do not pair"),
-        (b"K\x01)R.", "it calls what is not a function"),
-        (b"K\x01K\x02\x93.", "it names something by what is not text"),
+        (b".", "UnpicklingError: "),
+        (b"K\x01.K\x01.", "there is data after the end of the pickle"),
+        (b"h\x05.", "Memo value not found at index 5"),
+        (b"q\x05.", "UnpicklingError: "),
+        (b"\x94.", "UnpicklingError: "),
+        (b"K\x01\x86.", "UnpicklingError: "),
+        (b"K\x01(\x85.", "UnpicklingError: "),
+        (b"R.", "UnpicklingError: "),
+        (b"K\x01b.", "UnpicklingError: "),
+        (b"\x93.", "UnpicklingError: "),
+        (b"t.", "UnpicklingError: "),
+        (b"K\x01K\x02a.", "AttributeError: "),
+        (b"](K\x01u.", "UnpicklingError: odd number of items"),
+        (b"}(U\x01au.", "UnpicklingError: odd number of items"),
+        (b"}]Ns.", "TypeError: unhashable type"),
+        (b"K\x01)R.", "TypeError: 'int' object is not callable"),
+        (b"K\x01K\x02\x93.", "UnpicklingError: STACK_GLOBAL requires str"),
         (b"T\xff\xff\xff\x7fabc.", "expected 2147483647 bytes in a string4, but only 4 remain"),
         (b"T\xff\xff\xff\xffabc.", "string4 byte count < 0"),
         (b"\x8e" + b"\xff" * 7 + b"\x7fabc.", "but only 4 remain"),
@@ -358,20 +369,23 @@ def test_instructions_that_make_objects_are_refused(program, found):
         (b"\x8d" + b"\xff" * 8 + b"abc.", "byte count > sys.maxsize"),
         (b"\x8b\xff\xff\xff\x7fabc.", "not enough data in stream to read long4"),
         (b"X\x01\0\0\0\xff.", "can't decode byte 0xff"),
-        (b"S'\\q'\n.", ""),  # Python warns of the escape
+        (b"S'\\q'\n.", ""),  # Python warns about the escape
         (b"I" + b"9" * 100_000 + b"\n.", "4300 digits"),
         (b"Ix\n.", "invalid literal"),
         (b"F" + b"x" * 100_000 + b"\n.", "could not convert string to float"),
-        (b"c_codecs\nencode\nX\x03\0\0\0\xe2\x82\xacX\x06\0\0\0latin1\x86R.", "not Latin-1"),
+        (
+            b"c_codecs\nencode\nX\x03\0\0\0\xe2\x82\xacX\x06\0\0\0latin1\x86R.",
+            "UnicodeEncodeError: ",
+        ),
     ],
 )
-def test_senseless_instructions_are_damage(program, reason):
+def test_invalid_instructions_are_damage(program, reason):
     with pytest.raises(InputError) as refused:
         read(program)
     assert reason in str(refused.value)
     if reason:
-        assert str(refused.value).startswith("data_batch_1 is damaged: ")
-        assert str(refused.value).endswith("; download it again.")
+        assert str(refused.value).startswith("data_batch_1: the content is damaged (")
+        assert str(refused.value).endswith("); download it again.")
     assert len(str(refused.value)) < 400
 
 
@@ -386,45 +400,45 @@ def array_stream(
     )
 
 
-LONG = b"\x8b" + struct.pack("<i", 1_000_000) + b"\x7f" * 1_000_000
-
-
-def test_the_array_to_be_damaged_is_whole():
+def test_the_array_to_be_damaged_is_intact():
     assert read(array_stream()).tolist() == [[97, 98, 99], [100, 101, 102]]
 
 
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ({"raw": b"U\x05abcde"}, r"shape \(2, 3\) and type uint8 has 5 bytes of data"),
-        ({"raw": b"U\x07abcdefg"}, r"shape \(2, 3\) and type uint8 has 7 bytes of data"),
-        ({"code": b"U\x02u2"}, r"shape \(2, 3\) and type uint16 has 6 bytes of data"),
+        ({"raw": b"U\x05abcde"}, "invalid shape for its 5 bytes"),
+        ({"raw": b"U\x07abcdefg"}, "invalid shape for its 7 bytes"),
+        ({"code": b"U\x02u2"}, "an array of type 'u2'"),
         ({"code": b"U\x03f16"}, "an array of type 'f16'"),
-        ({"code": b"U\x02b1"}, "holds others than 0 and 1"),
-        ({"order": b"U\x01!"}, "have no byte order"),
-        ({"order": b"U\x03<u1"}, "have no byte order"),
-        ({"shape": b"J\xfe\xff\xff\xffJ\xfd\xff\xff\xff\x86"}, "the shape of an array is not one"),
-        ({"shape": b"\x88K\x06\x86"}, "the shape of an array is not one"),
-        ({"shape": b"NK\x06\x86"}, "the shape of an array is not one"),
-        ({"shape": b"\x8a\x09" + b"\xff" * 8 + b"\0\x85"}, "the shape of an array is not one"),
-        ({"shape": b"K\x00" + LONG + b"\x86"}, "the shape of an array is not one"),
-        ({"shape": b"(K\x06" + b"K\x01" * 40 + b"t"}, "the shape of an array is not one"),
+        ({"code": b"U\x02b1"}, "an array of type 'b1'"),
+        ({"code": b"U\x01O"}, "an array of type 'O'"),
+        ({"order": b"U\x01!"}, "'numpy.dtype' with an unexpected state"),
+        ({"order": b"U\x01>"}, "'numpy.dtype' with an unexpected state"),
+        ({"order": b"U\x03<u1"}, "'numpy.dtype' with an unexpected state"),
+        ({"shape": b"J\xfe\xff\xff\xffJ\xfd\xff\xff\xff\x86"}, "invalid shape"),
+        ({"shape": b"\x88K\x06\x86"}, "invalid shape"),
+        ({"shape": b"NK\x06\x86"}, "invalid shape"),
+        ({"shape": b"\x8a\x09" + b"\xff" * 8 + b"\0\x85"}, "an integer has more than 64 bits"),
+        ({"shape": b"K\x00" + LONG + b"\x86"}, "the instruction LONG4"),
+        ({"shape": b"(K\x06" + b"K\x01" * 40 + b"t"}, "invalid shape"),
         (
             {
                 "shape": b"K\x00" + (b"\x8a\x08" + b"\xff" * 7 + b"\x7f") * 2 + b"\x87",
                 "raw": b"U\0",
             },
-            "an array has the shape",
+            "is damaged",
         ),
         ({"end": b"0."}, "the instruction POP"),
-        ({"end": b"\x86."}, "an array lacks its content"),
-        ({"end": b"q\x01bh\x01b."}, "the instruction BUILD on something else"),
-        ({"raw": b"X\x06\0\0\0abcdef"}, "the instruction BUILD on something else"),
-        ({"shape": b"]"}, "the instruction BUILD on something else"),
-        ({"raw": b"]"}, "the instruction BUILD on something else"),
+        ({"end": b"\x86."}, "an array has no content"),
+        ({"end": b"q\x01bh\x01b."}, "is damaged"),
+        ({"end": b"b" + DTYPE + b"b."}, "'numpy.ndarray' with an unexpected state"),
+        ({"raw": b"X\x06\0\0\0abcdef"}, "'numpy.ndarray' with an unexpected state"),
+        ({"shape": b"]"}, "'numpy.ndarray' with an unexpected state"),
+        ({"raw": b"]"}, "'numpy.ndarray' with an unexpected state"),
     ],
 )
-def test_an_array_must_be_what_it_says(parts, reason):
+def test_an_inconsistent_array(parts, reason):
     with pytest.raises(InputError, match=reason):
         read(array_stream(**parts))
 
@@ -438,6 +452,9 @@ def test_an_array_must_be_what_it_says(parts, reason):
         b"]q\x00h\x00a",  # a list that holds itself
         b"}q\x00U\x01kh\x00s",
         b")" + b"q\x00h\x00\x86" * 10_000,  # 2^10000 empty tuples
+        b"}" + b")" + b"q\x00h\x00\x86" * 40 + b"Ns",  # the same as a key, which is hashed
+        b"}" + b")" + b"\x85q\x00(uq\x00h\x00\x86" * 40 + b"Ns",
+        b"}" + b")" + b"\x85" * 500_000 + b"Ns",
     ],
 )
 def test_deep_nesting_is_damage(program):
@@ -445,33 +462,45 @@ def test_deep_nesting_is_damage(program):
         read(program + b".")
 
 
-def test_shared_values_are_not_seen_exponentially_often():
+def test_shared_values_are_visited_once():
     value = []
     for _ in range(14):
         value = [value] * 100
     assert read(pickle.dumps(value, 2))[0][0] is not None
-    with pytest.raises(InputError, match="values are nested more than 16 deep"):
+    with pytest.raises(InputError, match="values are nested more than 16 levels deep"):
         read(pickle.dumps([[value]], 2))
 
 
-def test_too_many_instructions_are_refused():
+def test_too_many_instructions():
     with pytest.raises(InputError, match="it has more than 1,000,000 instructions"):
         read(b"N" * 1_000_001)
 
 
-def test_an_array_cannot_be_multiplied_by_naming_its_data_again():
-    """Each repetition takes 40 bytes of the file, and would take a megabyte of memory."""
+def test_an_array_cannot_be_multiplied_by_repeating_its_data():
+    """Each repetition takes 40 bytes in the file, and would take a megabyte of memory."""
     text = "x" * 2**20
     encoded = b"c_codecs\nencode\nq\x00X" + struct.pack("<I", len(text)) + text.encode() + b"q\x01"
     again = b"h\x00h\x01X\x06\0\0\0latin1\x86R"
-    program = b"](" + encoded + b"X\x06\0\0\0latin1\x86R" + again * 2000 + b"e."
+    program = b"](" + encoded + b"X\x06\0\0\0latin1\x86R" + again * 900 + b"e."
     tracemalloc.start()
     try:
-        with pytest.raises(InputError, match="its arrays hold more than the file does"):
+        with pytest.raises(InputError, match="its arrays are larger than the file"):
             read(program)
         assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_a_large_memo_index_is_not_allocated():
+    with pytest.raises(InputError, match="it has more than 1,000,000 instructions"):
+        read(b"Nr\xff\xff\xff\x7f.")
+
+
+def test_keys_with_equal_hashes_are_rejected():
+    """Python hashes integers modulo 2^61 - 1."""
+    keys = [(2**61 - 1) * i for i in range(1, 1000)]
+    with pytest.raises(InputError, match="an integer has more than 64 bits"):
+        read(pickle.dumps(dict.fromkeys(keys), 2))
 
 
 def test_a_declared_length_is_not_allocated():
@@ -492,12 +521,12 @@ def test_a_declared_length_is_not_allocated():
 @pytest.mark.parametrize("stream", STREAMS)
 def test_a_file_that_ends_early_is_damaged(stream):
     for length in range(len(stream)):
-        with pytest.raises(InputError, match="data_batch_1 is damaged: "):
+        with pytest.raises(InputError, match="data_batch_1: the content is damaged"):
             read(stream[:length])
     assert_plain(read(stream))
 
 
-def assert_value_or_refusal(data):
+def assert_value_or_input_error(data):
     try:
         value = read(data)
     except InputError:
@@ -507,16 +536,16 @@ def assert_value_or_refusal(data):
 
 @settings(deadline=None)
 @given(st.binary())
-def test_random_bytes_give_a_value_or_a_refusal(data):
-    assert_value_or_refusal(data)
+def test_random_bytes_give_a_value_or_an_input_error(data):
+    assert_value_or_input_error(data)
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from(STREAMS), st.data())
-def test_a_changed_byte_gives_a_value_or_a_refusal(stream, data):
+def test_a_changed_byte_gives_a_value_or_an_input_error(stream, data):
     position = data.draw(st.integers(0, len(stream) - 1))
     byte = data.draw(st.integers(0, 255))
-    assert_value_or_refusal(stream[:position] + bytes([byte]) + stream[position + 1 :])
+    assert_value_or_input_error(stream[:position] + bytes([byte]) + stream[position + 1 :])
 
 
 def pieces(stream):
@@ -530,14 +559,14 @@ PIECES = sorted({piece for stream in [*STREAMS, array_stream()] for piece in pie
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(PIECES)))
-def test_any_series_of_instructions_gives_a_value_or_a_refusal(program):
-    assert_value_or_refusal(b"".join(program) + b".")
+def test_any_sequence_of_instructions_gives_a_value_or_an_input_error(program):
+    assert_value_or_input_error(b"".join(program) + b".")
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from([*STREAMS, array_stream()]), st.data())
-def test_an_exchanged_instruction_gives_a_value_or_a_refusal(stream, data):
+def test_exchanged_instructions_give_a_value_or_an_input_error(stream, data):
     program = pieces(stream)
     for _ in range(data.draw(st.integers(1, 3))):
         program[data.draw(st.integers(0, len(program) - 1))] = data.draw(st.sampled_from(PIECES))
-    assert_value_or_refusal(b"".join(program))
+    assert_value_or_input_error(b"".join(program))

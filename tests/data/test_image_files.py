@@ -1,4 +1,4 @@
-"""Batches of image files: the same whoever reads them, and whole whatever cannot be read."""
+"""Data sets of image files: parts, deterministic batches, unreadable files, worker processes."""
 
 import os
 import signal
@@ -13,11 +13,11 @@ from torch import nn
 
 from data.image_folders import PLAIN, make_classes, numbers, write_colour
 from probmask.data import Shard, load_data
-from probmask.data.views import Views
+from probmask.data.image_views import Views
 from probmask.errors import InputError, UnreadableImageWarning
 from probmask.training.evaluation import evaluate_model
 
-# What PyTorch says where a machine has one core, and Python from 3.12 on where threads are about.
+# PyTorch warns on a machine with one core; Python 3.12 warns about fork with threads.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
@@ -44,7 +44,7 @@ def assert_same_batches(ours, theirs):
         assert torch.equal(one.labels, other.labels)
 
 
-# --- which images are in which part
+# --- parts
 
 
 def test_train_and_test(tmp_path):
@@ -59,7 +59,7 @@ def test_train_and_test(tmp_path):
     assert list(data.validation(batch_size=2)) == []
 
 
-def test_train_and_val_where_val_is_for_testing(tmp_path):
+def test_val_is_for_testing_if_there_is_no_test(tmp_path):
     make_classes(tmp_path / "train", {"a": 10, "b": 10})
     make_classes(tmp_path / "val", {"a": 2, "b": 1}, first=100)
     data = load(tmp_path).with_validation()
@@ -71,7 +71,7 @@ def test_train_and_val_where_val_is_for_testing(tmp_path):
     assert sorted(held_out + trained) == list(range(20))
 
 
-def test_train_val_and_test_where_val_is_for_validation(tmp_path):
+def test_val_is_for_validation_if_there_is_a_test(tmp_path):
     make_classes(tmp_path / "train", {"a": 4, "b": 4})
     make_classes(tmp_path / "val", {"a": 1, "b": 2}, first=100)
     make_classes(tmp_path / "test", {"a": 1, "b": 1}, first=200)
@@ -85,7 +85,7 @@ def test_train_val_and_test_where_val_is_for_validation(tmp_path):
     assert list(without.validation(batch_size=2)) == []
 
 
-def test_classes_alone_of_which_a_fifth_is_for_testing(tmp_path):
+def test_a_fifth_is_for_testing_if_there_are_only_classes(tmp_path):
     make_classes(tmp_path, {"a": 10, "b": 20, "c": 5})
     data = load(tmp_path)
     assert (data.classes, data.train_size, data.test_size) == (3, 28, 7)
@@ -101,7 +101,7 @@ def test_classes_alone_of_which_a_fifth_is_for_testing(tmp_path):
 def test_too_few_images_to_hold_any_out(tmp_path):
     make_classes(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(
-        InputError, match="has 2 images, too few to hold out a test part; bring more"
+        InputError, match="2 images are too few to hold out a test part; add images"
     ):
         load(tmp_path)
     make_classes(tmp_path / "train", {"a": 1, "b": 1})
@@ -110,7 +110,7 @@ def test_too_few_images_to_hold_any_out(tmp_path):
         load(tmp_path).with_validation()
 
 
-def test_imagenet_is_tested_on_val_and_its_unlabelled_test_images_are_left_alone(tmp_path):
+def test_imagenet_is_tested_on_val_and_its_unlabeled_test_images_are_ignored(tmp_path):
     make_classes(tmp_path / "train", {"n01440764": 4, "n01443537": 4})
     make_classes(tmp_path / "val", {"n01440764": 1, "n01443537": 1}, first=100)
     write_colour(tmp_path / "test" / "ILSVRC2012_test_00000001.JPEG", 200)
@@ -122,17 +122,21 @@ def test_imagenet_is_tested_on_val_and_its_unlabelled_test_images_are_left_alone
 @pytest.mark.parametrize("layout", ["classes", "train"])
 def test_imagenet_without_val(tmp_path, layout):
     make_classes(tmp_path / ("train" if layout == "train" else "."), {"a": 4, "b": 4})
-    with pytest.raises(InputError, match=r"has no train/ and val/ in it; ImageNet \(image-net.org"):
+    with pytest.raises(
+        InputError, match="does not contain both train/ and val/; download ImageNet"
+    ):
         load(tmp_path, "imagenet")
 
 
 @pytest.mark.parametrize("name", ["imagenet", "folder"])
-def test_the_directory_is_asked_for(name):
-    with pytest.raises(InputError, match=rf"--data {name}: where is it\? Pass --data-dir DIR"):
+def test_a_directory_is_required(name):
+    with pytest.raises(
+        InputError, match=f"--data {name}: needs the directory of the images; pass --data-dir DIR"
+    ):
         load(None, name)
 
 
-def test_some_images_only_are_spread_over_the_list(tmp_path):
+def test_limits_take_evenly_spaced_images(tmp_path):
     make_classes(tmp_path / "train", {"a": 10, "b": 10})
     make_classes(tmp_path / "test", {"a": 4, "b": 4}, first=100)
     data = load(tmp_path, train_images=4, test_images=2)
@@ -142,7 +146,7 @@ def test_some_images_only_are_spread_over_the_list(tmp_path):
         load(tmp_path, test_images=9)
 
 
-def test_validation_images_are_none_of_those_trained_on(tmp_path):
+def test_validation_images_come_from_unused_training_images(tmp_path):
     make_classes(tmp_path / "train", {"a": 10, "b": 10})
     make_classes(tmp_path / "test", {"a": 4, "b": 4}, first=100)
     data = load(tmp_path, train_images=4, validation_images=8).with_validation()
@@ -151,12 +155,12 @@ def test_validation_images_are_none_of_those_trained_on(tmp_path):
     assert len(set(held)) == 8
     assert not set(held) & {0, 5, 10, 15}
     assert labels(data.validation(batch_size=16)) == [0] * 4 + [1] * 4
-    with pytest.raises(InputError, match=r"data_args\.train_images=4 leaves 16; ask for fewer"):
+    with pytest.raises(InputError, match=r"data_args\.train_images=4 leaves 16; decrease either"):
         load(tmp_path, train_images=4, validation_images=17)
     assert load(tmp_path, validation_images=6).with_validation().train_size == 14
 
 
-def test_some_of_the_given_validation_images(tmp_path):
+def test_a_limit_on_the_given_validation_images(tmp_path):
     make_classes(tmp_path / "train", {"a": 4, "b": 4})
     make_classes(tmp_path / "val", {"a": 2, "b": 2}, first=100)
     make_classes(tmp_path / "test", {"a": 1, "b": 1}, first=200)
@@ -172,14 +176,14 @@ def test_some_of_the_given_validation_images(tmp_path):
 
 @pytest.fixture
 def readers():
-    """Asks which processes were started since."""
+    """Return a function that lists the processes started since."""
     before = set(active_children())
     return lambda: set(active_children()) - before
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
-    """Images whose every crop differs, in three parts."""
+    """Three parts of images whose crops all differ."""
     root = tmp_path_factory.mktemp("noisy")
     make_classes(root / "train", {"a": 9, "b": 9}, noise=True)
     make_classes(root / "val", {"a": 2, "b": 3}, first=100, noise=True)
@@ -193,7 +197,7 @@ def photographs(directory, *, workers=0, **settings):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_batches_are_the_same_whoever_reads_them(noisy, workers, readers):
+def test_batches_do_not_depend_on_the_number_of_workers(noisy, workers, readers):
     alone, shared = photographs(noisy), photographs(noisy, workers=workers)
     for epoch in (0, 1):
         settings = {"batch_size": 4, "seed": 3}
@@ -205,7 +209,7 @@ def test_batches_are_the_same_whoever_reads_them(noisy, workers, readers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("start", [0, 2, 3, 4])
-def test_an_epoch_can_be_entered_in_its_middle(noisy, workers, start):
+def test_an_epoch_can_start_in_the_middle(noisy, workers, start):
     data = photographs(noisy, workers=workers)
     whole = list(data.training(1, batch_size=4, seed=0))
     assert len(whole) == data.steps_per_epoch(4) == 4
@@ -213,7 +217,7 @@ def test_an_epoch_can_be_entered_in_its_middle(noisy, workers, start):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_ranks_share_every_batch_among_them(noisy, workers):
+def test_ranks_divide_every_batch(noisy, workers):
     data = photographs(noisy, workers=workers)
     whole = list(data.training(2, batch_size=6, seed=0, start=1))
     shares = [
@@ -239,14 +243,14 @@ def test_epochs_and_seeds_differ_in_order_and_in_crops(noisy):
             assert not equal.any()
 
 
-def test_an_epoch_shows_every_image_once_as_far_as_batches_fill(tmp_path):
+def test_an_epoch_contains_every_image_at_most_once_in_full_batches(tmp_path):
     make_classes(tmp_path / "train", {"a": 5, "b": 6})
     make_classes(tmp_path / "test", {"a": 1})
     seen = shown(load(tmp_path).training(0, batch_size=3, seed=0))
     assert len(seen) == len(set(seen)) == 9
 
 
-def test_pixels_are_scaled_and_normalised(tmp_path):
+def test_pixels_are_scaled_and_normalized(tmp_path):
     make_classes(tmp_path / "train", {"a": 2, "b": 2}, first=0x4020)
     make_classes(tmp_path / "test", {"a": 1}, first=0x8040)
     data = load(tmp_path, mean=[0.1, 0.2, 0.3], std=[0.5, 0.25, 0.125])
@@ -258,19 +262,19 @@ def test_pixels_are_scaled_and_normalised(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_no_random_number_of_anybody_else_is_used_up(noisy, workers):
+def test_batches_do_not_use_the_global_generator(noisy, workers):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     next(photographs(noisy, workers=workers).training(0, batch_size=4, seed=0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_batch_larger_than_the_data_is_refused(noisy):
+def test_a_batch_larger_than_the_training_set(noisy):
     with pytest.raises(InputError, match=r"batch_size=19: folder has 18 training images"):
         next(photographs(noisy).training(0, batch_size=19, seed=0))
 
 
-def test_an_epoch_that_is_left_early_leaves_no_process_behind(noisy, readers):
+def test_closing_an_epoch_early_ends_its_processes(noisy, readers):
     batches = photographs(noisy, workers=2).training(0, batch_size=2, seed=0)
     next(batches)
     assert len(readers()) == 2
@@ -278,12 +282,12 @@ def test_an_epoch_that_is_left_early_leaves_no_process_behind(noisy, readers):
     assert not readers()
 
 
-# --- what cannot be read
+# --- unreadable files
 
 
 @pytest.fixture
 def damaged(tmp_path):
-    """Twelve training, five validation and four test images; 1, 2, 104 and 201 are broken."""
+    """Twelve training, five validation and four test images; 1, 2, 104 and 201 are damaged."""
     make_classes(tmp_path / "train", {"a": 6, "b": 6})
     make_classes(tmp_path / "val", {"a": 3, "b": 2}, first=100)
     make_classes(tmp_path / "test", {"a": 2, "b": 2}, first=200)
@@ -305,7 +309,7 @@ def names(caught, root):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_keep_their_size_by_the_next_file(damaged, workers):
+def test_the_next_file_replaces_a_damaged_one_in_a_batch(damaged, workers):
     data = loaded(damaged, workers=workers)
     with pytest.warns(UnreadableImageWarning) as caught:
         batches = list(data.training(0, batch_size=4, seed=0))
@@ -314,12 +318,12 @@ def test_batches_keep_their_size_by_the_next_file(damaged, workers):
     assert sorted(names(caught, damaged)) == ["train/a/001.jpg", "train/a/002.jpg"]
 
 
-def test_a_file_is_warned_of_once_with_its_name_and_the_reason(damaged):
+def test_a_damaged_file_warns_once_with_name_and_reason(damaged):
     data = loaded(damaged)
     with pytest.warns(UnreadableImageWarning) as caught:
         list(data.training(0, batch_size=4, seed=0))
     assert str(caught[0].message) == (
-        f"{damaged}/train/a/001.jpg: is left out, as it cannot be read "
+        f"{damaged}/train/a/001.jpg: skipped, because it cannot be read "
         "(UnidentifiedImageError: cannot identify image file)"
     )
     with warnings.catch_warnings():
@@ -328,7 +332,7 @@ def test_a_file_is_warned_of_once_with_its_name_and_the_reason(damaged):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_epoch_shows_the_same_instead_of_what_is_broken(damaged, workers):
+def test_a_resumed_epoch_replaces_damaged_files_by_the_same_ones(damaged, workers):
     with pytest.warns(UnreadableImageWarning):
         whole = list(loaded(damaged).training(0, batch_size=2, seed=5))
     with warnings.catch_warnings():
@@ -338,12 +342,12 @@ def test_a_resumed_epoch_shows_the_same_instead_of_what_is_broken(damaged, worke
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 10])
-def test_test_and_validation_images_are_left_out_and_listed(damaged, batch_size):
+def test_damaged_test_and_validation_images_are_skipped_and_listed(damaged, batch_size):
     data = loaded(damaged)
     assert data.unreadable == {}
-    with pytest.warns(UnreadableImageWarning, match=r"test/a/001\.jpg: is left out"):
+    with pytest.warns(UnreadableImageWarning, match=r"test/a/001\.jpg: skipped"):
         assert shown(data.testing(batch_size=batch_size)) == [200, 202, 203]
-    with pytest.warns(UnreadableImageWarning, match=r"val/b/001\.jpg: is left out"):
+    with pytest.warns(UnreadableImageWarning, match=r"val/b/001\.jpg: skipped"):
         assert labels(data.validation(batch_size=batch_size)) == [0, 0, 0, 1]
     reason = "UnidentifiedImageError: cannot identify image file"
     assert data.unreadable == {
@@ -351,21 +355,21 @@ def test_test_and_validation_images_are_left_out_and_listed(damaged, batch_size)
     }
 
 
-def test_the_list_is_the_callers_own_copy(damaged):
+def test_the_list_of_unreadable_files_is_a_copy(damaged):
     data = loaded(damaged)
     data.unreadable["x"] = "y"
     assert data.unreadable == {}
 
 
-def test_nothing_is_checked_where_files_are_skipped(damaged):
-    loaded(damaged).check(visible=False)
+def test_check_does_nothing_if_files_are_skipped(damaged):
+    loaded(damaged).check(progress=False)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_refusing_names_every_broken_file_of_every_part(damaged, workers):
+def test_check_names_the_damaged_files_of_every_part(damaged, workers):
     data = loaded(damaged, workers=workers, unreadable="refuse")
     with pytest.raises(InputError) as caught:
-        data.check(visible=False)
+        data.check(progress=False)
     message = str(caught.value)
     assert message.startswith(f"--data folder: cannot read {damaged}/train/a/001.jpg (")
     for name in ("train/a/002.jpg", "val/b/001.jpg", "test/a/001.jpg"):
@@ -375,39 +379,39 @@ def test_refusing_names_every_broken_file_of_every_part(damaged, workers):
     assert "\n" not in message
 
 
-def test_of_many_broken_files_ten_are_named(tmp_path):
+def test_check_names_at_most_ten_files(tmp_path):
     make_classes(tmp_path, {"a": 20, "b": 20})
     for path in tmp_path.glob("a/*.jpg"):
         path.write_bytes(b"")
     with pytest.raises(InputError, match=r"a/\d+\.jpg \([^;]*\) and 10 more; replace or") as caught:
-        loaded(tmp_path, unreadable="refuse").check(visible=False)
+        loaded(tmp_path, unreadable="refuse").check(progress=False)
     assert str(caught.value).count("UnidentifiedImageError") == 10
 
 
-def test_a_bar_shows_how_far_the_check_is(tmp_path, capsys):
+def test_check_can_show_a_progress_bar(tmp_path, capsys):
     make_classes(tmp_path, {"a": 10, "b": 10})
     data = loaded(tmp_path, unreadable="refuse")
-    data.check(visible=False)
+    data.check(progress=False)
     assert capsys.readouterr() == ("", "")
-    data.check(visible=True)
+    data.check(progress=True)
     out, error = capsys.readouterr()
     assert out == ""
     assert "checking folder" in error
     assert "100%" in error
 
 
-def test_what_becomes_unreadable_after_the_check_ends_the_run(tmp_path):
+def test_a_file_that_becomes_unreadable_after_the_check_ends_the_run(tmp_path):
     make_classes(tmp_path / "train", {"a": 6, "b": 6})
     make_classes(tmp_path / "test", {"a": 2, "b": 2}, first=200)
     data = load(tmp_path, unreadable="refuse")
-    data.check(visible=False)
+    data.check(progress=False)
     for part, batches in (
         ("train", data.training(0, batch_size=4, seed=0)),
         ("test", data.testing(batch_size=2)),
     ):
         gone = tmp_path / part / "a" / "001.jpg"
         gone.unlink()
-        with pytest.raises(OSError, match="cannot be read any more") as caught:
+        with pytest.raises(OSError, match="can no longer be read") as caught:
             list(batches)
         assert str(caught.value).startswith(f"{gone}: ")
         assert "FileNotFoundError" in str(caught.value)
@@ -416,32 +420,34 @@ def test_what_becomes_unreadable_after_the_check_ends_the_run(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.filterwarnings("ignore::probmask.errors.UnreadableImageWarning")
-def test_where_no_file_can_be_read_the_run_ends(damaged, workers):
+def test_the_run_ends_if_no_file_can_be_read(damaged, workers):
     for path in damaged.glob("train/*/*.jpg"):
         path.write_bytes(b"")
     data = loaded(damaged, workers=workers)
-    with pytest.raises(OSError, match=r"48 files cannot be read, .*\.jpg; is the disk still there"):
+    with pytest.raises(OSError, match=r"48 files cannot be read, .*\.jpg; check that the disk"):
         list(data.training(0, batch_size=4, seed=0))
 
 
-# --- processes that end
+# --- worker processes
 
 
-def test_a_killed_process_is_an_error_of_the_system_when_its_batch_is_due(noisy, readers):
-    """And not before: PyTorch would raise it wherever this process is, in an update perhaps."""
+def test_a_killed_worker_is_an_os_error_when_its_batch_is_due(noisy, readers):
+    """Not before: PyTorch would raise it anywhere, possibly during an optimizer step."""
     batches = photographs(noisy, workers=1).training(0, batch_size=1, seed=0)
     next(batches)
     (reader,) = readers()
     os.kill(reader.pid, signal.SIGKILL)
-    for _ in range(200):  # room for what a signal might bring
+    for _ in range(200):  # time for a signal handler to run
         time.sleep(0.001)
-    with pytest.raises(OSError, match=r"a process that reads images ended \(.*--resume") as caught:
+    with pytest.raises(
+        OSError, match=r"a worker process that reads images ended \(.*--resume"
+    ) as caught:
         list(batches)
     assert "\n" not in str(caught.value)
 
 
-def test_signals_are_handled_as_before(noisy, monkeypatch):
-    # As in a process in which PyTorch has not yet started any worker.
+def test_the_sigchld_handler_is_unchanged(noisy, monkeypatch):
+    # As if PyTorch had not started a worker in this process before.
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     before = signal.getsignal(signal.SIGCHLD)
     batches = photographs(noisy, workers=1).training(0, batch_size=1, seed=0)
@@ -451,7 +457,7 @@ def test_signals_are_handled_as_before(noisy, monkeypatch):
 
 
 class Raising(Views):
-    """Fails as it was told to."""
+    """Raise the given error."""
 
     def __init__(self, error):
         self.error = error
@@ -461,21 +467,21 @@ class Raising(Views):
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])
-def test_a_connection_that_breaks_is_the_end_of_a_process(noisy, error):
-    """What is seen first of a process that was killed depends on the moment."""
-    with pytest.raises(OSError, match=r"a process that reads images ended \(\[?E"):
+def test_a_broken_connection_is_reported_as_the_end_of_a_worker(noisy, error):
+    """Which error a killed worker causes first depends on the moment."""
+    with pytest.raises(OSError, match=r"a worker process that reads images ended \(\[?E"):
         list(photographs(noisy)._load(Raising(error), iter([[0]])))
 
 
 @pytest.mark.parametrize("text", ["a bug", "Caught RuntimeError in DataLoader worker process 0."])
-def test_a_mistake_of_our_own_is_shown_as_it_is(noisy, text):
-    """The second is what PyTorch makes of the first where it is a worker's."""
+def test_an_unexpected_error_passes_through(noisy, text):
+    """The second is how PyTorch reports an error that a worker raised."""
     with pytest.raises(RuntimeError, match=text):
         list(photographs(noisy)._load(Raising(RuntimeError(text)), iter([[0]])))
 
 
 def test_batches_can_be_read_by_another_thread(noisy):
-    """Where a program may not touch its signals."""
+    """Signal handlers can be set only in the main thread."""
     found = []
 
     def read():
@@ -487,11 +493,11 @@ def test_batches_can_be_read_by_another_thread(noisy):
     assert_same_batches(found, photographs(noisy).training(0, batch_size=9, seed=0))
 
 
-# --- measuring a network on them
+# --- evaluation
 
 
 class Threshold(nn.Module):
-    """Says class 1 from the given number of the image on."""
+    """Predict class 1 for images from a given number on."""
 
     def __init__(self, least):
         super().__init__()
@@ -503,7 +509,7 @@ class Threshold(nn.Module):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_accuracy_is_over_the_images_that_can_be_read(damaged, workers):
+def test_accuracy_counts_the_readable_images(damaged, workers):
     data = loaded(damaged, workers=workers)
     with pytest.warns(UnreadableImageWarning):
         test = evaluate_model(Threshold(202), data)
@@ -515,7 +521,7 @@ def test_accuracy_is_over_the_images_that_can_be_read(damaged, workers):
 
 
 @pytest.mark.filterwarnings("ignore::probmask.errors.UnreadableImageWarning")
-def test_without_a_readable_image_there_is_no_accuracy(damaged):
+def test_evaluation_without_a_readable_image_is_an_error(damaged):
     for path in damaged.glob("test/*/*.jpg"):
         path.write_bytes(b"")
     with pytest.raises(InputError, match="--data folder: has no test image that can be read"):

@@ -1,4 +1,4 @@
-"""What is found in a directory of images: sorted, labelled, and nothing that does not belong."""
+"""Listing a directory of images: order, labels, ignored files, and errors."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.image_folders import make_classes, write_colour
-from probmask.data.folder import Files, list_folder
+from probmask.data.image_folder import Files, list_folder
 from probmask.errors import InputError
 
 
@@ -38,7 +38,7 @@ def test_classes_and_files_are_sorted_by_name(tmp_path):
     assert found.parts["train"].labels.dtype == torch.int64
 
 
-def test_endings_are_those_of_images_in_capitals_or_not(tmp_path):
+def test_extensions_are_case_insensitive(tmp_path):
     taken = ["a.JPEG", "b.Jpg", "c.png", "d.PNG", "e.webp", "f.tiff", "g.bmp", "h.gif", "i.ppm"]
     for name in (*taken, "j.txt", "k", "jpg", "l.jpg.part", "m.npy"):
         write_colour(tmp_path / "a" / name, 0)
@@ -46,10 +46,10 @@ def test_endings_are_those_of_images_in_capitals_or_not(tmp_path):
     assert paths(listed(tmp_path).parts["train"]) == [*(f"a/{name}" for name in taken), "b/x.jpg"]
 
 
-def test_what_is_hidden_or_lies_elsewhere_is_ignored(tmp_path):
+def test_hidden_and_stray_files_are_ignored(tmp_path):
     make_classes(tmp_path, {"a": 1, "b": 1, ".thumbnails": 2, "a/deeper": 1})
     write_colour(tmp_path / "a" / ".hidden.jpg", 0)
-    write_colour(tmp_path / "a" / "._000.jpg", 0)  # what macOS leaves on other file systems
+    write_colour(tmp_path / "a" / "._000.jpg", 0)  # macOS creates these on other file systems
     write_colour(tmp_path / "stray.jpg", 0)
     found = listed(tmp_path)
     assert found.class_names == ("a", "b")
@@ -67,7 +67,7 @@ def test_links_are_followed(tmp_path):
     assert all(files.path(index).is_file() for index in range(3))
 
 
-def test_names_in_any_alphabet_lead_back_to_their_files(tmp_path):
+def test_names_in_any_script_are_kept(tmp_path):
     names = [
         "Äpfel/grün.jpg",
         "кот/один.jpg",
@@ -83,14 +83,14 @@ def test_names_in_any_alphabet_lead_back_to_their_files(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are always text")
-def test_names_that_are_no_text_lead_back_to_their_files(tmp_path):
+def test_names_that_are_not_valid_text_are_kept(tmp_path):
     for name in (b"a/\xff\xfe.jpg", b"\xe9/x.jpg"):
         write_colour(tmp_path / os.fsdecode(name), 0)
     files = listed(tmp_path).parts["train"]
     assert all(files.path(index).is_file() for index in range(2))
 
 
-def test_files_are_chosen_by_numbers_or_by_marks(tmp_path):
+def test_files_are_indexed_by_numbers_or_booleans(tmp_path):
     make_classes(tmp_path, {"a": 2, "b": 2})
     files = listed(tmp_path).parts["train"]
     for chosen in (torch.tensor([1, 3]), torch.tensor([False, True, False, True])):
@@ -119,58 +119,60 @@ def test_parts_are_found_by_name(tmp_path, parts):
         assert files.root == tmp_path / name
 
 
-def test_labels_are_those_of_the_training_images(tmp_path):
-    """A part that lacks a class does not shift the labels of the others."""
+def test_labels_follow_the_classes_of_the_training_images(tmp_path):
+    """A class that is missing in another part does not shift the labels."""
     make_classes(tmp_path / "train", {"a": 1, "b": 1, "c": 1})
     make_classes(tmp_path / "val", {"b": 1, "c": 2})
     assert listed(tmp_path).parts["val"].labels.tolist() == [1, 2, 2]
 
 
-def test_parts_that_are_not_asked_for_are_not_looked_at(tmp_path):
+def test_only_requested_parts_are_listed(tmp_path):
     make_classes(tmp_path / "train", {"a": 1, "b": 1})
     write_colour(tmp_path / "test" / "flat.jpg", 0)
     assert set(listed(tmp_path, parts=("val",)).parts) == {"train"}
 
 
-# --- what is refused
+# --- errors
 
 
-def test_a_directory_that_is_not_there(tmp_path):
-    assert "is no directory" in refused(tmp_path / "gone")
+def test_a_path_that_is_not_a_directory(tmp_path):
+    assert "is not a directory" in refused(tmp_path / "gone")
     (tmp_path / "file").write_text("x")
-    assert "is no directory" in refused(tmp_path / "file")
+    assert "is not a directory" in refused(tmp_path / "file")
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "has 0 folders in it"), (1, "has 1 folder in it")])
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "contains 0 folders;"), (1, "contains 1 folder;")]
+)
 @pytest.mark.parametrize("below", [".", "train"])
-def test_fewer_than_two_classes(tmp_path, count, said, below):
+def test_fewer_than_two_classes(tmp_path, count, message, below):
     (tmp_path / below).mkdir(exist_ok=True)
     make_classes(tmp_path / below, dict.fromkeys(["a", "b"][:count], 1))
-    assert said in refused(tmp_path)
+    assert message in refused(tmp_path)
 
 
 def test_a_class_without_images(tmp_path):
     make_classes(tmp_path, {"a": 1, "b": 0})
     message = refused(tmp_path)
-    assert message.startswith(f"--data-dir {tmp_path / 'b'}: has no images in it")
+    assert message.startswith(f"--data-dir {tmp_path / 'b'}: contains no images;")
     assert ".jpeg, .jpg" in message
 
 
-def test_a_class_that_the_training_images_have_not(tmp_path):
+def test_a_class_that_is_not_in_the_training_images(tmp_path):
     make_classes(tmp_path / "train", {"a": 1, "b": 1})
     make_classes(tmp_path / "val", {"a": 1, "dog": 1})
     message = refused(tmp_path)
-    assert f"{tmp_path / 'val'}: has a folder 'dog', which is no class" in message
+    assert f"{tmp_path / 'val'}: folder 'dog' is not a class" in message
 
 
-def test_a_part_whose_images_are_not_sorted_into_classes(tmp_path):
-    """As ImageNet's validation images come."""
+def test_a_part_without_class_folders(tmp_path):
+    """ImageNet's validation images are distributed like this."""
     make_classes(tmp_path / "train", {"a": 1, "b": 1})
     write_colour(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG", 0)
-    assert f"{tmp_path / 'val'}: has no folders of classes in it" in refused(tmp_path)
+    assert f"{tmp_path / 'val'}: contains no class folders" in refused(tmp_path)
 
 
 def test_parts_without_training_images(tmp_path):
     for part in ("val", "test"):
         make_classes(tmp_path / part, {"a": 1, "b": 1})
-    assert "has a val/ but no train/ in it" in refused(tmp_path)
+    assert "contains val/ but no train/; put the training images in train/." in refused(tmp_path)

@@ -1,9 +1,10 @@
-"""Every kind of image as RGB, every broken file as one error; crops against obvious twins."""
+"""Views of image files: decoding, crops against reference code, and unreadable files as data."""
 
 import collections
 import contextlib
 import io
 import math
+import pickle
 import random
 import statistics
 
@@ -14,9 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from probmask.data.decoding import (
+from data.image_folders import make_classes
+from probmask.data.image_folder import list_folder
+from probmask.data.image_views import (
+    CentralViews,
+    Failure,
+    Loaded,
+    RandomViews,
     UnreadableImageError,
+    View,
     central_view,
+    collate,
     decode,
     random_box,
     random_view,
@@ -24,7 +33,7 @@ from probmask.data.decoding import (
 
 
 def noise(width, height, channels=3, *, seed=0):
-    """Pixels without any pattern that a wrong crop could hide behind."""
+    """Random pixels, so that a wrong crop cannot go unnoticed."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
@@ -45,11 +54,11 @@ def decoded(path):
 
 
 def spread(grey):
-    """Grey levels as three equal channels."""
+    """Gray levels as three equal channels."""
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-# --- what there is of images
+# --- kinds of images
 
 
 def test_rgb_stays_as_it_is(tmp_path):
@@ -57,7 +66,7 @@ def test_rgb_stays_as_it_is(tmp_path):
     assert np.array_equal(decoded(tmp_path / "a.png"), noise(7, 5))
 
 
-def test_a_jpeg_is_close_to_what_it_was_made_from(tmp_path):
+def test_a_jpeg_is_close_to_its_original(tmp_path):
     slope = np.linspace(0, 255, 24).astype(np.uint8)
     pixels = np.stack(np.broadcast_arrays(slope[:, None], slope[None, ::-1], np.uint8(90)), axis=2)
     Image.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / "a.JPEG", "JPEG", quality=95)
@@ -75,14 +84,14 @@ def test_grey_becomes_three_equal_channels(tmp_path):
     [((0, 0, 0, 0), (255, 255, 255)), ((0, 255, 255, 0), (255, 0, 0)), ((0, 0, 0, 255), (0, 0, 0))],
 )
 def test_the_inks_of_a_cmyk_jpeg_become_light(tmp_path, ink, colour):
-    """Some of ImageNet's files are such, and mix the signs of the inks up easily."""
+    """ImageNet has such files, and the sign of the inks is easy to get wrong."""
     Image.new("CMYK", (16, 16), ink).save(tmp_path / "a.jpg", quality=95)
     assert np.abs(decoded(tmp_path / "a.jpg").astype(int) - colour).max() <= 8
 
 
 @pytest.mark.parametrize("transparency", [None, 1, bytes([0, 128, 255])])
 def test_a_palette_gives_its_colours_transparent_or_not(tmp_path, transparency):
-    """Of the last of these Pillow warns, and here a warning that leaks out is an error."""
+    """Pillow warns about the last case; a warning that is not suppressed fails the test."""
     numbers = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
     colours = [(10, 20, 30), (200, 100, 0), (0, 0, 255)]
     image = Image.new("P", (3, 2))
@@ -93,7 +102,7 @@ def test_a_palette_gives_its_colours_transparent_or_not(tmp_path, transparency):
     assert np.array_equal(decoded(tmp_path / "a.png"), np.array(colours)[numbers])
 
 
-def test_of_rgba_the_colours_count(tmp_path):
+def test_rgba_keeps_its_colors(tmp_path):
     pixels = noise(6, 4, channels=4)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     assert np.array_equal(decoded(tmp_path / "a.png"), pixels[:, :, :3])
@@ -114,8 +123,8 @@ def test_one_bit_is_black_or_white(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["png", "tif", "pgm"])
-def test_of_sixteen_bits_the_upper_eight_are_taken(tmp_path, form):
-    """Pillow by itself would show everything above 255 of 65,535 as white."""
+def test_sixteen_bits_keep_their_upper_eight(tmp_path, form):
+    """Pillow alone would turn everything above 255 of 65,535 white."""
     levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     path = tmp_path / f"a.{form}"
     if form == "pgm":
@@ -125,19 +134,19 @@ def test_of_sixteen_bits_the_upper_eight_are_taken(tmp_path, form):
     assert np.array_equal(decoded(path), spread((levels >> 8).astype(np.uint8)))
 
 
-def test_the_content_counts_not_the_name(tmp_path):
+def test_the_format_is_detected_from_the_content(tmp_path):
     """One of ImageNet's .JPEG files is a PNG."""
     photograph(7, 5).save(tmp_path / "a.JPEG", "PNG")
     assert np.array_equal(decoded(tmp_path / "a.JPEG"), noise(7, 5))
 
 
-def test_of_a_moving_image_the_first_frame_is_taken(tmp_path):
+def test_an_animation_is_read_as_its_first_frame(tmp_path):
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     assert np.array_equal(decoded(tmp_path / "a.gif"), np.array(frames[0]))
 
 
-# --- what is no image
+# --- files that are not images
 
 
 JPEG = encoded(photograph(24, 20), "JPEG")
@@ -183,7 +192,7 @@ def test_a_changed_byte_gives_an_image_or_the_error(tmp_path_factory, place, val
         ("gone", "FileNotFoundError"),
     ],
 )
-def test_what_is_no_image_says_what_it_is(tmp_path, content, kind):
+def test_the_error_names_the_cause_but_not_the_path(tmp_path, content, kind):
     path = tmp_path / "x.jpg"
     if content is None:
         path.mkdir()
@@ -195,10 +204,10 @@ def test_what_is_no_image_says_what_it_is(tmp_path, content, kind):
 
 
 @pytest.mark.parametrize(("limit", "refused"), [(150, False), (99, True)])
-def test_a_decompression_bomb_is_refused_where_pillow_refuses_it(
+def test_a_decompression_bomb_is_unreadable_above_the_limit_of_pillow(
     tmp_path, monkeypatch, limit, refused
 ):
-    """Between its limit and twice that Pillow only warns, which is nobody's concern."""
+    """Between its limit and twice its limit Pillow only warns, which is ignored."""
     photograph(20, 10).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     if not refused:
@@ -208,7 +217,7 @@ def test_a_decompression_bomb_is_refused_where_pillow_refuses_it(
         decode(tmp_path / "a.png")
 
 
-def test_an_interrupt_is_not_taken_for_a_broken_file(tmp_path, monkeypatch):
+def test_an_interrupt_is_not_mistaken_for_a_damaged_file(tmp_path, monkeypatch):
     def interrupted(path):
         raise KeyboardInterrupt
 
@@ -229,7 +238,7 @@ def test_a_random_box_is_inside_the_image(width, height, seed):
 
 @given(st.integers(100, 800), st.integers(100, 800), st.integers(0, 2**32))
 def test_area_and_ratio_of_a_random_box_are_within_bounds(width, height, seed):
-    """As far as whole pixels allow; the fall-back of narrow images has a ratio within them too."""
+    """Up to rounding to whole pixels; this includes the fallback for narrow images."""
     left, top, right, bottom = random_box(width, height, random.Random(seed))
     across, down = right - left, bottom - top
     assert (across + 0.5) * (down + 0.5) >= 0.08 * width * height
@@ -253,15 +262,14 @@ def test_too_narrow_an_image_gives_its_centre(size, box):
     assert boxes == {box}
 
 
-def test_boxes_are_spread_as_they_should_be():
-    """Area and logarithm of the ratio are uniform."""
+def test_area_and_log_ratio_of_boxes_are_uniform():
     boxes = [random_box(1000, 1000, random.Random(seed)) for seed in range(4000)]
     widths = [right - left for left, _, right, _ in boxes]
     heights = [bottom - top for _, top, _, bottom in boxes]
     logs = [math.log(width / height) for width, height in zip(widths, heights, strict=True)]
     assert abs(statistics.mean(logs)) < 0.02  # sd 0.166 / sqrt(4000), eight of them
-    # Of a square image boxes of nearly the whole area must be nearly square: a few are drawn anew,
-    # so the areas are uniform only as long as every ratio fits, up to three quarters.
+    # In a square image, a box of nearly the whole area must be nearly square. Others are drawn
+    # again, so areas are uniform only while every ratio fits, up to three quarters.
     areas = [width * height / 1e6 for width, height in zip(widths, heights, strict=True)]
     assert 0.08 <= min(areas) < 0.09
     assert 0.95 < max(areas) <= 1
@@ -270,7 +278,7 @@ def test_boxes_are_spread_as_they_should_be():
     assert max(counts) - min(counts) < 200  # of about 760 each; sd of a difference is 35
 
 
-def test_boxes_lie_anywhere_in_the_image():
+def test_the_position_of_boxes_is_uniform():
     boxes = [random_box(1000, 1000, random.Random(seed)) for seed in range(4000)]
     for near, far in ((0, 2), (1, 3)):
         rooms = [(box[near], 1000 - (box[far] - box[near])) for box in boxes]
@@ -287,25 +295,25 @@ def test_boxes_reach_every_edge():
     assert squares == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
-def random_view_twin(pixels, size, chance):
-    """The same by arrays, in the order in which the chances are asked for."""
+def random_view_reference(pixels, size, rng):
+    """Compute the view with NumPy, drawing random numbers in the same order."""
     height, width, _ = pixels.shape
-    left, top, right, bottom = random_box(width, height, chance)
+    left, top, right, bottom = random_box(width, height, rng)
     part = Image.fromarray(np.ascontiguousarray(pixels[top:bottom, left:right]))
     view = np.array(part.resize((size, size), Image.Resampling.BILINEAR))
-    if chance.random() < 0.5:
+    if rng.random() < 0.5:
         view = view[:, ::-1]
     return torch.from_numpy(view.transpose(2, 0, 1).copy())
 
 
 @pytest.mark.parametrize("size", [(40, 30), (5, 9), (2, 200), (16, 16)])
-def test_random_views_agree_with_their_twin(size):
+def test_random_views_agree_with_the_reference(size):
     for seed in range(20):
         view = random_view(photograph(*size), 16, random.Random(seed))
         assert view.dtype == torch.uint8
         assert view.shape == (3, 16, 16)
         assert view.is_contiguous()
-        assert torch.equal(view, random_view_twin(noise(*size), 16, random.Random(seed)))
+        assert torch.equal(view, random_view_reference(noise(*size), 16, random.Random(seed)))
 
 
 def test_half_of_the_views_are_mirrored():
@@ -315,7 +323,7 @@ def test_half_of_the_views_are_mirrored():
     assert abs(mirrored - 200) < 50  # five standard deviations
 
 
-def test_a_view_is_a_function_of_the_chance_alone():
+def test_a_random_view_depends_only_on_the_generator():
     image = photograph(40, 30)
     views = [random_view(image, 8, random.Random(seed)) for seed in (0, 0, 1)]
     assert torch.equal(views[0], views[1])
@@ -326,7 +334,7 @@ def test_a_view_is_a_function_of_the_chance_alone():
 # --- central views
 
 
-def central_view_twin(image, size):
+def central_view_reference(image, size):
     """The arithmetic that torchvision documents for Resize(256) and CenterCrop(224)."""
     resize = round(256 * size / 224)
     short, long = min(image.size), max(image.size)
@@ -342,20 +350,20 @@ def central_view_twin(image, size):
 @pytest.mark.parametrize(
     "shape", [(500, 375), (375, 500), (256, 256), (224, 224), (3, 4), (1, 1), (2, 31), (31, 2)]
 )
-def test_central_views_agree_with_their_twin(shape, size):
+def test_central_views_agree_with_the_reference(shape, size):
     image = photograph(*shape)
     view = central_view(image, size)
     assert view.dtype == torch.uint8
     assert view.shape == (3, size, size)
     assert view.is_contiguous()
-    assert torch.equal(view, central_view_twin(image, size))
+    assert torch.equal(view, central_view_reference(image, size))
 
 
 @pytest.mark.parametrize("shape", [(196, 294), (343, 196), (98, 147), (214, 321)])
 def test_the_longer_side_is_exact_where_a_factor_would_be_rounded(shape):
     """256 / 196 * 294 is 383.99…, but 256 * 294 / 196 is 384."""
     image = photograph(*shape)
-    assert torch.equal(central_view(image, 224), central_view_twin(image, 224))
+    assert torch.equal(central_view(image, 224), central_view_reference(image, 224))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
@@ -363,17 +371,108 @@ def test_central_views_of_any_shape(width, height, size):
     view = central_view(photograph(width, height), size)
     assert view.shape == (3, size, size)
     if max(width, height) <= 16 * min(width, height):
-        assert torch.equal(view, central_view_twin(photograph(width, height), size))
+        assert torch.equal(view, central_view_reference(photograph(width, height), size))
 
 
 @pytest.mark.parametrize("shape", [(1, 100), (100, 1), (2, 150)])
-def test_without_its_ends_a_long_image_has_the_same_centre(shape):
+def test_shortening_a_long_image_keeps_its_center(shape):
     image = photograph(*shape)
-    assert torch.equal(central_view(image, 224), central_view_twin(image, 224))
+    assert torch.equal(central_view(image, 224), central_view_reference(image, 224))
 
 
 @pytest.mark.parametrize("shape", [(1, 65_000), (65_000, 1)])
-def test_a_thread_of_an_image_fits_into_memory(shape):
-    """Scaled as a whole it would have four thousand million pixels."""
+def test_the_view_of_an_extremely_long_image_fits_in_memory(shape):
+    """Scaled as a whole, it would have four billion pixels."""
     view = central_view(Image.new("RGB", shape, (1, 2, 3)), 224)
     assert torch.equal(view, torch.tensor([1, 2, 3]).view(3, 1, 1).expand(3, 224, 224))
+
+
+# --- views of files
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Ten images; the fourth, the fifth and the last cannot be read."""
+    make_classes(tmp_path, {"a": 5, "b": 5}, noise=True)
+    for broken in ("a/003.jpg", "a/004.jpg", "b/004.jpg"):
+        (tmp_path / broken).write_bytes(b"broken")
+    return list_folder("--data-dir", tmp_path).parts["train"]
+
+
+def failed(view):
+    return ["/".join(failure.path.split("/")[-2:]) for failure in view.failures]
+
+
+def test_a_random_view_is_a_function_of_seed_place_and_file(files):
+    views = RandomViews(files, 8, seed=1)
+    first = views[7, 0].pixels
+    assert first.dtype == torch.uint8
+    assert first.shape == (3, 8, 8)
+    assert torch.equal(first, RandomViews(files, 8, seed=1)[7, 0].pixels)
+    for other in (views[8, 0], views[7, 1], RandomViews(files, 8, seed=2)[7, 0]):
+        assert not torch.equal(first, other.pixels)
+
+
+def test_the_next_file_replaces_an_unreadable_one_with_its_own_label(files):
+    view = RandomViews(files, 8, seed=0)[2, 3]
+    assert failed(view) == ["a/003.jpg", "a/004.jpg"]
+    assert view.label == 1
+    assert torch.equal(view.pixels, RandomViews(files, 8, seed=0)[2, 5].pixels)
+
+
+def test_the_first_file_follows_the_last(files):
+    view = RandomViews(files, 8, seed=0)[2, 9]
+    assert failed(view) == ["b/004.jpg"]
+    assert view.label == 0
+    assert torch.equal(view.pixels, RandomViews(files, 8, seed=0)[2, 0].pixels)
+
+
+def test_the_search_ends_if_nothing_can_be_read(tmp_path):
+    make_classes(tmp_path, {"a": 70, "b": 70})
+    for path in tmp_path.rglob("*.jpg"):
+        path.unlink()
+        path.touch()
+    files = list_folder("--data-dir", tmp_path).parts["train"]
+    view = RandomViews(files, 8, seed=0)[0, 0]
+    assert view.pixels is None
+    assert len(view.failures) == 100
+    some = files[torch.arange(3)]
+    assert len(RandomViews(some, 8, seed=0)[0, 0].failures) == 3
+
+
+def test_an_unreadable_file_has_no_central_view(files):
+    views = CentralViews(files, 8)
+    assert views[0].pixels.shape == (3, 8, 8)
+    assert (views[0].label, views[5].label) == (0, 1)
+    assert views[0].failures == ()
+    missing = views[3]
+    assert missing.pixels is None
+    assert failed(missing) == ["a/003.jpg"]
+    assert "UnidentifiedImageError" in missing.failures[0].reason
+
+
+def test_a_batch_has_the_failures_of_its_views():
+    failure = Failure("a.jpg", "broken")
+    grey = [torch.full((3, 2, 2), level, dtype=torch.uint8) for level in (5, 6)]
+    batch = collate([View(grey[0], 1), View(None, 2, (failure,)), View(grey[1], 3, (failure,))])
+    assert torch.equal(batch.pixels, torch.stack(grey))
+    assert batch.labels.tolist() == [1, 3]
+    assert batch.missing == 1
+    assert batch.failures == (failure, failure)
+
+
+def test_a_batch_without_readable_files():
+    batch = collate([View(None, 2, (Failure("a.jpg", "broken"),))])
+    assert len(batch.labels) == len(batch.pixels) == 0
+    assert batch.labels.dtype == torch.long
+    assert batch.missing == 1
+
+
+def test_views_and_batches_can_be_pickled(files):
+    """Worker processes that are not forked receive the views as pickles."""
+    views = RandomViews(files, 8, seed=0)
+    sent = pickle.loads(pickle.dumps(views))
+    assert torch.equal(sent[0, 3].pixels, views[0, 3].pixels)
+    batch = pickle.loads(pickle.dumps(collate([views[0, 3]])))
+    assert isinstance(batch, Loaded)
+    assert len(batch.failures) == 2
