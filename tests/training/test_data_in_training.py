@@ -198,7 +198,7 @@ def test_unreadable_files_are_told_of_in_one_line_each_and_listed(own, tmp_path,
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 3
     for path in broken:
-        assert sum(line.startswith(f"probmask: warning: {path}: is left out") for line in told) == 1
+        assert sum(line.startswith(f"probmask: warning: {path}: skipped") for line in told) == 1
     dense = json.loads((tmp_path / "run" / "dense" / "record.json").read_text())
     assert dense["unreadable"] == record["unreadable"]
 
@@ -238,7 +238,7 @@ def test_a_file_that_vanishes_ends_the_run_and_coming_back_resumes_it(
     monkeypatch.undo()
     error = one_line(capsys)
     assert "train/a/0" in error
-    assert "cannot be read any more (FileNotFoundError" in error
+    assert "can no longer be read (FileNotFoundError" in error
     assert "--resume" in error
     assert not (out / "record.json").exists()
     shutil.move(*reversed(away))
@@ -306,7 +306,7 @@ def test_when_a_reading_process_dies_the_run_ends_in_one_line(
     out = tmp_path / "run"
     assert main(arguments(photographs, out, **LONG, checkpoint_seconds=0)) == 1
     monkeypatch.undo()
-    assert "a process that reads images ended" in one_line(capsys)
+    assert "a worker process that reads images ended" in one_line(capsys)
     assert 3 <= step_of(out) < 9
     assert main(["train", "--resume", str(out), "--set", "workers=0", "--json"]) == 0
     assert_same_run(out, straight)
@@ -352,7 +352,8 @@ def test_an_artifact_alone_does_not_know_where_its_data_lies(straight, tmp_path,
     artifact = tmp_path / "model.safetensors"
     artifact.write_bytes((straight / "model.safetensors").read_bytes())
     assert main(["evaluate", str(artifact)]) == 2
-    assert "--data folder: where is it? Pass --data-dir DIR" in one_line(capsys)
+    message = one_line(capsys)
+    assert "--data folder: needs the directory of the images; pass --data-dir DIR" in message
 
 
 def test_data_of_other_classes_are_refused(straight, photographs, tmp_path, capsys):
@@ -404,7 +405,7 @@ def test_wrong_directories_are_one_line(tmp_path, capsys, counts):
     assert main(arguments(tmp_path / "images", tmp_path / "run")) == 2
     assert "images" in one_line(capsys)
     assert main(arguments(tmp_path / "gone", tmp_path / "run")) == 2
-    assert "gone: is no directory" in one_line(capsys)
+    assert "gone: is not a directory" in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 
