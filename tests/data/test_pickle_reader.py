@@ -492,7 +492,7 @@ def test_an_array_cannot_be_multiplied_by_repeating_its_data():
 
 
 def test_a_large_memo_index_is_not_allocated():
-    with pytest.raises(InputError, match="it has more than 1,000,000 instructions"):
+    with pytest.raises(InputError, match="it has a memo index above 1,000,000"):
         read(b"Nr\xff\xff\xff\x7f.")
 
 

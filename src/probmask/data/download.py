@@ -20,7 +20,7 @@ from probmask.data.releases import Remote
 from probmask.errors import DownloadError, InputError
 
 if TYPE_CHECKING:  # optional dependencies
-    from requests import RequestException, Response
+    from requests import Response
     from rich.progress import Progress
 
 _CHUNK_SIZE = 1 << 16
@@ -155,16 +155,11 @@ def _fetch(
     try:
         with _silenced(pooch.get_logger()):
             store.fetch(remote.filename, downloader=_Transfer(remote, bar, timeout))
-        return
-    except RequestException as error:
-        reason, cause = _describe(error, timeout), error
-    except (_RefusedError, _WrongSizeError) as error:
-        reason, cause = str(error), error
-    except ValueError as error:  # pooch raises it for a wrong digest
-        reason, cause = f"the downloaded file does not have the digest {remote.digest}", error
-    raise DownloadError(
-        f"{remote.url}: {reason}; try again, or download it yourself to {directory}."
-    ) from cause
+    except (RequestException, _RefusedError, ValueError) as error:
+        raise DownloadError(
+            f"{remote.url}: {_describe(error, remote, timeout)}; try again, or download it "
+            f"yourself to {directory}."
+        ) from error
 
 
 class _RefusedError(Exception):
@@ -213,10 +208,14 @@ def _describe_status(response: "Response") -> str:
     return f"the server answered {response.status_code} {response.reason}"
 
 
-def _describe(error: "RequestException", timeout: float) -> str:
-    """Return in a few words why a request failed."""
-    from requests import exceptions
+def _describe(error: Exception, remote: Remote, timeout: float) -> str:
+    """Return in a few words why a transfer failed."""
+    from requests import RequestException, exceptions
 
+    if isinstance(error, _RefusedError | _WrongSizeError):
+        return str(error)
+    if not isinstance(error, RequestException):  # pooch raises a ValueError for a wrong digest
+        return f"the downloaded file does not have the digest {remote.digest}"
     if isinstance(error, exceptions.HTTPError) and error.response is not None:
         return _describe_status(error.response)
     cause: BaseException | None = error

@@ -85,49 +85,58 @@ def _check_instructions(data: bytes) -> None:
     `pickletools.genops` parses the instructions without executing them. It rejects lengths beyond
     the end of the file, which the unpickler would allocate.
     """
-    memo: set[int] = set()
-    shared_tuples = _SharedTuples()
-    for count, (opcode, argument, position) in enumerate(pickletools.genops(data), start=1):
+    limits = _Limits()
+    for opcode, argument, position in pickletools.genops(data):
         if opcode.name not in _INSTRUCTIONS:
             shown = f" {_shortened(argument)!r}" if isinstance(argument, str) else ""
             raise _ForeignError(f"the instruction {opcode.name}{shown}")
-        if opcode.name == "MEMOIZE":
-            argument = len(memo)
-        if opcode.name in _PUTS:
-            memo.add(argument)
-        if count > _MAX_INSTRUCTIONS or (opcode.name in _PUTS and argument > _MAX_INSTRUCTIONS):
-            raise _DamagedError(f"it has more than {_MAX_INSTRUCTIONS:,} instructions")
-        # Larger integers can have equal hashes, and make dictionaries slow.
-        if type(argument) is int and not -(2**63) <= argument < 2**63:
-            raise _DamagedError("an integer has more than 64 bits")
-        shared_tuples.check(opcode.name, argument)
+        limits.check(opcode.name, argument)
         if opcode.name == "STOP" and position != len(data) - 1:
             raise _DamagedError("there is data after the end of the pickle")
 
 
-class _SharedTuples:
-    """Reject too many tuples, and tuples that are used twice.
+class _Limits:
+    """Limits on what the instructions cost, followed one by one.
 
-    A dictionary key of nested tuples would overflow the stack when it is hashed, and a key of
-    shared nested tuples would take exponential time.
+    - The unpickler allocates a memo of the largest index.
+    - Integers of more than 64 bits can have equal hashes, and make dictionaries slow.
+    - To hash a dictionary key of deeply nested tuples would overflow the stack. If tuples could be
+      used twice, it could take exponential time.
     """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._on_top = False  # whether the value on top of the stack may be a tuple
+        self._instructions = 0
+        self._tuples = 0
         self._memo: set[int] = set()
+        self._tuples_in_memo: set[int] = set()
+        self._tuple_on_top = False  # whether the value on top of the stack may be a tuple
 
     def check(self, name: str, argument: Any) -> None:
-        """Follow one instruction."""
+        """Raise _DamagedError if the next instruction exceeds a limit."""
+        self._instructions += 1
+        self._tuples += name in _TUPLES
         if name in _PUTS:
-            (self._memo.add if self._on_top else self._memo.discard)(argument)
+            argument = len(self._memo) if name == "MEMOIZE" else argument
+            self._put(argument)
         elif name not in ("PROTO", "FRAME"):
-            self._on_top = name in _TUPLES or name in _UPDATES
-        self._count += name in _TUPLES
-        if self._count > _MAX_TUPLES:
+            self._tuple_on_top = name in _TUPLES or name in _UPDATES
+        if self._instructions > _MAX_INSTRUCTIONS:
+            raise _DamagedError(f"it has more than {_MAX_INSTRUCTIONS:,} instructions")
+        if self._tuples > _MAX_TUPLES:
             raise _DamagedError(f"it has more than {_MAX_TUPLES:,} tuples")
-        if name in _GETS and argument in self._memo:
+        if type(argument) is int and not -(2**63) <= argument < 2**63:
+            raise _DamagedError("an integer has more than 64 bits")
+        if name in _GETS and argument in self._tuples_in_memo:
             raise _DamagedError("a tuple is used twice")
+
+    def _put(self, index: int) -> None:
+        if index > _MAX_INSTRUCTIONS:
+            raise _DamagedError(f"it has a memo index above {_MAX_INSTRUCTIONS:,}")
+        self._memo.add(index)
+        if self._tuple_on_top:
+            self._tuples_in_memo.add(index)
+        else:
+            self._tuples_in_memo.discard(index)
 
 
 @dataclass(frozen=True, slots=True)
