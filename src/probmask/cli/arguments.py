@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from probmask.analysis.records import Run
 
 MODEL_HELP = "package.module:function of your own network; the function is imported and called"
+MODEL_NAME_HELP = "see 'probmask list models', or package.module:function of your own network"
 
 
 def add_artifact(command: argparse.ArgumentParser) -> None:

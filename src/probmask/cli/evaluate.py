@@ -25,7 +25,12 @@ _TRAINING_ONLY = ("flip", "padding", "train_images", "validation_images")
 
 def add(commands: Any) -> None:
     """Add the command and its arguments to the parser."""
-    evaluate = commands.add_parser("evaluate", help="measure the accuracy of a finished network")
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure the accuracy of a finished network",
+        description="Measure the accuracy of a finished network on the test images of its data "
+        "set, and compare it with the recorded accuracy.",
+    )
     add_artifact(evaluate)
     evaluate.add_argument("--data", help="data set (default: as in training)")
     add_data_location(evaluate)

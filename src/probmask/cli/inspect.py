@@ -36,7 +36,10 @@ _LONGEST = 200  # characters shown of an unknown entry
 def add(commands: Any) -> None:
     """Add the command and its arguments to the parser."""
     inspect = commands.add_parser(
-        "inspect", help="show the weights kept in each layer of a finished network"
+        "inspect",
+        help="show the weights kept in each layer of a finished network",
+        description="Show the weights kept, the sparsity, MACs and bytes of each layer of a "
+        "finished network, the size of its file, and how it was trained.",
     )
     add_artifact(inspect)
     inspect.set_defaults(command=run)

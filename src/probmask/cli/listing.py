@@ -31,8 +31,12 @@ _DATA_HEADINGS = (
 
 def add(commands: Any) -> None:
     """Add the command and its arguments to the parser."""
-    listing = commands.add_parser("list", help="list the methods, models or data sets")
-    listing.add_argument("what", choices=("methods", "models", "data"))
+    listing = commands.add_parser(
+        "list",
+        help="list the methods, models or data sets",
+        description="List the methods, models or data sets that 'probmask train' knows.",
+    )
+    listing.add_argument("what", choices=tuple(_LISTINGS), help="what to list")
     listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     listing.set_defaults(command=run)
 

@@ -29,7 +29,9 @@ def add(commands: Any) -> None:
         "speed. A trained network keeps other weights, often more of them in the early layers; "
         "'probmask bench' measures it.",
     )
-    plan.add_argument("--model", required=True, help="a name, or package.module:function")
+    plan.add_argument(
+        "--model", required=True, help="see 'probmask list models', or package.module:function"
+    )
     plan.add_argument(
         "--sparsity", type=float, required=True, help="fraction of the weights pruned, in [0, 1)"
     )

@@ -50,7 +50,9 @@ def add_sweep_arguments(command: argparse.ArgumentParser) -> None:
         help="number of runs to train in parallel; they share the cores (default: %(default)s)",
     )
     add_data_location(command)
-    command.add_argument("--out", type=Path, metavar="DIR", help="directory of the sweep")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory of the sweep (default: in runs/)"
+    )
     command.add_argument(
         "--records",
         type=Path,

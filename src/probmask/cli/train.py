@@ -40,7 +40,9 @@ def add(commands: Any) -> None:
         description="Train a sparse network. Without arguments, a small convolutional network is "
         "trained on handwritten digits at 98 % sparsity, together with its dense twin.",
     )
-    train.add_argument("config", nargs="?", type=Path, metavar="RUN.toml", help="configuration")
+    train.add_argument(
+        "config", nargs="?", type=Path, metavar="RUN.toml", help="configuration file"
+    )
     train.add_argument("--data", help="data set; see 'probmask list data'")
     add_data_location(train)
     train.add_argument(
@@ -49,8 +51,10 @@ def add(commands: Any) -> None:
         help="images on which runs are compared: held-out training images (val, the default), "
         "test images (test), or none, which trains on all training images",
     )
-    train.add_argument("--model", help="a name, or package.module:function of your own network")
-    train.add_argument("--method", help="see 'probmask list methods'")
+    train.add_argument(
+        "--model", help="see 'probmask list models', or package.module:function of your own"
+    )
+    train.add_argument("--method", help="sparsification method; see 'probmask list methods'")
     train.add_argument("--sparsity", type=float, help="fraction of the weights pruned, in [0, 1)")
     train.add_argument("--epochs", type=int, help="passes over the training data")
     train.add_argument("--batch-size", type=int, help="images per update, over all devices")
