@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.cli.arguments import parse_shape
+from probmask.cli.arguments import MODEL_NAME_HELP, parse_shape
 from probmask.cli.bench import (
     add_conditions,
     check_accepts,
@@ -29,9 +29,7 @@ def add(commands: Any) -> None:
         "speed. A trained network keeps other weights, often more of them in the early layers; "
         "'probmask bench' measures it.",
     )
-    plan.add_argument(
-        "--model", required=True, help="see 'probmask list models', or package.module:function"
-    )
+    plan.add_argument("--model", required=True, help=MODEL_NAME_HELP)
     plan.add_argument(
         "--sparsity", type=float, required=True, help="fraction of the weights pruned, in [0, 1)"
     )

@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probmask.checks import check_sparsity
-from probmask.cli.arguments import add_assignments, add_data_location, assignments, download
+from probmask.cli.arguments import (
+    MODEL_NAME_HELP,
+    add_assignments,
+    add_data_location,
+    assignments,
+    download,
+)
 from probmask.cli.terminal import print_json, print_message, print_training, shows_progress
 from probmask.errors import InputError
 from probmask.launch import is_first_rank
@@ -40,9 +46,7 @@ def add(commands: Any) -> None:
         description="Train a sparse network. Without arguments, a small convolutional network is "
         "trained on handwritten digits at 98 % sparsity, together with its dense twin.",
     )
-    train.add_argument(
-        "config", nargs="?", type=Path, metavar="RUN.toml", help="configuration file"
-    )
+    train.add_argument("config", nargs="?", type=Path, metavar="RUN.toml", help="configuration")
     train.add_argument("--data", help="data set; see 'probmask list data'")
     add_data_location(train)
     train.add_argument(
@@ -51,9 +55,7 @@ def add(commands: Any) -> None:
         help="images on which runs are compared: held-out training images (val, the default), "
         "test images (test), or none, which trains on all training images",
     )
-    train.add_argument(
-        "--model", help="see 'probmask list models', or package.module:function of your own"
-    )
+    train.add_argument("--model", help=MODEL_NAME_HELP)
     train.add_argument("--method", help="sparsification method; see 'probmask list methods'")
     train.add_argument("--sparsity", type=float, help="fraction of the weights pruned, in [0, 1)")
     train.add_argument("--epochs", type=int, help="passes over the training data")
