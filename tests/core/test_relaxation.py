@@ -17,16 +17,16 @@ KEY = draw_key(5, 0, 7, 0, 3)
 
 
 def in_fp64(prob, logistic, temperature):
-    """Mask and slope by plain autograd in double precision, for 0 < s < 1."""
+    """Return mask and slope by plain autograd in fp64, for 0 < s < 1."""
     s = prob.double().requires_grad_()
     logit = s.log() - torch.log1p(-s)
     mask = torch.sigmoid((logit + logistic.double()) / temperature.double())
-    # The slope in logarithms: sigmoid'(x) = exp(-|x|) / (1 + exp(-|x|))^2 underflows otherwise.
     (slope,) = torch.autograd.grad(mask.sum(), s)
     return mask.detach(), slope
 
 
 def slope_in_fp64_logs(prob, logistic, temperature):
+    """Return the slope from logarithms, where exp(-|x|) / (1 + exp(-|x|))^2 would underflow."""
     s, a = prob.double(), 1 / temperature.double()
     x = (a * (s.log() - torch.log1p(-s) + logistic.double())).abs()
     return torch.exp(a.log() - x - 2 * torch.log1p(torch.exp(-x)) - s.log() - torch.log1p(-s))
@@ -154,7 +154,7 @@ def test_the_draw_equals_the_reference(backend, tau):
 
 
 def mostly_closed(open_part, count=5003):
-    """Most probabilities at 0 or 1, so that the open ones are gathered; some blocks have none."""
+    """Return probabilities that are mostly 0 or 1, in some blocks all: the others are gathered."""
     weight, prob, grad = problem(count)
     generator = torch.Generator().manual_seed(2)
     closed = torch.rand(count, generator=generator) >= open_part

@@ -77,7 +77,7 @@ def test_cube_roots_are_accurate():
         for i in range(len(x)):
             out[i] = cube_root(x[i])
 
-    bits = np.arange(0x00800000, 0x7F800000, 2003, dtype=np.int32)  # of all normal numbers
+    bits = np.arange(0x00800000, 0x7F800000, 2003, dtype=np.int32)  # a sample of all normal numbers
     x = bits.view(np.float32)
     found = np.empty_like(x)
     roots(x, found)

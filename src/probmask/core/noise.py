@@ -34,15 +34,18 @@ class Stream(IntEnum):
     the update's number. Update numbers are 0 or more; streams are negative and unique, so two
     streams of one seed never share their numbers. Do not change or reuse a value, because runs
     would no longer reproduce. Give a new stream the next free number.
+
+    Example:
+        >>> _ = uniform_(torch.empty(3), 0, Stream.SPARSE_START)
     """
 
     SPARSE_START = -1  # random masks of methods that start sparse
     REINITIALIZATION = -2  # new initial weights of all layers
     PROBE_BATCHES = -3  # batches on which a method measures gradients
     EDGE_POPUP_SCORES = -4  # initial scores of EdgePopup
-    GRASP_XAVIER = -5  # initial weights of GraSP
+    GRASP_XAVIER = -5  # Xavier weights on which GraSP scores linear layers
     L0_GATES = -6  # initial gates of L0
-    MLPRUNE_BATCHES = -7  # batches and labels on which MLPrune measures curvature
+    MLPRUNE_BATCHES = -7  # batches on which MLPrune measures curvature
     FINAL_SAMPLE = -8  # final mask of ProbMask(select="sample")
 
 
@@ -94,7 +97,21 @@ def uniform_(out: Tensor, seed: int, *counters: int) -> Tensor:
 
 
 def normal_(out: Tensor, seed: int, *counters: int) -> Tensor:
-    """Fill ``out`` with N(0, 1) noise that depends only on seed and counters, as `uniform_`."""
+    """Fill ``out`` with N(0, 1) noise that depends only on seed and counters.
+
+    Args:
+        out: the tensor to fill.
+        seed: the seed, mixed with the counters by `fold`.
+        counters: any number of integers.
+
+    Returns:
+        ``out``.
+
+    Example:
+        >>> a = normal_(torch.empty(3), 0, Stream.L0_GATES)
+        >>> torch.equal(a, normal_(torch.empty(3), 0, Stream.L0_GATES))
+        True
+    """
     return out.normal_(generator=_generator(out, seed, *counters))
 
 

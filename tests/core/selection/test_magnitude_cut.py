@@ -24,7 +24,7 @@ def check(weights, scales, keep):
     expected = select_top(values, keep)
     assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
     assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
-    masks, threshold = cut_joined(values, keep)  # the way of a GPU
+    masks, threshold = cut_joined(values, keep)  # as on a GPU
     assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
     assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
 
@@ -89,8 +89,8 @@ def test_the_cut_is_exact_even_if_the_sample_misleads(name, keep):
     values = torch.cat([w.abs() for w in weights])
     order = values.argsort(descending=True, stable=True)
     assert torch.equal(torch.cat(masks).nonzero().flatten(), order[:keep].sort().values)
-    kept, removed = (float(values[order[k]]) for k in (keep - 1, keep))
-    assert threshold == pytest.approx(removed + keep / 140_000 * (kept - removed), rel=1e-12, abs=0)
+    kept, pruned = (float(values[order[k]]) for k in (keep - 1, keep))
+    assert threshold == pytest.approx(pruned + keep / 140_000 * (kept - pruned), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("name", ["normal", "misleading", "equal but one"])

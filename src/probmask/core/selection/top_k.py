@@ -112,7 +112,18 @@ def select_within(
 
 
 def kept_counts(masks: Sequence[Tensor]) -> list[int]:
-    """k[i] = Σ m[i]: the number of kept entries of each mask."""
+    """k[i] = Σ m[i]: the number of kept entries of each mask.
+
+    Args:
+        masks: boolean masks.
+
+    Returns:
+        One integer per mask.
+
+    Example:
+        >>> kept_counts([torch.tensor([True, False]), torch.tensor([True, True])])
+        [1, 2]
+    """
     return [int(torch.count_nonzero(m)) for m in masks]
 
 
@@ -203,9 +214,9 @@ def _check_minimum(
 def _fill(budget: _Budget, levels: list[list[Tensor]], masks: list[Tensor]) -> None:
     """Keep entries greedily, in rounds; a round keeps the longest prefix of the order that fits.
 
-    The cost only grows. A tensor of which one more entry does not fit is finished. All entries of
-    the other tensors up to this point of the order are kept, so their remaining entries are those
-    outside the mask.
+    The cost only grows, so a tensor is finished as soon as one more of its entries does not fit.
+    The other tensors keep all their entries up to this point of the order, so the entries that
+    remain are those outside the mask.
     """
     unfinished = list(range(len(masks)))
     while unfinished := [
