@@ -1,8 +1,8 @@
-"""How far the engine's results are from PyTorch's, on whole networks: random masks or trained ones.
+"""Compare the results of the sparse engine with PyTorch's, on whole networks.
 
-Prints, per network, sparsity, batch and number of threads, the largest difference relative to the
-largest output of PyTorch's, with every layer on the sparse kernels; exits with 1 if one is above
-what docs/performance.md promises.
+The masks are random, or those of trained artifacts. For each network, sparsity, batch and number of
+threads it prints the largest difference relative to the largest output of PyTorch, with every layer
+on the sparse kernels. It exits with 1 if a difference exceeds the bound of docs/performance.md.
 
     python benchmarks/agreement.py
     python benchmarks/agreement.py --artifacts runs/*/model.safetensors
@@ -21,23 +21,23 @@ from probmask.artifact import load, read
 from probmask.artifact.export import input_shape_of
 from probmask.models import MODELS
 from probmask.runtime.plan.choices import LANES, Choices, candidates, first_small
-from probmask.runtime.plan.steps import schedule
+from probmask.runtime.plan.steps import steps_of
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.speed import mask_at_random_
 
-PROMISED = 2e-5
+BOUND = 2e-5
 NETWORKS = ("conv4", "vgg19", "resnet32", "mobilenetv1", "resnet50")
-# Images at once that the large networks are compared at unless asked otherwise: 64 take minutes.
+# Large networks use at most this batch, except with --large: a batch of 64 takes minutes.
 LARGE_SIDE, LARGE_BATCH = 224, 3
 
 
 def main() -> int:
-    """Compare all that is asked for; 1 if anything is above the promise."""
+    """Compare all networks; return 1 if a difference exceeds the bound."""
     options = arguments()
     print("network                           kept   batch  threads  on kernels  difference")
     worst = 0.0
     for name, model, shape in networks(options):
-        kept = share_of_weights(model)
+        kept = kept_fraction(model)
         for threads in options.threads:
             example = inputs(shape, 2)
             engine = runtime.compile(model, example, threads=threads, layers="sparse")
@@ -50,13 +50,13 @@ def main() -> int:
                 on = f"{len(engine.choices.sparse)} of {len(engine.network.nodes)}"
                 where = f"{batch:6d}  {threads:7d}  {on:>10}"
                 print(f"{name:32s}  {kept:5.1%}  {where}  {found:10.1e}", flush=True)
-    promise = "within" if worst <= PROMISED else "ABOVE"
-    print(f"largest: {worst:.1e}, {promise} the {PROMISED:.0e} of docs/performance.md")
-    return int(worst > PROMISED)
+    position = "within" if worst <= BOUND else "ABOVE"
+    print(f"largest: {worst:.1e}, {position} the bound of {BOUND:.0e} in docs/performance.md")
+    return int(worst > BOUND)
 
 
 def networks(options: argparse.Namespace):
-    """Each network with what to call it and the shape of its inputs."""
+    """Yield the name, the model and the input shape of each network."""
     for path in options.artifacts:
         shape = input_shape_of(path, read(path), None, None)
         yield f"{path.parent.name}/{path.name}", load(path), shape
@@ -70,20 +70,20 @@ def networks(options: argparse.Namespace):
 
 
 def in_groups(engine: Engine, batch: int) -> None:
-    """Let layers of small planes take images side by side where the batch has enough of them.
+    """Let all layers with small planes compute several images together, if the batch allows it.
 
-    Which layers do so is otherwise measured; all that may are those whose results can differ most.
+    Otherwise measurements decide which layers do so. These layers can differ most from PyTorch.
     """
-    steps = [s for s in schedule(engine.network, candidates(engine.network)) if s.sparse]
+    steps = [s for s in steps_of(engine.network, candidates(engine.network)) if s.sparse]
     lone = {s.nodes[0].name: first_small(s.nodes) for s in steps} if batch >= LANES else {}
     engine.use(Choices(engine.choices.sparse, lone))
 
 
 def difference(engine: Engine, model: nn.Module, x: Tensor) -> float:
-    """The largest difference from PyTorch, relative to PyTorch's largest output.
+    """Return the largest difference from PyTorch, relative to PyTorch's largest output.
 
-    Infinite if one has a finite number where the other has none. A network whose random masks let
-    nothing through gives zeros: then any difference counts as it is.
+    It is infinite if one result is finite where the other is not. If all outputs are zero, because
+    random masks disconnected the network, it is the absolute difference.
     """
     with torch.no_grad():
         expected = model.eval()(x)
@@ -94,19 +94,19 @@ def difference(engine: Engine, model: nn.Module, x: Tensor) -> float:
     return max([0.0, *(found - expected)[finite].abs().tolist()]) / (largest or 1.0)
 
 
-def share_of_weights(model: nn.Module) -> float:
-    """Of convolutions' and linear layers' weights, how many are not zero."""
+def kept_fraction(model: nn.Module) -> float:
+    """Return the fraction of nonzero weights of convolutions and linear layers."""
     weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
 
 
 def inputs(shape: tuple[int, ...], batch: int) -> Tensor:
-    """Normal noise, the same each time."""
+    """Return normal noise, the same for the same batch."""
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
 
 
 def arguments() -> argparse.Namespace:
-    """What to compare."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9, 0.98])
@@ -115,10 +115,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--large",
         action="store_true",
-        help=f"also batches above {LARGE_BATCH} of networks for {LARGE_SIDE} × {LARGE_SIDE}",
+        help=f"also use batches above {LARGE_BATCH} for images of {LARGE_SIDE} × {LARGE_SIDE}",
     )
     parser.add_argument(
-        "--artifacts", nargs="+", type=Path, default=[], help="finished networks, instead"
+        "--artifacts", nargs="+", type=Path, default=[], help="compare these artifacts instead"
     )
     return parser.parse_args()
 

@@ -1,11 +1,13 @@
-"""Claim: an artifact is within 5 % of the entropy bound, and takes well under a second.
+"""Claim: an artifact is within 5 % of the entropy bound, and is saved and loaded in under a second.
 
-The bound is, for each weight tensor of n entries of which nnz are kept, 4 bytes for each value and
-n H(nnz / n) bits for the positions, plus all other tensors as they are. Two kinds of masks: "even",
-each weight of each layer kept with the same probability, and "magnitude", the largest weights of
-all layers together, whose layers and rows differ. BatchNorm's numbers are random, as after
-training. "ours" is the whole file; "data" is the file without table and header. The others are
-multiples of ours. Networks that were really trained can be added.
+For each weight tensor with n entries and nnz kept ones, the bound is 4 bytes for each value plus
+n H(nnz / n) bits for the positions. All other tensors count with their size. There are two kinds of
+masks. "even" masks keep each weight of each layer with the same probability. "magnitude" masks keep
+the largest weights of all layers together, so layers and rows differ in density. The numbers of
+BatchNorm are random, as after training. "ours" is the whole file, "data" the file without table and
+header. The other columns are multiples of ours. --trained adds trained networks.
+
+docs/results/artifact_size.md shows both tables.
 
     python benchmarks/artifact_size.py             # sizes and times
     python benchmarks/artifact_size.py --table times
@@ -38,7 +40,7 @@ SPARSITIES = (0.9, 0.95, 0.98, 0.99, 0.999)
 
 
 def network(name: str, sparsity: float, masks: str) -> nn.Module:
-    """A network of this sparsity as training leaves it, without the training."""
+    """Return an untrained network of this sparsity, with tensors like those of a trained one."""
     torch.manual_seed(0)
     model = build_model(name, {})
     weights = [parameter for parameter in model.parameters() if parameter.dim() > 1]
@@ -57,12 +59,12 @@ def network(name: str, sparsity: float, masks: str) -> nn.Module:
 
 
 def bound(state: dict[str, Tensor]) -> float:
-    """The bytes that no encoding of values as they are and evenly spread positions goes below."""
+    """Return the bound in bytes: exact values, and positions that follow no pattern."""
     return sum(entropy(t) if t.dim() > 1 else t.nbytes for t in state.values())
 
 
 def entropy(tensor: Tensor) -> float:
-    """nnz * 4 + n H(nnz / n) / 8."""
+    """Return nnz * 4 + n H(nnz / n) / 8 bytes."""
     n, nnz = tensor.numel(), int(tensor.count_nonzero())
     p = nnz / n
     spread = sum(-q * math.log2(q) for q in (p, 1 - p) if q > 0)
@@ -70,7 +72,7 @@ def entropy(tensor: Tensor) -> float:
 
 
 def csr_npz(state: dict[str, Tensor]) -> int:
-    """What scipy's compressed CSR files take, with all else dense."""
+    """Return the bytes of scipy's compressed CSR files, with all other tensors dense."""
     size = 0
     for tensor in state.values():
         if tensor.dim() > 1:
@@ -83,7 +85,7 @@ def csr_npz(state: dict[str, Tensor]) -> int:
 
 
 def print_sizes(path: Path, trained: Sequence[Path]) -> None:
-    """One row per network, kind of masks and sparsity."""
+    """Print one row for each network, kind of masks and sparsity."""
     print("| network | masks | sparsity | ours, bytes | / bound | data / bound |", end="")
     print(" dense | dense, zstd | dense, gzip | scipy CSR |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
@@ -96,8 +98,8 @@ def print_sizes(path: Path, trained: Sequence[Path]) -> None:
         print_row(path, artifact.load(file), f"{file.parent.name} | {method}, trained")
 
 
-def print_row(path: Path, model: nn.Module, what: str) -> None:
-    """Ours in bytes and against the bound; the others as multiples of ours."""
+def print_row(path: Path, model: nn.Module, label: str) -> None:
+    """Print our size in bytes and relative to the bound, and the others as multiples of ours."""
     state = model.state_dict()
     info = artifact.save(model, path, overwrite=True)
     data = sum(row.stored_bytes for row in info.tensors)
@@ -112,20 +114,20 @@ def print_row(path: Path, model: nn.Module, what: str) -> None:
     kept = sum(int(w.count_nonzero()) for w in weights) / sum(w.numel() for w in weights)
     multiples = " | ".join(f"{size / info.file_bytes:.1f} ×" for size in others)
     print(
-        f"| {what} | {100 * (1 - kept):.4g} % | {info.file_bytes:,} "
+        f"| {label} | {100 * (1 - kept):.4g} % | {info.file_bytes:,} "
         f"| {info.file_bytes / least:.3f} | {data / least:.3f} | {multiples} |",
         flush=True,
     )
 
 
 def print_times(path: Path, repeats: int) -> None:
-    """Medians for vgg19, 20 million weights, each way in turn: elapsed, and of the CPU alone."""
+    """Print the median elapsed and CPU times for vgg19 (20 million weights)."""
     print("| vgg19 at | save | load_state | load_into | load | read | dense save | dense load |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     dense, other = path.with_name("dense"), build_model("vgg19", {})
     for sparsity in SPARSITIES:
         model = network("vgg19", sparsity, "even")
-        ways: list[Callable[[nn.Module], object]] = [
+        actions: list[Callable[[nn.Module], object]] = [
             lambda m: artifact.save(m, path, overwrite=True, metadata={"model": "vgg19"}),
             lambda _: artifact.load_state(path),
             lambda _: artifact.load_into(other, path),
@@ -134,19 +136,19 @@ def print_times(path: Path, repeats: int) -> None:
             lambda m: dense.write_bytes(dense_bytes(m.state_dict())),
             lambda _: other.load_state_dict(load_file(dense)),
         ]
-        runs = [[timed(way, model) for way in ways] for _ in range(repeats)]
+        runs = [[timed(action, model) for action in actions] for _ in range(repeats)]
         cells = []
         for column in zip(*runs, strict=True):
-            elapsed, busy = (1e3 * statistics.median(clock) for clock in zip(*column, strict=True))
-            cells.append(f"{elapsed:.0f} ({busy:.0f}) ms")
+            elapsed, cpu = (1e3 * statistics.median(clock) for clock in zip(*column, strict=True))
+            cells.append(f"{elapsed:.0f} ({cpu:.0f}) ms")
         print(f"| {100 * sparsity:g} % | {' | '.join(cells)} |", flush=True)
 
 
-def timed(way: Callable[[nn.Module], object], model: nn.Module) -> tuple[float, float]:
-    """Seconds that passed, and those in which this process had a processor."""
-    start, busy = time.perf_counter(), time.process_time()
-    way(model)
-    return time.perf_counter() - start, time.process_time() - busy
+def timed(action: Callable[[nn.Module], object], model: nn.Module) -> tuple[float, float]:
+    """Return the elapsed seconds and the CPU seconds of this process."""
+    start, cpu = time.perf_counter(), time.process_time()
+    action(model)
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def main() -> None:

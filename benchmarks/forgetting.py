@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 import probmask
-from probmask.errors import InputError
+from probmask.errors import InputError, NonFiniteError
 from probmask.training.config import load_config
 
 _MOMENTUM = 0.9
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for forget_by in (0.5, 0.0):
             try:
                 runs = [condition.train(forget_by, seed, options) for seed in options.seeds]
-            except InputError as error:
+            except (InputError, NonFiniteError) as error:
                 parser.error(str(error))
             updates = runs[0][0]
             found.append(statistics.fmean(accuracy for _, accuracy in runs))

@@ -2,10 +2,10 @@
 
     python benchmarks/leaderboard_plot.py docs/results/records docs/images/leaderboard.png
 
-Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). Where there are several trainings
-among the records, the one with most runs is drawn; a point is the mean over seeds, the band reaches
-from the worst to the best of them. The rivals that are best on the whole have colours of their own.
-Dashed: the dense network.
+Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). If the records are of several
+settings, the one with the most runs is drawn. A point is the mean over seeds, and the band extends
+from the worst to the best seed. The best other methods have their own colours. The dashed line is
+the dense network.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from probmask.analysis.records import find_records
 
 _OURS = "probmask"
 _INK, _MUTED, _ACCENT = "#1f2430", "#b4bbc7", "#d1495b"
-_RIVALS = ("#2f6fb7", "#2a9d8f", "#c77d0a", "#7b5ea7")  # of the best of the others, in their order
-_HALO = [withStroke(linewidth=2.5, foreground="white")]  # of names that lines go through
-_APART = 0.028  # of the height: between two labels
-_ASIDE = 0.12  # of the way between two sparsities: from the end of a line to its name
+_OTHERS = ("#2f6fb7", "#2a9d8f", "#c77d0a", "#7b5ea7")  # colours of the best other methods
+_HALO = [withStroke(linewidth=2.5, foreground="white")]  # keeps labels legible over lines
+_LABEL_GAP = 0.028  # between two labels, as a fraction of the height
+_LABEL_OFFSET = 0.12  # from the end of a line to its label, in ticks
 
 
 def draw(setting: Setting, path: Path) -> None:
-    """Write the picture."""
+    """Draw the plot and write it to a file."""
     lines = _lines(setting)
     colours = _colours(lines)
     levels = sorted({cell.sparsity for cells in lines.values() for cell in cells})
@@ -39,10 +39,10 @@ def draw(setting: Setting, path: Path) -> None:
     for label, cells in sorted(lines.items(), key=lambda line: colours[line[0]] != _MUTED):
         _draw_line(axes, cells, levels, colours[label], ours=label == _OURS)
     _draw_dense(axes, setting)
-    _name_lines(axes, lines, levels, colours)
+    _label_lines(axes, lines, levels, colours)
     axes.set_xticks(range(len(levels)), [f"{100 * level:g} %" for level in levels])
     axes.set_xlim(-0.15, len(levels) - 0.25)
-    axes.set_xlabel("weights removed")
+    axes.set_xlabel("weights pruned")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{setting.title}: {', '.join(setting.details[:2])}", loc="left", color=_INK)
     axes.grid(axis="y", color="#e6e9ef")
@@ -51,7 +51,7 @@ def draw(setting: Setting, path: Path) -> None:
 
 
 def _lines(setting: Setting) -> dict[str, list[Cell]]:
-    """The cells of each method by sparsity, of methods that have more than one."""
+    """Return the cells of each method by sparsity, for methods with more than one sparsity."""
     found: dict[str, list[Cell]] = defaultdict(list)
     for cell in sorted(setting.cells, key=lambda cell: cell.sparsity):
         if cell.cost == "params" and cell.sparsity > 0 and cell.verified:
@@ -60,10 +60,10 @@ def _lines(setting: Setting) -> dict[str, list[Cell]]:
 
 
 def _colours(lines: dict[str, list[Cell]]) -> dict[str, str]:
-    """Ours, the best of the others by the mean over their sparsities, and the rest."""
+    """Return a colour per method: ours, the best others by their mean accuracy, and the rest."""
     means = {label: statistics.fmean(c.mean for c in cells) for label, cells in lines.items()}
     others = sorted((label for label in lines if label != _OURS), key=means.__getitem__)[::-1]
-    named = dict(zip(others, _RIVALS, strict=False))
+    named = dict(zip(others, _OTHERS, strict=False))
     return {label: _ACCENT if label == _OURS else named.get(label, _MUTED) for label in lines}
 
 
@@ -86,28 +86,28 @@ def _draw_line(
     )
 
 
-def _name_lines(
+def _label_lines(
     axes: Axes, lines: dict[str, list[Cell]], levels: list[float], colours: dict[str, str]
 ) -> None:
-    """Names at the right end of each line, moved apart where they would overlap."""
+    """Label each line at its right end, without overlaps."""
     bottom, top = axes.get_ylim()
     ends = sorted((cells[-1].sparsity, cells[-1].mean, label) for label, cells in lines.items())
     for level in levels:
         here = [(y, label) for sparsity, y, label in ends if sparsity == level]
-        heights = _moved_apart([y for y, _ in here], _APART * (top - bottom))
+        heights = _spread([y for y, _ in here], _LABEL_GAP * (top - bottom))
         for (y, label), height in zip(here, heights, strict=True):
-            _name_line(axes, label, (levels.index(level), y), height, colours[label])
+            _label_line(axes, label, (levels.index(level), y), height, colours[label])
 
 
-def _name_line(
+def _label_line(
     axes: Axes, label: str, end: tuple[float, float], height: float, colour: str
 ) -> None:
-    """A name beside the end of its line, and a thread that leads to it."""
+    """Draw a label next to the end of its line, and a thin line that connects the two."""
     (x, y), ours = end, label == _OURS
-    axes.plot([x, x + _ASIDE], [y, height], color=colour, linewidth=0.6, zorder=1)
+    axes.plot([x, x + _LABEL_OFFSET], [y, height], color=colour, linewidth=0.6, zorder=1)
     axes.annotate(
         label,
-        (x + _ASIDE, height),
+        (x + _LABEL_OFFSET, height),
         xytext=(2, 0),
         textcoords="offset points",
         va="center",
@@ -118,21 +118,21 @@ def _name_line(
     )
 
 
-def _moved_apart(heights: Sequence[float], apart: float) -> list[float]:
-    """Rising heights, moved by as little as keeps them this far apart."""
-    # Heights less their rank times the gap may not fall: groups that do share their mean.
+def _spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move increasing heights as little as possible, so that they are at least `gap` apart."""
+    # Heights minus rank * gap must not decrease; groups that would do so get their mean.
     groups: list[list[float]] = []
     for rank, height in enumerate(heights):
-        groups.append([height - rank * apart])
+        groups.append([height - rank * gap])
         while len(groups) > 1 and statistics.fmean(groups[-2]) > statistics.fmean(groups[-1]):
             last = groups.pop()
             groups[-1] += last
     level = [statistics.fmean(group) for group in groups for _ in group]
-    return [height + rank * apart for rank, height in enumerate(level)]
+    return [height + rank * gap for rank, height in enumerate(level)]
 
 
 def _draw_dense(axes: Axes, setting: Setting) -> None:
-    """What the network reaches with all of its weights, if somebody has trained it so."""
+    """Draw the accuracy of the dense network if there is a record of it."""
     for cell in setting.cells:
         if cell.label == "dense":
             axes.axhline(cell.mean, color=_INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
@@ -149,15 +149,13 @@ def _draw_dense(axes: Axes, setting: Setting) -> None:
 
 
 def main() -> None:
-    """Read the records and draw."""
+    """Read the records and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("records", type=Path)
-    parser.add_argument("picture", type=Path)
+    parser.add_argument("image", type=Path)
     options = parser.parse_args()
     settings = compare(find_records([options.records]))
-    draw(
-        max(settings, key=lambda setting: sum(len(c.runs) for c in setting.cells)), options.picture
-    )
+    draw(max(settings, key=lambda setting: sum(len(c.runs) for c in setting.cells)), options.image)
 
 
 if __name__ == "__main__":

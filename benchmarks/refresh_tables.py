@@ -1,10 +1,10 @@
-"""Put the tables of today's records into the pages that show them.
+"""Update the tables of results in the pages from the committed records.
 
     python benchmarks/refresh_tables.py
 
-A page says by a comment which command makes a table, `<!-- probmask compare … -->`, and where it
-ends, `<!-- end -->`; what is between is replaced by what the command prints. Run it after records
-were added; `tests/test_docs.py` fails as long as a page shows another table.
+A comment before a table has the command that prints it, `<!-- probmask compare … -->`, and another
+comment ends it, `<!-- end -->`. The script replaces the text between them by the output of the
+command. Run it after adding records; `tests/test_docs.py` fails if a table is outdated.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _TABLE = re.compile(
 
 
 def refresh(page: Path) -> bool:
-    """Replace the tables of a page; whether one of them has changed."""
+    """Update the tables of a page and return whether one of them has changed."""
     text = page.read_text(encoding="utf-8")
     fresh = _TABLE.sub(lambda found: f"{found[1]}\n{printed(found[2])}\n\n{found[3]}", text)
     if fresh != text:
@@ -32,27 +32,27 @@ def refresh(page: Path) -> bool:
 
 
 def printed(command: str) -> str:
-    """What the command prints, its paths being those of the repository."""
+    """Return the output of the command, with paths relative to the repository."""
     words = [str(ROOT / word) if "/" in word else word for word in shlex.split(command)]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = run_command(words)
     if code != 0:
-        raise SystemExit(f"probmask {command}: ended with {code}")
+        raise SystemExit(f"probmask {command}: failed with exit code {code}")
     return output.getvalue().strip()
 
 
 def main() -> None:
-    """Refresh all pages, and name those that have changed."""
+    """Update all pages and print those that have changed."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     changed = [page for page in pages if refresh(page)]
     for page in changed:
-        print(f"{page.relative_to(ROOT)}: refreshed")
+        print(f"{page.relative_to(ROOT)}: updated")
     if not changed:
-        print("nothing to change: all tables are those of the records")
+        print("all tables are up to date")
 
 
 if __name__ == "__main__":

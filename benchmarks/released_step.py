@@ -1,8 +1,8 @@
-"""ProbMask's step as the released code computes it, for `step_overhead.py` to compare with.
+"""ProbMask's step as the released code computes it, for comparison in `step_overhead.py`.
 
-Written from its description and sharing nothing with the library: every layer draws two uniforms,
-takes logarithms of them and of its probabilities, and leaves the gradients to autograd; Adam and
-the joint clipping go tensor by tensor; the projection is 21 halvings over all layers.
+Written from its description, without code of the library. Every layer draws two uniforms, takes
+logarithms of them and of its probabilities, and leaves the gradients to autograd. Adam and the
+joint gradient clipping work tensor by tensor. The projection is 21 halvings over all layers.
 """
 
 import torch
@@ -13,7 +13,7 @@ _EPS = 1e-20
 
 
 class ReleasedMask(nn.Module):
-    """w σ((ln s - ln(1 - s) + g) / τ), drawn anew by every use."""
+    """w σ((ln s - ln(1 - s) + g) / τ), with new noise g at every use."""
 
     def __init__(self, weight: Tensor, temperature: float) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class ReleasedMask(nn.Module):
         self.inverse = 1 / temperature
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The masked weight."""
+        """Return the masked weight."""
         u0, u1 = torch.rand_like(self.prob), torch.rand_like(self.prob)
         noise = -torch.log(torch.log(u0 + _EPS) / torch.log(u1 + _EPS) + _EPS)
         logit = torch.log(self.prob + _EPS) - torch.log(1.0 - self.prob + _EPS)
@@ -29,7 +29,7 @@ class ReleasedMask(nn.Module):
 
 
 class ReleasedStep:
-    """The released way at work on a model: call `after_backward` where an optimizer would step."""
+    """The released step for a model: call `after_backward` instead of ``optimizer.step``."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ReleasedStep:
         self.adam = torch.optim.Adam(self.probs, lr=6e-3, foreach=False)
 
     def after_backward(self) -> None:
-        """Clip, update weights and probabilities, project."""
+        """Clip gradients, update weights and probabilities, and project."""
         weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_([*weights, *self.probs], 3, foreach=False)
         self.adam.step()

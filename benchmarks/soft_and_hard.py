@@ -31,9 +31,8 @@ from probmask.methods.tied import TiedWeight
 from probmask.sweeps.grid import expand
 from probmask.training.config import TrainConfig, make_method
 from probmask.training.evaluation import evaluate_model
-from probmask.training.loop import Training
-from probmask.training.preparation import load_run_data
 from probmask.training.progress import Quiet
+from probmask.training.run import Run, load_run_data
 from probmask.training.run_directory import RunDirectory
 
 _HARD = 1e9  # the power at which s is 1 as soon as a weight exceeds the threshold
@@ -55,15 +54,16 @@ def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
-        training = Training(config, data, directory, Fabric(accelerator="cpu", devices=1))
-        moments = moments_of(config, training.total_steps)
+        run = Run(config, data)
+        run.prepare(Fabric(accelerator="cpu", devices=1), data)
+        moments = moments_of(config, run.total_steps)
 
         def look(*_: Any) -> None:
-            if training.step + 1 in moments:
-                found.append(measure_now(training, config, data))
+            if run.loop.step + 1 in moments:
+                found.append(measure_now(run, config, data))
 
-        training.raw_optimizer.register_step_post_hook(look)
-        training.run(Quiet("", 0))
+        run.loop.optimizer.register_step_post_hook(look)
+        run.train(directory, Quiet("", 0))
     return found
 
 
@@ -75,15 +75,15 @@ def moments_of(config: TrainConfig, total: int) -> set[int]:
     return {math.ceil(chosen) - 1, math.ceil(frozen) - 1, total}
 
 
-def measure_now(training: Training, config: TrainConfig, data: DataSource) -> Measured:
+def measure_now(run: Run, config: TrainConfig, data: DataSource) -> Measured:
     """Both masks on copies of the network as it is."""
-    undecided = 100 * training.sparsifier.metrics()["undecided_per_kept"]
-    soft, hard = copy.deepcopy(training.model), copy.deepcopy(training.model)
+    undecided = 100 * run.loop.sparsifier.metrics()["undecided_per_kept"]
+    soft, hard = copy.deepcopy(run.model), copy.deepcopy(run.model)
     for module in hard.modules():
         if isinstance(module, TiedWeight):
             module.power.fill_(_HARD)
     accuracies = (accuracy(model, config, data) for model in (soft, hard))
-    return Measured(training.step + 1, *accuracies, undecided)
+    return Measured(run.loop.step + 1, *accuracies, undecided)
 
 
 def accuracy(model: nn.Module, config: TrainConfig, data: DataSource) -> float:

@@ -1,11 +1,11 @@
-"""Tables and the plot of what `inference.py` measured, as docs/performance.md has them."""
+"""Tables and the plot of docs/performance.md, from the measurements of `inference.py`."""
 
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 
-# Times faster than the best dense engine that was aimed at, by network, batch and sparsity.
+# Target speedups over the best dense engine, by network, batch size and sparsity.
 GOALS = {
     ("resnet32", 1): {"0.9": 3, "0.95": 5, "0.98": 9, "0.99": 12},
     ("resnet32", 64): {"0.9": 3, "0.95": 5, "0.98": 10, "0.99": 15},
@@ -17,10 +17,10 @@ GOALS = {
 
 
 def print_all(rows: list[Row]) -> None:
-    """Print medians, what the fastest calls give, the goals, and the comparison with DeepSparse."""
+    """Print tables of medians, fastest calls, target speedups and DeepSparse."""
     print("\nMedians:\n")
     print_times(rows)
-    print("\nThe fastest call of each:\n")
+    print("\nFastest calls:\n")
     print_times([{**row, **row["fastest"]} for row in rows])
     with_goals = [
         row
@@ -28,15 +28,15 @@ def print_all(rows: list[Row]) -> None:
         if GOALS.get((row["network"], row["batch"]), {}).keys() & row["sparse_ms"].keys()
     ]
     if with_goals:
-        print("\nAgainst what was aimed at (the goal: the median's figure):\n")
+        print("\nTarget speedups (target: median):\n")
         _print_goals(with_goals)
     if any("deepsparse_ms" in row for row in rows):
-        print("\nDeepSparse, medians (in brackets how many times faster ours is):\n")
+        print("\nDeepSparse, medians (in parentheses the speedup of probmask over it):\n")
         _print_deepsparse([row for row in rows if "deepsparse_ms" in row])
 
 
 def print_times(rows: list[Row]) -> None:
-    """Print milliseconds of all engines, ours with how many times faster it is."""
+    """Print the milliseconds of all engines, and the speedup of the sparse one."""
     dense = list(dict.fromkeys(key for row in rows for key in row["dense_ms"]))
     sparse = _sparsities(rows, "sparse_ms")
     lines = []
@@ -97,7 +97,7 @@ def _percent(key: str) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Draw how many times faster ours is, and dashed DeepSparse, against sparsity."""
+    """Plot the speedups of probmask and, dotted, of DeepSparse against sparsity."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5))

@@ -1,21 +1,20 @@
-"""Aim: a ProbMask step costs at most 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
+"""Measure the cost of a ProbMask step. Goal: 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
 
 A step is forward, backward, the optimizers of weights and probabilities, and the projection or the
-cut, with one draw, in the middle of a training: most probabilities at 0, some at 1, some between.
-The ways are timed in turn, in one process: dense, both recipes of ours (tied, the default, and
-learned), the way of the released code (`released_step.py`), and dense once more, which tells how
-far the machine can be trusted. Peak memory is measured afterwards, each way in a process of its
-own: how far the resident memory rises above what it was before the network was made.
+cut, with one draw, in the middle of a training: most probabilities are 0, some are 1, some between.
+The ways take turns in one process: dense, tied and learned probabilities, the released code
+(`released_step.py`), and dense again, whose ratio shows the noise of the machine. Peak memory is
+measured afterwards, each way in its own process: the increase of the resident memory since before
+the network was built.
 
     OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2
 
-Two clocks run: that of the wall, and the processor's seconds of all threads, which other programs
-disturb less; threads that spin while they wait count there too, hence OMP_WAIT_POLICY. A ratio is
-the median over rounds of the ratio to the dense step of the same round, with its quartiles.
-Denormal numbers are flushed to zero for all ways: the released one has many (tiny masks), and some
-processors take many times as long for them.
-``--ways`` also takes any other method of the registry; ``--progress`` is where in the training the
-steps are: a learned mask is final from 0.6 on.
+Two clocks are used: wall time, and CPU time of all threads, which other programs disturb less.
+Threads that spin while they wait count as CPU time, hence OMP_WAIT_POLICY. A ratio is the median
+over rounds of the ratio to the dense step of the same round, with its quartiles. Denormal numbers
+are flushed to zero for all ways: the released way has many (tiny masks), and they are many times
+slower on some processors. ``--ways`` also accepts every other registered method. ``--progress`` is
+the point of the training at which steps are measured; a learned mask is final from 0.6 on.
 """
 
 import argparse
@@ -42,7 +41,7 @@ from released_step import ReleasedStep
 OURS = ("tied", "learned")
 AGAIN = "dense again"
 WAYS = ("dense", *OURS, "released", AGAIN)
-TOTAL = 10_000  # updates of the training that the steps are taken from
+TOTAL = 10_000  # updates of the training
 
 Step = Callable[[], None]
 
@@ -52,7 +51,7 @@ Quartiles = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Measured:
-    """One way on one case: its median step by either clock, and its peak memory above dense."""
+    """Result for one way and case: median times, ratios to dense, and peak memory above dense."""
 
     case: str
     weights: int
@@ -65,7 +64,7 @@ class Measured:
 
 
 def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, int]:
-    """A function that trains one step, and the number of weights that are masked."""
+    """Return a function that trains one step, and the number of maskable weights."""
     name, batch = case.split(":")
     torch.manual_seed(0)
     order = torch.channels_last if options.channels_last else torch.contiguous_format
@@ -95,7 +94,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
         finish()
 
     if sparsifier is not None:
-        step()  # what is kept of the beginning is there
+        step()  # creates the state that the first update creates
         now = {"step": round(options.progress * TOTAL)}
         sparsifier.load_state_dict(sparsifier.state_dict() | now)
     return step, sum(site.numel() for site in sites)
@@ -103,7 +102,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
 
 @torch.no_grad()
 def spread_probabilities_(model: nn.Module) -> None:
-    """Probabilities as in the middle of a training: 95 % at 0, 1 % at 1, the others between."""
+    """Set probabilities as in the middle of a training: 95 % are 0, 1 % are 1, the rest between."""
     for name, prob in model.named_parameters():
         if name.endswith(".prob"):
             kind = torch.rand(prob.shape)
@@ -114,7 +113,7 @@ def spread_probabilities_(model: nn.Module) -> None:
 def time_ways(
     case: str, options: argparse.Namespace
 ) -> tuple[dict[str, list[tuple[float, float]]], int]:
-    """Milliseconds of each step of each way by both clocks; each round begins with another way."""
+    """Return wall and CPU milliseconds of each step; each round begins with another way."""
     steps = {way: make_step(way, case, options) for way in options.ways}
     for step, _ in steps.values():
         for _ in range(2):
@@ -131,7 +130,7 @@ def time_ways(
 
 
 def measure_memory(way: str, case: str, options: argparse.Namespace) -> int:
-    """By how many bytes three steps raise the resident memory, in a process of its own."""
+    """Return by how many bytes three steps increase the resident memory of a new process."""
     given = [
         f"--threads={options.threads}",
         f"--sparsity={options.sparsity}",
@@ -139,22 +138,22 @@ def measure_memory(way: str, case: str, options: argparse.Namespace) -> int:
         *(["--channels-last"] if options.channels_last else []),
     ]
     command = [sys.executable, __file__, "--memory-of", way, "--cases", case, *given]
-    # What is freed goes back at once, so that the peak is that of what is in use.
+    # Freed memory is returned at once, so that the peak counts only memory in use.
     quiet = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(command, env=quiet, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        sys.exit(f"the memory of {way!r} could not be measured; --no-memory leaves it out")
+        sys.exit(f"Measuring the memory of {way!r} failed; pass --no-memory to skip it.")
     return int(done.stdout)
 
 
 def print_memory(way: str, case: str, options: argparse.Namespace) -> None:
-    """Print by how many bytes three steps raise the resident memory."""
-    small, _ = make_step(way, "resnet20:2", options)  # libraries and compiled code are not counted
+    """Print by how many bytes three steps increase the resident memory."""
+    small, _ = make_step(way, "resnet20:2", options)  # loads libraries and kernels
     small()
     small()
     del small
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     step, _ = make_step(way, case, options)
     for _ in range(3):
         step()
@@ -162,13 +161,13 @@ def print_memory(way: str, case: str, options: argparse.Namespace) -> None:
 
 
 def resident(field: str) -> int:
-    """Bytes of resident memory, now (VmRSS) or at most (VmHWM)."""
+    """Return the bytes of resident memory: current (VmRSS) or peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def measure(case: str, options: argparse.Namespace) -> list[Measured]:
-    """All ways on one case."""
+    """Measure all ways on one case."""
     times, weights = time_ways(case, options)
     dense_wall, dense_cpu = zip(*times["dense"], strict=True)
     extra: dict[str, float | None] = dict.fromkeys(times)
@@ -186,7 +185,7 @@ def measure(case: str, options: argparse.Namespace) -> list[Measured]:
 
 
 def quartiles(mine: Sequence[float], dense: Sequence[float]) -> Quartiles:
-    """Of the ratios of neighbours in time, which share whatever disturbs the machine."""
+    """Return the quartiles of the ratios within rounds, which share the noise of the machine."""
     low, middle, high = statistics.quantiles(
         (one / other for one, other in zip(mine, dense, strict=True)), method="inclusive"
     )
@@ -194,7 +193,7 @@ def quartiles(mine: Sequence[float], dense: Sequence[float]) -> Quartiles:
 
 
 def as_line(row: Measured) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     cells = [row.case, row.way]
     for milliseconds, ratio in (
         (row.wall_milliseconds, row.wall_ratio),
@@ -208,40 +207,45 @@ def as_line(row: Measured) -> str:
 
 
 def read_options() -> argparse.Namespace:
-    """What was asked for, refused in one line where that makes no sense."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     cases, ways = ["resnet32:128", "vgg19:64", "vgg19:16"], list(WAYS)
     known = [*WAYS, *sorted(set(METHODS) - {"dense"})]
 
-    def add(flag: str, told: str, **settings: Any) -> None:
-        parser.add_argument(flag, help=told, **settings)
+    def add(flag: str, text: str, **settings: Any) -> None:
+        parser.add_argument(flag, help=text, **settings)
 
-    told = f"networks of `probmask list models` and their batches ({' '.join(cases)})"
-    add("--cases", told, nargs="+", metavar="NETWORK:BATCH", default=cases)
-    told = f"what to time ({' '.join(ways)}); any method's name is one, too"
-    add("--ways", told, nargs="+", metavar="WAY", default=ways, choices=known)
-    add("--sparsity", "at the end of the training (0.98)", type=float, metavar="S", default=0.98)
-    told = "where in the training the steps are, from 0 to 1 (0.45)"
-    add("--progress", told, type=float, metavar="P", default=0.45)
-    add("--repeats", "rounds, 2 or more (11)", type=int, metavar="N", default=11)
-    told = "of PyTorch and of the kernels (PyTorch's)"
-    add("--threads", told, type=int, metavar="N", default=torch.get_num_threads())
-    told = "images and weights in PyTorch's channels_last order"
-    add("--channels-last", told, action="store_true")
-    add("--no-memory", "measure no memory", dest="memory", action="store_false")
-    add("--out", "a JSON file for the figures", type=Path, metavar="FILE")
+    text = f"networks of `probmask list models` and batch sizes (default: {' '.join(cases)})"
+    add("--cases", text, nargs="+", metavar="NETWORK:BATCH", default=cases)
+    text = f"ways to measure (default: {' '.join(ways)}); names of methods are also accepted"
+    add("--ways", text, nargs="+", metavar="WAY", default=ways, choices=known)
+    add("--sparsity", "final sparsity (default: 0.98)", type=float, metavar="S", default=0.98)
+    text = "point of the training at which steps are measured, in [0, 1) (default: 0.45)"
+    add("--progress", text, type=float, metavar="P", default=0.45)
+    add("--repeats", "rounds, at least 2 (default: 11)", type=int, metavar="N", default=11)
+    text = "threads of PyTorch and of the kernels (default: PyTorch's)"
+    add("--threads", text, type=int, metavar="N", default=torch.get_num_threads())
+    text = "use the channels_last memory format for images and weights"
+    add("--channels-last", text, action="store_true")
+    add("--no-memory", "do not measure memory", dest="memory", action="store_false")
+    add("--out", "also write the results to this JSON file", type=Path, metavar="FILE")
     add("--memory-of", argparse.SUPPRESS, choices=known)
     options = parser.parse_args()
     for case in options.cases:
         name, _, batch = case.partition(":")
         if name not in MODELS or not batch.isdigit() or int(batch) < 2:
-            parser.error(f"--cases {case}: expected NETWORK:BATCH, of {', '.join(MODELS)}.")
+            parser.error(
+                f"--cases {case}: expected NETWORK:BATCH with a batch of at least 2 and a network "
+                f"of {', '.join(MODELS)}."
+            )
     if options.repeats < 2:
-        parser.error(f"--repeats {options.repeats}: quartiles need 2 rounds or more.")
+        parser.error(f"--repeats {options.repeats}: quartiles need at least 2 rounds.")
     if not 0 <= options.progress < 1:
-        parser.error(f"--progress {options.progress:g}: a part of the training, in [0, 1).")
+        parser.error(
+            f"--progress {options.progress:g}: progress is a fraction of the training, in [0, 1)."
+        )
     options.ways = ["dense", *(way for way in options.ways if way != "dense")]
     return options
 
@@ -249,7 +253,7 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Print one row per case and way."""
     options = read_options()
-    torch.set_flush_denormal(True)  # before there are threads, which inherit it
+    torch.set_flush_denormal(True)  # before threads start, which inherit it
     torch.set_num_threads(options.threads)
     if options.memory_of:
         print_memory(options.memory_of, options.cases[0], options)

@@ -1,4 +1,4 @@
-"""Tables in the docs are what commands print, examples run, every method has its page."""
+"""Tables in the docs equal the output of commands, examples run, every method has a page."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ PAGES = {"models": "models_and_data.md", "data": "models_and_data.md", "methods"
 
 
 @pytest.mark.parametrize("what", PAGES)
-def test_tables_are_what_the_command_prints(what, capsys):
+def test_tables_equal_the_output_of_list(what, capsys):
     assert main(["list", what, "--markdown"]) == 0
     printed = capsys.readouterr().out.strip()
     assert printed.startswith("| name |")
@@ -28,14 +28,14 @@ def test_tables_are_what_the_command_prints(what, capsys):
     assert f"`probmask list {what} --markdown`:\n\n{printed}\n" in page
 
 
-def test_the_table_of_experiments_is_what_the_command_prints(capsys):
+def test_table_of_experiments_equals_the_output_of_reproduce(capsys):
     assert main(["reproduce", "--list", "--markdown"]) == 0
     printed = capsys.readouterr().out.strip()
     page = (DOCS / "experiments.md").read_text(encoding="utf-8")
     assert f"`probmask reproduce --list --markdown`:\n\n{printed}\n" in page
 
 
-def test_the_example_of_a_sweep_has_the_runs_that_the_page_says(tmp_path):
+def test_example_of_a_sweep(tmp_path):
     page = (DOCS / "experiments.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "sweep.toml").write_text(example)
@@ -45,7 +45,7 @@ def test_the_example_of_a_sweep_has_the_runs_that_the_page_says(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["sweep", "reproduce"])
-def test_every_flag_of_a_sweep_is_on_its_page(command, capsys):
+def test_every_flag_of_a_sweep_is_documented(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     flags = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
@@ -54,7 +54,7 @@ def test_every_flag_of_a_sweep_is_on_its_page(command, capsys):
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_has_a_page_with_all_its_options(name):
+def test_every_method_has_a_page_with_all_settings(name):
     page = (DOCS / "methods" / f"{name}.md").read_text(encoding="utf-8")
     settings = {field.name for field in fields(METHODS[name])} - {"sparsity"}
     assert [option for option in settings if f"`{option}" not in page] == []
@@ -73,7 +73,7 @@ TABLES = [
 ]
 
 
-def test_pages_with_results_show_tables():
+def test_pages_with_tables_of_results():
     assert {page for page, *_ in TABLES} == {
         "README.md",
         "docs/results/README.md",
@@ -82,10 +82,8 @@ def test_pages_with_results_show_tables():
 
 
 @pytest.mark.parametrize(("page", "command", "table"), TABLES)
-def test_tables_of_results_come_from_the_committed_records(
-    page, command, table, monkeypatch, capsys
-):
-    """If not: python benchmarks/refresh_tables.py."""
+def test_tables_of_results_equal_the_committed_records(page, command, table, monkeypatch, capsys):
+    """Otherwise, run python benchmarks/refresh_tables.py."""
     monkeypatch.chdir(DOCS.parent)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out.strip() == table

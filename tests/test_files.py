@@ -1,3 +1,5 @@
+"""Atomic writes: the old content or the new, whatever happens."""
+
 import errno
 import os
 from pathlib import Path
@@ -21,7 +23,7 @@ def contents(directory: Path) -> dict[str, bytes]:
         lambda file: file.write(b"new content"),
     ],
 )
-def test_writes_bytes_chunks_or_what_a_function_writes(tmp_path, data):
+def test_data_is_bytes_chunks_or_a_function(tmp_path, data):
     write_atomically(tmp_path / "file", data, overwrite=False)
     assert contents(tmp_path) == {"file": b"new content"}
 
@@ -37,7 +39,7 @@ def test_overwrite_replaces_the_old_file(tmp_path):
     assert contents(tmp_path) == {"file": b"new"}
 
 
-def test_an_existing_file_is_refused_before_anything_is_written(tmp_path):
+def test_an_existing_file_raises_before_anything_is_written(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
 
     def never(file):
@@ -60,7 +62,7 @@ def full_disk_in_a_function(file):
 
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("data", [full_disk_after_some_chunks, full_disk_in_a_function])
-def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, data, overwrite):
+def test_a_full_disk_leaves_only_the_old_file(tmp_path, data, overwrite):
     before = {"file": b"old"} if overwrite else {}
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
@@ -81,7 +83,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_a_file_made_by_another_in_the_meantime_is_not_lost(tmp_path, monkeypatch, hard_links):
+def test_a_file_from_another_process_is_not_replaced(tmp_path, monkeypatch, hard_links):
     if not hard_links:
         monkeypatch.setattr(Path, "hardlink_to", refuse_links)
 
@@ -97,7 +99,7 @@ def refuse_links(self, target):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
+def test_a_file_system_without_hard_links_works(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "hardlink_to", refuse_links)
     write_atomically(tmp_path / "file", b"new", overwrite=False)
     assert contents(tmp_path) == {"file": b"new"}
@@ -117,12 +119,12 @@ def test_a_symbolic_link_is_followed(tmp_path):
     assert (tmp_path / "real").read_bytes() == b"new"
 
 
-def test_a_directory_is_refused(tmp_path):
+def test_a_directory_raises(tmp_path):
     with pytest.raises(InputError, match="is a directory"):
         write_atomically(tmp_path, b"", overwrite=True)
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path):
+def test_an_unwritable_path_raises_with_one_line(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "loop").symlink_to("loop")
     for path, reason in [
@@ -131,13 +133,13 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path):
         (tmp_path / ("x" * 300), "File name too long"),
         (tmp_path / "loop", "loop|symbolic links"),
     ]:
-        with pytest.raises(InputError, match=rf"cannot write there \(.*({reason})") as caught:
+        with pytest.raises(InputError, match=rf"cannot be written \(.*({reason})") as caught:
             write_atomically(path, b"", overwrite=False)
         assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_directory_is_refused(tmp_path):
+def test_an_unwritable_directory_raises(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="Permission denied"):
         write_atomically(tmp_path / "file", b"", overwrite=False)

@@ -1,4 +1,4 @@
-"""The README's example is run as it is printed, and its commands exist."""
+"""The example of the README runs, and linked files exist."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_ten_line_example(tmp_path, monkeypatch):
+def test_example(tmp_path, monkeypatch):
     (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -24,7 +24,7 @@ def test_the_ten_line_example(tmp_path, monkeypatch):
         nn.LazyLinear(4),
     )
     loader = [(torch.randn(8, 3, 6, 6), torch.randint(4, (8,))) for _ in range(5)]
-    model.eval()(loader[0][0])  # the shape of the lazy layer, as attach says
+    model.eval()(loader[0][0])  # initializes the lazy layer
     model.train()
 
     def build():
@@ -39,14 +39,14 @@ def test_the_ten_line_example(tmp_path, monkeypatch):
     assert sum(t.nnz for t in info.tensors if t.name in ("0.weight", "4.weight")) == kept
 
 
-def test_every_file_it_points_to_is_there():
+def test_linked_files_exist():
     for target in re.findall(r"\]\(([^)h][^)]*)\)", README):
         assert (ROOT / target).exists(), target
     for script in re.findall(r"python (benchmarks/\S+\.py)", README):
         assert (ROOT / script).exists(), script
 
 
-def test_ci_runs_the_readme_s_test_command_and_nothing_else():
+def test_ci_runs_the_test_command_of_the_readme():
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["make test"]

@@ -1,8 +1,8 @@
-"""Errors that a caller can act on: what was called, with which value, which rule it breaks."""
+"""Exceptions and warnings of the package."""
 
 
 class InputError(ValueError):
-    """Something handed to probmask is wrong; the command line turns it into exit code 2."""
+    """An argument, a configuration or a file that was passed in breaks a rule."""
 
 
 class ArtifactError(InputError):
@@ -10,32 +10,32 @@ class ArtifactError(InputError):
 
 
 class CheckpointError(InputError):
-    """A file is not an intact checkpoint of the run at hand."""
+    """A file is not an intact checkpoint of the run."""
 
 
-class NonFiniteError(InputError):
-    """A NaN or an infinity turned up where only finite numbers have a meaning."""
+class NonFiniteError(ArithmeticError):
+    """A computation yielded a NaN or an infinity, as when training diverges."""
 
 
-class DownloadError(OSError):
-    """A file did not come over the network, or not as it was released; exit code 1."""
+class DownloadError(RuntimeError):
+    """A download failed, or the downloaded file differs from the released one."""
 
 
-class FailedRunsError(OSError):
-    """Some runs of a sweep failed; the others are done; exit code 1."""
+class FailedRunsError(RuntimeError):
+    """Some runs of a sweep failed; the others have finished."""
 
 
 class LayerCollapseWarning(UserWarning):
-    """A layer has lost, or is about to lose, all of its weights."""
+    """All weights of a layer are pruned, or are about to be."""
 
 
 class EarlyEndWarning(UserWarning):
-    """Training ended while its budget was still falling, and many weights went at once."""
+    """Training ended before the sparsity ramp did, so many weights were pruned at once."""
 
 
 class UnreadableImageWarning(UserWarning):
-    """An image file cannot be read, and is left out."""
+    """An image file cannot be read and is skipped."""
 
 
 class AbsentClassWarning(UserWarning):
-    """A class of the data set has no training image, and so cannot be learnt."""
+    """A class of the data set has no training image, so the network cannot learn it."""

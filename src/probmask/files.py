@@ -1,4 +1,4 @@
-"""Write files so that a reader sees the old content or the new, never a part of either."""
+"""Atomic file writes: a reader sees the old content or the new content, never a part."""
 
 import errno
 import os
@@ -15,9 +15,9 @@ Content = bytes | Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
 def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: bool) -> None:
     """Write `data` to `path` in one step that survives a crash.
 
-    `data` is the bytes, an iterable of chunks, or a function that writes to the open file it is
-    handed. Whatever fails on the way (a full disk, an exception of the function) is raised
-    unchanged, with the old file untouched and nothing left behind. A symbolic link is followed.
+    `data` is bytes, an iterable of chunks, or a function that writes to the open file. A symbolic
+    link is followed. Any error while writing (a full disk, an exception of the function) is raised
+    unchanged; the old file is then untouched and no temporary file is left.
     """
     target = writable_target(path, overwrite=overwrite)
     temporary = target.with_name(f".probmask-{secrets.token_hex(8)}.tmp")
@@ -34,12 +34,16 @@ def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: 
 
 
 def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """Return the file that `path` stands for, or say why it cannot be written."""
+    """Return the file to write, with symbolic links resolved.
+
+    Raise `InputError` if it is a directory, exists although `overwrite` is False, or is a loop of
+    symbolic links.
+    """
     path = Path(path)
     try:
         target = path.resolve()
         if target.is_dir():
-            raise InputError(f"{path}: is a directory; give the path of a file")
+            raise InputError(f"{path}: is a directory; pass the path of a file.")
         if target.exists() and not overwrite:
             raise _exists(path)
     except (OSError, RuntimeError) as error:  # before 3.13 a loop of links is a RuntimeError
@@ -49,7 +53,7 @@ def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
 def _create(temporary: Path, target: Path) -> BinaryIO:
     try:
-        # Unlike tempfile's 0600, the mode of any new file: the user's umask decides.
+        # `tempfile` would create it with mode 0600; here the user's umask decides.
         return temporary.open("xb")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
@@ -67,12 +71,12 @@ def _write(file: BinaryIO, data: Content) -> None:
 
 
 def _publish(temporary: Path, target: Path, overwrite: bool) -> None:
-    """Give the finished file its name."""
+    """Give the finished file its final name."""
     if overwrite:
         temporary.replace(target)
         return
     try:
-        # Unlike a rename, a link fails if another process has made the file in the meantime.
+        # Unlike a rename, a hard link fails if another process created the file in the meantime.
         target.hardlink_to(temporary)
     except FileExistsError as error:
         raise _exists(target) from error
@@ -83,23 +87,23 @@ def _publish(temporary: Path, target: Path, overwrite: bool) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the new name itself survive a power failure, where the system can."""
-    if os.name == "nt":  # no such thing there
+    """Make the new name survive a power failure, where the system supports it."""
+    if os.name == "nt":  # Windows cannot sync a directory
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems sync no directories
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync directories
             raise
     finally:
         os.close(descriptor)
 
 
 def _exists(path: Path) -> InputError:
-    return InputError(f"{path}: the file exists; pass overwrite=True to replace it")
+    return InputError(f"{path}: the file exists; pass overwrite=True to replace it.")
 
 
 def _unwritable(path: Path, error: Exception) -> InputError:
     reason = error.strerror if isinstance(error, OSError) else "the symbolic links form a loop"
-    return InputError(f"{path}: cannot write there ({reason}); give a path in a writable directory")
+    return InputError(f"{path}: cannot be written ({reason}); pass a path in a writable directory.")

@@ -1,4 +1,4 @@
-"""Only what is alike is compared; the tables are the same bytes for the same records."""
+"""Grouping of runs into tables, and the output of `probmask compare`."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from analysis.made_up import record, write, write_grid
+from analysis.synthetic_records import record, write, write_grid
 from probmask.analysis.comparison import compare, rounded
 from probmask.analysis.records import Run, find_records
 from probmask.cli import main
@@ -22,7 +22,7 @@ def printed(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_a_cell_is_the_mean_and_the_deviation_over_seeds():
+def test_mean_and_deviation_over_seeds():
     accuracies = [61.25, 60.0, 62.5]
     (setting,) = compare(
         runs_of(*(record(seed=seed, accuracy=value) for seed, value in enumerate(accuracies)))
@@ -39,7 +39,7 @@ def test_a_single_run_has_no_deviation():
     assert setting.cells[0].deviation is None
 
 
-def test_the_best_of_each_sparsity_is_marked_and_equals_share_it():
+def test_best_at_each_sparsity_with_ties():
     (setting,) = compare(
         runs_of(
             record("gmp", 0.95, accuracy=60.0),
@@ -53,7 +53,7 @@ def test_the_best_of_each_sparsity_is_marked_and_equals_share_it():
     assert best == {("gmp", 0.95), ("rigl", 0.95), ("rigl", 0.98)}
 
 
-def test_methods_are_ranked_at_the_sparsity_that_most_of_them_have():
+def test_ranking_at_the_most_common_sparsity():
     (setting,) = compare(
         runs_of(
             record("gmp", 0.95, accuracy=60.0),
@@ -67,7 +67,7 @@ def test_methods_are_ranked_at_the_sparsity_that_most_of_them_have():
     assert setting.ranking == ["rigl", "gmp", "str", "st3", "feather"]
 
 
-def test_among_equally_common_sparsities_the_highest_ranks_and_who_missed_it_is_last():
+def test_ranking_at_the_highest_of_equally_common_sparsities():
     missed = record("str", 0.98, accuracy=90.0)
     missed["layers"][0]["kept"] += 50
     (setting,) = compare(
@@ -81,7 +81,7 @@ def test_among_equally_common_sparsities_the_highest_ranks_and_who_missed_it_is_
     assert setting.ranking == ["gmp", "rigl", "str", "feather"]
 
 
-def test_a_run_that_missed_its_sparsity_is_not_compared():
+def test_a_run_that_missed_its_target_is_not_ranked():
     missed = record("str", accuracy=90.0)
     missed["layers"][0]["kept"] += 50
     missed["sparsity"]["reached"] = 0.979
@@ -91,7 +91,7 @@ def test_a_run_that_missed_its_sparsity_is_not_compared():
     assert [setting.cells[place].label for place in setting.best] == ["probmask"]
 
 
-def test_a_budget_of_multiply_accumulates_is_another_sparsity():
+def test_sparsity_of_macs_is_a_different_level():
     in_macs = record("probmask cost=flops", accuracy=99.0)
     (setting,) = compare(runs_of(in_macs, record(accuracy=60.0), record("gmp", accuracy=50.0)))
     assert {cell.level for cell in setting.cells} == {(0.98, "flops"), (0.98, "params")}
@@ -99,14 +99,14 @@ def test_a_budget_of_multiply_accumulates_is_another_sparsity():
 
 
 @pytest.mark.parametrize("change", [{"epochs": 31}, {"model": "resnet20"}, {"data": "cifar100"}])
-def test_runs_that_were_trained_otherwise_have_a_table_of_their_own(change):
+def test_different_training_is_a_different_table(change):
     other = record("gmp", **{key: value for key, value in change.items() if key == "epochs"})
     other.update(change)
     other["config"] = {**other["config"], **change}
     assert len(compare(runs_of(record(), other))) == 2
 
 
-def test_a_method_that_trains_in_more_rounds_has_a_table_of_its_own():
+def test_more_epochs_are_a_different_table():
     several = record("lottery")
     several["epochs"] = 90  # the configuration says 30, for each round
     assert [setting.details[0] for setting in compare(runs_of(record(), several))] == [
@@ -116,7 +116,7 @@ def test_a_method_that_trains_in_more_rounds_has_a_table_of_its_own():
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv", "json"])
-def test_the_order_of_the_paths_does_not_matter(form, tmp_path, capsys):
+def test_output_does_not_depend_on_the_order_of_paths(form, tmp_path, capsys):
     write_grid(tmp_path)
     directories = sorted(tmp_path.iterdir())
     first = printed(capsys, *directories, "--format", form)
@@ -124,7 +124,7 @@ def test_the_order_of_the_paths_does_not_matter(form, tmp_path, capsys):
     assert printed(capsys, tmp_path, "--format", form) == first
 
 
-def test_the_table_for_people(tmp_path, capsys):
+def test_text_and_markdown_tables(tmp_path, capsys):
     for seed, accuracy in enumerate((60.0, 61.0)):
         write(tmp_path / f"a{seed}", record(seed=seed, accuracy=accuracy))
         write(tmp_path / f"b{seed}", record("gmp", seed=seed, accuracy=accuracy - 5))
@@ -141,7 +141,7 @@ def test_the_table_for_people(tmp_path, capsys):
     assert "55.50 ± 0.71 (2)" in text
 
 
-def test_what_missed_its_sparsity_is_said(tmp_path, capsys):
+def test_a_missed_target_is_marked(tmp_path, capsys):
     missed = record("str", accuracy=90.0)
     missed["layers"][0]["kept"] += 50
     missed["sparsity"]["reached"] = 0.979
@@ -149,7 +149,7 @@ def test_what_missed_its_sparsity_is_said(tmp_path, capsys):
     assert "90.00 † 97.90 %" in printed(capsys, tmp_path)
 
 
-def test_times_that_were_measured_otherwise_are_not_averaged(tmp_path, capsys):
+def test_latencies_of_different_conditions_are_not_averaged(tmp_path, capsys):
     timed = {"milliseconds": 2.0, "batch": 1, "threads": 1}
     write(tmp_path / "a", record(seed=0, latency=timed))
     write(tmp_path / "b", record(seed=1, latency={**timed, "milliseconds": 3.0}))
@@ -166,7 +166,7 @@ def test_times_that_were_measured_otherwise_are_not_averaged(tmp_path, capsys):
     assert "threads" not in printed(capsys, tmp_path)
 
 
-def test_the_figure_of_the_paper_stands_beside_ours(tmp_path, capsys):
+def test_the_paper_s_accuracy_is_shown(tmp_path, capsys):
     made = record("probmask", 0.95, model="resnet32", train_images=50000)
     made["config"]["model"] = "resnet32"
     made["method"].update(scope="global", train_weights=True)
@@ -178,7 +178,7 @@ def test_the_figure_of_the_paper_stands_beside_ours(tmp_path, capsys):
     assert f"| {rounded(cell['paper'])} |" in printed(capsys, tmp_path, "--format", "markdown")
 
 
-def test_tables_for_programs_are_not_rounded(tmp_path, capsys):
+def test_csv_and_json_are_not_rounded(tmp_path, capsys):
     write_grid(tmp_path)
     rows = list(csv.DictReader(io.StringIO(printed(capsys, tmp_path, "--format", "csv"))))
     (table,) = json.loads(printed(capsys, tmp_path, "--json"))["settings"]
@@ -189,14 +189,14 @@ def test_tables_for_programs_are_not_rounded(tmp_path, capsys):
         assert row["method"] == cell["method"] == known.label
 
 
-def test_markdown_in_names_stays_text(tmp_path, capsys):
+def test_markdown_in_names_is_escaped(tmp_path, capsys):
     hostile = record("gmp", model="a|b<i>")
     hostile["config"]["model"] = "a|b<i>"
     write(tmp_path / "run", hostile)
     assert "a\\|b\\<i\\> on cifar10" in printed(capsys, tmp_path, "--format", "markdown")
 
 
-def test_figures_are_rounded_as_people_do():
+def test_rounding_is_half_away_from_zero():
     assert [rounded(value) for value in (73.975, 0.125, 60, 1e-9)] == [
         "73.98",
         "0.13",
@@ -205,7 +205,7 @@ def test_figures_are_rounded_as_people_do():
     ]
 
 
-def test_wrong_input_is_one_line(tmp_path, capsys):
+def test_input_errors_are_one_line(tmp_path, capsys):
     odd = {**record(), "sparsity": {"asked": 98, "reached": 98}}
     write(tmp_path / "runs" / "odd", odd)
     assert main(["compare", str(tmp_path / "runs")]) == 2

@@ -1,4 +1,4 @@
-"""Compared on the images held out, runs are judged by these alone, and the tables say so."""
+"""Comparison by validation accuracy."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.made_up import held_out, record, write
+from analysis.synthetic_records import held_out, record, write
 from probmask.analysis.comparison import compare
 from probmask.analysis.records import Run
 from probmask.cli import main
@@ -29,8 +29,8 @@ def printed(capsys, *arguments):
 
 
 @pytest.fixture
-def contrary(tmp_path):
-    """Runs of which the test images and those held out say the opposite."""
+def opposite(tmp_path):
+    """Runs whose test and validation accuracies have opposite orders."""
     for seed in (0, 1):
         write(tmp_path / f"a{seed}", validated(seed=seed, accuracy=50.0, validation=70.25 + seed))
         write(
@@ -40,7 +40,7 @@ def contrary(tmp_path):
     return tmp_path
 
 
-def test_means_deviations_and_the_best_are_of_the_images_held_out():
+def test_validation_accuracy_decides():
     validations = [61.25, 60.0, 62.5]
     runs = runs_of(
         *(validated(seed=s, accuracy=10.0 * s, validation=v) for s, v in enumerate(validations)),
@@ -56,25 +56,25 @@ def test_means_deviations_and_the_best_are_of_the_images_held_out():
     assert [on_test.cells[place].label for place in on_test.best] == ["gmp"]
 
 
-def test_the_table_for_people_says_what_it_is_of(contrary, capsys):
-    assert printed(capsys, contrary, "--on", "val", "--format", "markdown") == (
+def test_the_table_names_the_images(opposite, capsys):
+    assert printed(capsys, opposite, "--on", "val", "--format", "markdown") == (
         "**resnet14 on cifar10, 30 epochs, 10,000 training images, batches of 128**\n\n"
         "| method | 98 % |\n|---|---:|\n"
         "| probmask | 70.75 ± 0.71 ★ |\n| gmp | 65.50 ± 0.71 |\n\n"
         "validation accuracy at the last epoch, %: mean ± standard deviation over 2 seeds; "
         "★ best at its sparsity\n"
     )
-    on_test = printed(capsys, contrary, "--on", "test")
-    assert on_test == printed(capsys, contrary)
+    on_test = printed(capsys, opposite, "--on", "test")
+    assert on_test == printed(capsys, opposite)
     assert "\ntest accuracy at the last epoch, %: " in on_test
 
 
 @pytest.mark.parametrize(("on", "accuracies"), [("val", [70.75, 65.5]), ("test", [50.0, 90.0])])
-def test_tables_for_programs_name_the_images(on, accuracies, contrary, capsys):
+def test_csv_and_json_name_the_images(on, accuracies, opposite, capsys):
     rows = list(
-        csv.DictReader(io.StringIO(printed(capsys, contrary, "--on", on, "--format", "csv")))
+        csv.DictReader(io.StringIO(printed(capsys, opposite, "--on", on, "--format", "csv")))
     )
-    (table,) = json.loads(printed(capsys, contrary, "--on", on, "--json"))["settings"]
+    (table,) = json.loads(printed(capsys, opposite, "--on", on, "--json"))["settings"]
     assert [row["accuracy_on"] for row in rows] == [on, on]
     assert [float(row["accuracy"]) for row in rows] == accuracies
     assert [cell["accuracy_on"] for cell in table["cells"]] == [on, on]
@@ -82,7 +82,7 @@ def test_tables_for_programs_name_the_images(on, accuracies, contrary, capsys):
     assert [cell["best"] for cell in table["cells"]] == [on == "val", on == "test"]
 
 
-def test_the_paper_is_not_beside_validation_figures(tmp_path, capsys):
+def test_the_paper_s_accuracy_is_omitted_for_validation(tmp_path, capsys):
     made = validated("probmask", 0.95, validation=60.0, model="resnet32", train_images=50000)
     made["config"]["model"] = "resnet32"
     made["method"].update(scope="global", train_weights=True)
@@ -103,12 +103,12 @@ def test_the_paper_is_not_beside_validation_figures(tmp_path, capsys):
         7,
     ],
 )
-def test_a_run_without_a_validation_figure_is_refused_by_name(selection):
+def test_a_run_without_validation_accuracy_raises(selection):
     runs = runs_of(validated("gmp", validation=60.0), record(selection=selection))
     assert len(compare(runs)) == 1
     with pytest.raises(InputError) as caught:
         compare(runs, "val")
     assert str(caught.value) == (
-        "made-up-1.json: has no validation accuracy, which --on val compares by; only runs with "
-        'select_on = "val" have one: train it so, leave it out, or compare with --on test.'
+        "made-up-1.json: --on val needs a validation accuracy, and this run has none; train it "
+        'with select_on = "val", omit it, or compare with --on test.'
     )

@@ -1,4 +1,4 @@
-"""The experiments: every file is a set of valid runs; figures of the paper in place."""
+"""Experiments: valid runs, results of the paper, and the command `probmask reproduce`."""
 
 import itertools
 import json
@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 import probmask
-from probmask.analysis.experiments import SCALES, experiments, find_experiment, paper_figure
-from probmask.analysis.identity import identity_of
+from probmask.analysis.experiments import (
+    SCALES,
+    experiments,
+    find_experiment,
+    paper_figure,
+    slope_curve,
+)
+from probmask.analysis.identity import run_identity
 from probmask.analysis.records import Run
-from probmask.analysis.temperature import slope_curve
 from probmask.cli import main
 from probmask.errors import InputError
 from probmask.methods import METHODS
@@ -26,7 +31,7 @@ TRAINED = [name for name, each in experiments().items() if each.curve is None]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many runs an experiment has: methods × sparsities × seeds, and × networks × data sets."""
+    """The number of runs of an experiment: methods × sparsities × seeds × networks × data sets."""
 
     laptop: int
     paper: int | None
@@ -61,7 +66,7 @@ def runs_of(name, scale):
 
 
 def record_of(config, **more):
-    """What of a record a paper's figure is found by."""
+    """The parts of a record by which a paper's result is found."""
     method = make_method(config)
     return {
         "data": config.data,
@@ -84,7 +89,7 @@ def test_every_file_is_an_experiment():
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALED)
-def test_every_run_is_valid_and_of_its_own(name, scale):
+def test_runs_are_valid_and_distinct(name, scale):
     planned = runs_of(name, scale)
     assert len(planned) == getattr(SIZES[name], scale)
     assert len({run.name for run in planned}) == len(planned)
@@ -97,8 +102,8 @@ def test_every_run_is_valid_and_of_its_own(name, scale):
         assert {run.config.epochs for run in planned} == {12 if name == "short_budget" else 30}
 
 
-def test_the_laptop_s_runs_are_those_of_the_flags():
-    """The command line of the committed runs gives the same runs."""
+def test_laptop_runs_equal_the_command_line_of_the_committed_runs():
+    """The committed runs were trained with this command line."""
     flags = {
         "data": "cifar10",
         "data_dir": "anywhere",
@@ -114,7 +119,7 @@ def test_the_laptop_s_runs_are_those_of_the_flags():
 
     def identity(method, sparsity, seed, **settings):
         method = {"name": method, "sparsity": sparsity, **settings}
-        return identity_of(load_config(None, [*flags.items(), ("method", method), ("seed", seed)]))
+        return run_identity(load_config(None, [*flags.items(), ("method", method), ("seed", seed)]))
 
     table = {
         identity(method, sparsity, seed)
@@ -136,7 +141,7 @@ def test_the_laptop_s_runs_are_those_of_the_flags():
     }
 
 
-def test_the_paper_s_settings_are_the_paper_s():
+def test_paper_scale_has_the_settings_of_table_5():
     """Table 5 of the paper."""
     for run in runs_of("lsb_gsb", "paper"):
         config = run.config
@@ -170,7 +175,7 @@ def test_the_paper_s_settings_are_the_paper_s():
         ("table2", {("rigl", "erk")}),
     ],
 )
-def test_the_paper_reports_every_run_of_its_tables(name, without):
+def test_every_run_of_a_table_has_a_paper_result(name, without):
     missing = set()
     for run in runs_of(name, "paper"):
         if figure(run.config) is None:
@@ -192,13 +197,13 @@ def test_the_paper_reports_every_run_of_its_tables(name, without):
         (("digits", "smallconv", "probmask", 0.98), None),
     ],
 )
-def test_figures_of_the_paper_are_found(key, accuracy):
+def test_paper_figure(key, accuracy):
     data, model, method, sparsity = key
     given = [("data", data), ("model", model), ("method.name", method)]
     assert figure(load_config(None, [*given, ("method.sparsity", sparsity)])) == accuracy
 
 
-def test_a_figure_is_that_of_the_same_network_data_and_kind_of_run():
+def test_paper_figure_needs_the_same_network_data_and_settings():
     def at_99(*more):
         keys = [("data", "cifar10"), ("model", "resnet32"), ("method.sparsity", 0.99), *more]
         return figure(load_config(None, keys))
@@ -214,7 +219,7 @@ def test_a_figure_is_that_of_the_same_network_data_and_kind_of_run():
 
 
 @pytest.mark.parametrize("name", list(experiments()))
-def test_results_name_what_there_is(name):
+def test_paper_results_name_existing_methods_and_models(name):
     for row in find_experiment(name).paper_results:
         assert row["model"] in MODELS
         settings = row.get("settings", {})
@@ -225,7 +230,7 @@ def test_results_name_what_there_is(name):
 # The computed figure
 
 
-def test_the_slope_is_the_paper_s_formula():
+def test_slope_formula():
     rows = slope_curve({"prob": [0.5, 0.99], "noise": 0.04, "temperature": [1, 0.03], "points": 5})
     assert len(rows) == 10
     for row in rows:
@@ -237,7 +242,7 @@ def test_the_slope_is_the_paper_s_formula():
         assert row["slope"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_slope_rises_for_undecided_probabilities_and_falls_for_decided_ones():
+def test_slope_rises_for_undecided_and_falls_for_decided_probabilities():
     rows = slope_curve(find_experiment("temperature").curve)
     for prob, direction in ((0.5, 1), (0.99, -1)):
         slopes = [row["slope"] for row in rows if row["prob"] == prob]
@@ -248,7 +253,7 @@ def test_the_slope_rises_for_undecided_probabilities_and_falls_for_decided_ones(
 # The command
 
 
-def test_the_list_names_every_experiment_and_its_cost(capsys):
+def test_list(capsys):
     assert main(["reproduce", "--list"]) == 0
     printed = capsys.readouterr().out
     for name in experiments():
@@ -260,7 +265,7 @@ def test_the_list_names_every_experiment_and_its_cost(capsys):
     assert described[0]["scales"]["laptop"] == {"runs": 20, "hours": 2.0, "on": "one core"}
 
 
-def test_the_curve_is_printed_and_written(capsys, tmp_path):
+def test_curve_is_printed_and_written(capsys, tmp_path):
     assert main(["reproduce", "temperature", "--out", str(tmp_path / "new")]) == 0
     printed = capsys.readouterr().out
     assert "S at s = 0.99" in printed
@@ -272,37 +277,40 @@ def test_the_curve_is_printed_and_written(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["reproduce"], "which experiment?"),
+        (["reproduce"], "pass the name of an experiment"),
         (["reproduce", "tabel1"], "no such experiment; did you mean 'table1'?"),
         (["reproduce", "table1", "--scale", "labtop"], "no such scale; did you mean 'laptop'?"),
         (["reproduce", "table1", "--dry-run", "--set", "epoch=3"], "unknown key epoch"),
-        (["reproduce", "table1", "--dry-run", "--jobs", "0"], "--jobs 0: runs at a time"),
-        (["reproduce", "table1", "--dry-run", "--records", "nowhere"], "nowhere: there is no such"),
+        (
+            ["reproduce", "table1", "--dry-run", "--jobs", "0"],
+            "the number of parallel runs",
+        ),
+        (["reproduce", "table1", "--dry-run", "--records", "nowhere"], "nowhere: no such file"),
         (["reproduce", "table1", "--data-dir", "nowhere", "--out", "{out}"], "nowhere"),
     ],
 )
-def test_wrong_input_gets_one_line(arguments, said, capsys, tmp_path):
+def test_input_errors_are_one_line(arguments, message, capsys, tmp_path):
     given = [argument.replace("{out}", str(tmp_path)) for argument in arguments]
     assert main(given) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
     assert list(tmp_path.rglob("*.toml")) == []
 
 
-def test_missing_files_are_said(monkeypatch):
+def test_missing_files_raise(monkeypatch):
     from probmask.analysis import experiments as module
 
-    monkeypatch.setattr(module, "_PLACES", (Path("nowhere"),))
-    with pytest.raises(InputError, match="install probmask anew"):
+    monkeypatch.setattr(module, "_DIRECTORIES", (Path("nowhere"),))
+    with pytest.raises(InputError, match="reinstall probmask"):
         module.experiments.__wrapped__()
 
 
-def test_the_files_are_part_of_the_package():
-    """A wheel holds them within the package, where `_PLACES` looks first."""
+def test_wheel_contains_the_files():
+    """A wheel contains them in the package, the first of `_DIRECTORIES`."""
     import tomllib
 
     from probmask.analysis import experiments as module
@@ -310,4 +318,4 @@ def test_the_files_are_part_of_the_package():
     project = tomllib.loads((DIRECTORY.parent / "pyproject.toml").read_text(encoding="utf-8"))
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert included["experiments"] == "probmask/experiments"
-    assert module._PLACES[0] == Path(probmask.__file__).parent / "experiments"
+    assert module._DIRECTORIES[0] == Path(probmask.__file__).parent / "experiments"

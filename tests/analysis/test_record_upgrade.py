@@ -1,18 +1,18 @@
-"""Records of earlier formats are read as what they would be today."""
+"""Records of earlier formats are converted to the current one."""
 
 import json
 
 import pytest
 
-from analysis.made_up import record, write
-from probmask.analysis.identity import identity_of
-from probmask.analysis.record_upgrade import upgraded
+from analysis.synthetic_records import record, write
+from probmask.analysis.identity import run_identity
+from probmask.analysis.record_upgrade import upgrade_record
 from probmask.analysis.records import find_records
 from probmask.training.config import to_table
 from probmask.training.record_format import RECORD_FORMAT
 from training.small import small
 
-# All that format 1 had of ProbMask, with the defaults of then.
+# All settings of ProbMask in format 1, with their defaults.
 OLD = {
     "name": "probmask",
     "sparsity": 0.9,
@@ -33,15 +33,15 @@ OLD = {
     "clip_norm": None,
     "compat": None,
 }
-# What a format 2 record said of ProbMask itself; all else was None.
-SAID = {"name": "probmask", "sparsity": 0.9, "scope": "global", "cost": "params"} | {
+# Settings of ProbMask in format 2 that were not None.
+GIVEN = {"name": "probmask", "sparsity": 0.9, "scope": "global", "cost": "params"} | {
     "train_weights": True,
     "min_keep_per_layer": 0,
 }
 
 
 def made_by(method, **changes):
-    """A record, made up, of a method with just these settings."""
+    """A synthetic record of a method with these settings."""
     return {**record(), "method": method, **changes}
 
 
@@ -50,8 +50,8 @@ def old_record(**settings):
 
 
 def record_of_format_2(**settings):
-    """One in which None stands for what the recipe decided."""
-    return made_by({**dict.fromkeys((*OLD, "recipe")), **SAID, **settings}, format=2)
+    """A record in which None stands for the values of the recipe."""
+    return made_by({**dict.fromkeys((*OLD, "recipe")), **GIVEN, **settings}, format=2)
 
 
 def read(directory, made):
@@ -77,7 +77,7 @@ def read(directory, made):
     ],
     ids=str,
 )
-def test_the_old_default_is_the_learned_recipe(settings, label, tmp_path):
+def test_format_1_default_is_the_learned_recipe(settings, label, tmp_path):
     run = read(tmp_path, old_record(**settings))
     assert run.label == label
     assert run.record["format"] == RECORD_FORMAT
@@ -94,10 +94,10 @@ def test_the_old_default_is_the_learned_recipe(settings, label, tmp_path):
     ],
     ids=str,
 )
-def test_it_is_the_run_that_the_same_training_is_today(settings, today, tmp_path):
+def test_format_1_identity(settings, today, tmp_path):
     config = small(method={"name": "probmask", "sparsity": 0.9, **today})
     made = {**old_record(**settings), "config": json.loads(json.dumps(to_table(config)))}
-    assert read(tmp_path, made).identity == identity_of(config)
+    assert read(tmp_path, made).identity == run_identity(config)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_it_is_the_run_that_the_same_training_is_today(settings, today, tmp_path
     ],
     ids=["another method", "somebody's method", "of today"],
 )
-def test_every_other_record_is_read_as_it_is(made):
-    assert upgraded(made) == made
+def test_other_records_are_unchanged(made):
+    assert upgrade_record(made) == made
 
 
 TO_THE_END = {"choose_at": 1.0, "freeze_at": 1.0}
@@ -129,15 +129,15 @@ TO_THE_END = {"choose_at": 1.0, "freeze_at": 1.0}
     ],
     ids=str,
 )
-def test_format_2_had_the_recipes_of_then(settings, today, tmp_path):
+def test_format_2_identity(settings, today, tmp_path):
     config = small(method={"name": "probmask", "sparsity": 0.9, **today})
     made = record_of_format_2(**settings)
     made["config"] = json.loads(json.dumps(to_table(config)))
-    assert read(tmp_path, made).identity == identity_of(config)
+    assert read(tmp_path, made).identity == run_identity(config)
 
 
 @pytest.mark.parametrize(
-    ("settings", "in_other_words"),
+    ("settings", "same"),
     [
         ({}, {"recipe": "tied"}),
         ({"recipe": "tied"}, {"temperature_start": 1 / 3, "ramp_end": 0.5, "every": "step"}),
@@ -146,15 +146,14 @@ def test_format_2_had_the_recipes_of_then(settings, today, tmp_path):
     ],
     ids=str,
 )
-def test_one_training_is_one_run_however_it_is_said(settings, in_other_words):
+def test_identity_does_not_depend_on_how_settings_are_given(settings, same):
     one, other = (
-        small(method={"name": "probmask", "sparsity": 0.9, **said})
-        for said in (settings, in_other_words)
+        small(method={"name": "probmask", "sparsity": 0.9, **given}) for given in (settings, same)
     )
-    assert identity_of(one) == identity_of(other)
+    assert run_identity(one) == run_identity(other)
 
 
-def test_what_was_said_then_and_what_came_out_stay(tmp_path):
+def test_configuration_and_results_are_unchanged(tmp_path):
     made = old_record()
     run = read(tmp_path, made)
     changed = {key for key in made if run.record[key] != made[key]}
@@ -164,7 +163,7 @@ def test_what_was_said_then_and_what_came_out_stay(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["feather", "st3"])
-def test_what_was_not_clipped_then_is_not_what_is_clipped_now(name, tmp_path):
+def test_format_1_did_not_clip_gradients(name, tmp_path):
     settings = {"name": name, "sparsity": 0.9, "ramp_begin": 0.1}
     old = read(tmp_path / "old", made_by(settings, format=1))
     new = read(tmp_path / "new", made_by({**settings, "clip_norm": 3.0}))

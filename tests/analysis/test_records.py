@@ -1,11 +1,11 @@
-"""Records: found wherever they lie, and known by what decided the run."""
+"""Finding records, and the identity of runs."""
 
 import json
 import shutil
 
 import pytest
 
-from probmask.analysis.identity import identity_of
+from probmask.analysis.identity import run_identity
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
 from probmask.training.run import train
@@ -14,12 +14,12 @@ from training.small import small
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run with a dense twin; nobody may change it."""
+    """A finished run with a dense twin; tests must not change it."""
     config = small(epochs=1, method__sparsity=0.9, method__scope="layer", dense_twin=True)
     return train(config, out=tmp_path_factory.mktemp("records") / "run").directory
 
 
-def refused(*paths):
+def error(*paths):
     with pytest.raises(InputError) as caught:
         find_records(paths)
     return str(caught.value)
@@ -28,7 +28,7 @@ def refused(*paths):
 # Finding
 
 
-def test_a_run_is_found_by_its_record_its_directory_and_any_directory_above(run):
+def test_find_by_record_directory_or_parent(run):
     for path in (run, run.parent):
         assert [(each.method, each.path.parent.name) for each in find_records([path])] == [
             ("dense", "dense"),
@@ -42,7 +42,7 @@ def test_a_run_is_found_by_its_record_its_directory_and_any_directory_above(run)
     assert alone.reached == pytest.approx(0.9, abs=1e-3)
 
 
-def test_the_same_run_counts_once_wherever_it_lies(run, tmp_path):
+def test_a_run_counts_once(run, tmp_path):
     shutil.copy(run / "record.json", tmp_path / "elsewhere.json")
     (tmp_path / "settings.json").write_text('{"format": 1}')
     (tmp_path / "list.json").write_text("[1, 2]")
@@ -55,15 +55,15 @@ def test_a_directory_without_records_adds_nothing(tmp_path):
     assert find_records([tmp_path]) == []
 
 
-def test_what_is_not_there_or_no_record_is_refused(tmp_path):
-    assert "there is no such file or directory" in refused(tmp_path / "nothing")
+def test_a_missing_file_or_other_json_raises(tmp_path):
+    assert "no such file or directory" in error(tmp_path / "nothing")
     (tmp_path / "other.json").write_text("{}")
-    assert "is not the record of a run" in refused(tmp_path / "other.json")
+    assert "not the record of a run" in error(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("name", ["record.json", "copy.json"])
 @pytest.mark.parametrize("damage", ["torn", "no seed", "accuracy", "method", "config"])
-def test_a_damaged_record_is_named(run, tmp_path, name, damage):
+def test_a_damaged_record_raises(run, tmp_path, name, damage):
     text = (run / "record.json").read_text()
     record = json.loads(text)
     if damage == "no seed":
@@ -74,25 +74,25 @@ def test_a_damaged_record_is_named(run, tmp_path, name, damage):
         record[damage] = []
     path = tmp_path / name
     path.write_text(text[: len(text) // 2] if damage == "torn" else json.dumps(record))
-    message = refused(tmp_path)
-    assert message.startswith(f"{path}: is a damaged record (")
-    assert message.endswith("delete it, or bring it back from where it came from.")
+    message = error(tmp_path)
+    assert message.startswith(f"{path}: the record is damaged (")
+    assert message.endswith("delete it or restore it from a copy.")
 
 
-def test_a_record_of_a_newer_version_is_refused(run, tmp_path):
+def test_a_record_of_a_newer_format_raises(run, tmp_path):
     record = json.loads((run / "record.json").read_text())
     (tmp_path / "record.json").write_text(json.dumps({**record, "format": 99}))
-    assert "of a newer probmask" in refused(tmp_path)
+    assert "reads formats up to" in error(tmp_path)
 
 
 # Identity
 
 
-def test_a_record_has_the_identity_that_its_configuration_foretold(run):
+def test_record_and_configuration_have_the_same_identity(run):
     config = small(epochs=1, method__sparsity=0.9, method__scope="layer", dense_twin=True)
-    assert find_records([run / "record.json"])[0].identity == identity_of(config)
+    assert find_records([run / "record.json"])[0].identity == run_identity(config)
     twin = small(epochs=1, method={"name": "dense"})
-    assert find_records([run / "dense"])[0].identity == identity_of(twin)
+    assert find_records([run / "dense"])[0].identity == run_identity(twin)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_record_has_the_identity_that_its_configuration_foretold(run):
         {"workers": 3},
         {"tensorboard": True},
         {"data_dir": "/elsewhere"},
-        {"data_args__validation_images": 100},  # of which none is held out
-        # Defaults, said aloud.
+        {"data_args__validation_images": 100},  # no images are held out
+        # Explicit defaults.
         {"method__scope": "global"},
         {"method__prob_lr": "none"},
         {"data_args__padding": 1},
@@ -120,8 +120,8 @@ def test_a_record_has_the_identity_that_its_configuration_foretold(run):
     ],
     ids=str,
 )
-def test_what_does_not_decide_the_result_makes_no_other_run(change):
-    assert identity_of(small(**change)) == identity_of(small())
+def test_irrelevant_settings_do_not_change_the_identity(change):
+    assert run_identity(small(**change)) == run_identity(small())
 
 
 @pytest.mark.parametrize(
@@ -145,26 +145,26 @@ def test_what_does_not_decide_the_result_makes_no_other_run(change):
     ],
     ids=str,
 )
-def test_whatever_decides_the_result_makes_another_run(change):
-    assert identity_of(small(**change)) != identity_of(small())
+def test_relevant_settings_change_the_identity(change):
+    assert run_identity(small(**change)) != run_identity(small())
 
 
-def test_how_many_are_held_out_makes_another_run():
+def test_number_of_validation_images_changes_the_identity():
     held_out = small(select_on="val")
-    assert identity_of(small(select_on="val", data_args__validation_images=100)) != identity_of(
+    assert run_identity(small(select_on="val", data_args__validation_images=100)) != run_identity(
         held_out
     )
 
 
-def test_own_data_is_known_by_the_last_part_of_its_path():
+def test_own_data_is_identified_by_the_last_part_of_its_path():
     def own(place):
-        return identity_of(small(data="folder", data_dir=place, model="resnet14"))
+        return run_identity(small(data="folder", data_dir=place, model="resnet14"))
 
     assert own("/here/birds") == own("/there/birds")
     assert own("/here/birds") != own("/here/cars")
 
 
-def test_runs_that_differ_in_their_seeds_only_are_one_series(run):
+def test_series_ignores_the_seed(run):
     record = json.loads((run / "record.json").read_text())
     first = Run(run, record)
     second = Run(run, {**record, "seed": 1, "config": {**record["config"], "seed": 1}})
@@ -172,13 +172,13 @@ def test_runs_that_differ_in_their_seeds_only_are_one_series(run):
     assert first.series == second.series
 
 
-def test_a_setting_that_is_newer_than_a_record_has_its_default_there(run):
+def test_a_missing_setting_has_its_default(run):
     record = json.loads((run / "record.json").read_text())
     older = {key: value for key, value in record["method"].items() if key != "draws"}
     assert Run(run, {**record, "method": older}).identity == Run(run, record).identity
 
 
-def test_a_method_that_is_not_known_here_is_still_a_run(run):
+def test_unknown_methods_are_read(run):
     record = json.loads((run / "record.json").read_text())
     own = Run(run, {**record, "method": {"name": "mine", "sparsity": 0.9, "strength": 0.5}})
     assert own.label == "mine strength=0.5"
@@ -188,7 +188,7 @@ def test_a_method_that_is_not_known_here_is_still_a_run(run):
 # Compact copies
 
 
-def test_a_compact_copy_is_the_same_run_without_the_places_of_the_machine(run, tmp_path):
+def test_compact_copy_has_no_paths_of_the_machine(run, tmp_path):
     record = json.loads((run / "record.json").read_text())
     record["config"]["data_dir"] = "/home/somebody/data"
     write_compact(record, tmp_path / "copy.json")

@@ -132,9 +132,9 @@ def test_an_existing_file_is_replaced_only_with_force(artifact, tmp_path, capsys
         ("out", [], "pass format= (--format), or use a suffix of .onnx (onnx)"),
         ("out", ["--format", "tflite"], "one of 'onnx', 'dense', 'torch-csr'"),
         ("model.safetensors", ["--force"], "is the artifact itself"),
-        ("no/such/out.pt", [], "cannot write there"),
+        ("no/such/out.pt", [], "cannot be written"),
         (".", ["--format", "dense"], "is a directory"),
-        ("out.onnx", ["--input-shape", "1,a"], "expected the sizes of one input, as in 3,32,32"),
+        ("out.onnx", ["--input-shape", "1,a"], "expected the shape of one input, as in 3,32,32"),
         ("out.onnx", [], "does not record the input shape of its network"),
         ("out.onnx", ["--input-shape", "1,0"], "each at least 1"),
         ("out.onnx", ["--input-shape", "1,6,6"], "does not name its network"),
@@ -178,5 +178,7 @@ def test_a_missing_package_is_named_with_its_extra(artifact, tmp_path):
         env=os.environ,
     )
     assert done.returncode == 2
-    assert done.stderr == ("probmask: onnxscript is not installed; pip install 'probmask[onnx]'.\n")
+    assert done.stderr == (
+        "probmask: onnxscript is not installed; run pip install 'probmask[onnx]'.\n"
+    )
     assert not (tmp_path / "out.onnx").exists()

@@ -149,7 +149,7 @@ def test_the_command_prints_the_comparison(artifact, tmp_path, capfd):
     first, second = printed.out.splitlines()
     assert first == f"{out}: onnx, {out.stat().st_size:,} bytes"
     assert second.startswith("ONNX Runtime against PyTorch on 64 random inputs: largest difference")
-    assert second.endswith(", same top-1 on 64")
+    assert second.endswith(", same top-1 class for 64")
     assert printed.err == ""
 
 
@@ -183,7 +183,7 @@ def test_a_user_defined_network(own, tmp_path, capsys):
     out = tmp_path / "own.onnx"
     arguments = ["export", own, out, "--model", "own_exported:plain", "--input-shape", "5"]
     assert main([str(argument) for argument in arguments]) == 0
-    assert "same top-1 on 64" in capsys.readouterr().out
+    assert "same top-1 class for 64" in capsys.readouterr().out
     inputs = torch.randn(7, 5)
     with torch.no_grad():
         expected = load(own, model="own_exported:plain")(inputs).numpy()

@@ -1,4 +1,4 @@
-"""What tests of compiled code share."""
+"""Fixtures of the tests of compiled code."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from probmask.core import kernel_runner
 
 
 @pytest.fixture(params=["compiled", "plain"])
-def way(request, monkeypatch):
-    """With Numba, and as if it were not installed."""
+def backend(request, monkeypatch):
+    """Run a test with Numba, and once more as if it were not installed."""
     if request.param == "plain":
         monkeypatch.setattr(kernel_runner, "find_spec", lambda name: None)
     kernel_runner._kernels.cache_clear()

@@ -1,12 +1,18 @@
+"""Allocation of a budget to layers: against the reference, by hand, and through `Spread`."""
+
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference.allocation as reference
-from probmask.core.allocation import erdos_renyi, largest_remainder, uniform
+from probmask.core.allocation import Spread, erdos_renyi, largest_remainder, uniform
+from probmask.core.selection import kept_counts
 from probmask.errors import InputError
+
+NAMES = ("a", "b", "c")
 
 SHAPES = st.lists(
     st.lists(st.integers(1, 12), min_size=2, max_size=5).map(tuple), min_size=1, max_size=6
@@ -38,7 +44,7 @@ def resnet32() -> dict[str, tuple[int, ...]]:
     ),
     st.data(),
 )
-def test_largest_remainder_equals_handing_out_units(pairs, data):
+def test_largest_remainder_equals_the_reference(pairs, data):
     shares, caps = [s for s, _ in pairs], [c for _, c in pairs]
     total = data.draw(st.integers(0, sum(caps)))
 
@@ -132,9 +138,9 @@ def test_the_ends_of_the_range(keep, kernel):
     assert sum(erdos_renyi(shapes, keep, kernel=kernel)) == keep
 
 
-KEEP = "keep is the number of weights to keep, from 0 to the 10 there are; "
+KEEP = "keep is the number of weights to keep, an integer from 0 to 10; "
 SPARSITY = "for a sparsity pass n - round(sparsity * n)."
-SHAPE = "a layer's weight has the shape (out, in/groups, *kernel); leave biases and norms out."
+SHAPE = "the weight of a layer has the shape (out, in/groups, *kernel). Leave out biases and norms."
 ERRORS = [
     (lambda: uniform([4, 6], 11), f"uniform(keep=11): {KEEP}{SPARSITY}"),
     (lambda: uniform([4, 6], 0.5), f"uniform(keep=0.5): {KEEP}{SPARSITY}"),
@@ -148,7 +154,7 @@ ERRORS = [
     ),
     (
         lambda: largest_remainder([1, 1], 3, [1, 1]),
-        "largest_remainder(total=3): total is an integer from 0 to 2, the sum of the caps.",
+        "largest_remainder(total=3): total must be an integer from 0 to 2, the sum of the caps.",
     ),
     (
         lambda: largest_remainder([1], 1, [1, 1]),
@@ -166,7 +172,114 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS, ids=[m for _, m in ERRORS])
-def test_wrong_input_is_named(call, message):
+def test_wrong_input_raises(call, message):
     with pytest.raises(InputError) as error:
         call()
     assert str(error.value) == message
+
+
+def values():
+    generator = torch.Generator().manual_seed(3)
+    return [torch.rand(shape, generator=generator) for shape in ((4, 2), (5, 10), (4, 5, 2, 2))]
+
+
+def test_global_selects_the_largest_of_all_layers():
+    given = values()
+    masks = Spread(allocation="global").select(given, 30, NAMES)
+    cut = torch.cat([v.flatten() for v in given]).sort(descending=True).values[29]
+    assert all(torch.equal(m, v >= cut) for m, v in zip(masks, given, strict=True))
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "er", "erk"])
+def test_layer_budgets_select_the_largest_of_each_layer(allocation):
+    given = values()
+    shapes = [tuple(v.shape) for v in given]
+    counts = (
+        uniform([8, 50, 80], 30)
+        if allocation == "uniform"
+        else erdos_renyi(shapes, 30, kernel=allocation == "erk")
+    )
+    masks = Spread(allocation=allocation).select(given, 30, NAMES)
+    assert kept_counts(masks) == counts
+    for mask, v in zip(masks, given, strict=True):
+        assert v[mask].min() > v[~mask].max()
+
+
+@pytest.mark.parametrize("allocation", ["global", "uniform", "er", "erk"])
+def test_dense_layers_do_not_change_the_total(allocation):
+    spread = Spread(allocation=allocation, dense_first=True, dense_last=True)
+    counts = kept_counts(spread.select(values(), 100, NAMES))
+    assert counts == [8, 12, 80]
+
+
+@pytest.mark.parametrize("keep", [88, 50])
+def test_dense_layers_that_exhaust_the_budget_raise(keep):
+    spread = Spread(allocation="global", dense_first=True, dense_last=True)
+    spread.check("X", [8, 50, 80], 89)
+    spread.check("X", [8, 80], 88)  # there are no other layers
+    with pytest.raises(
+        InputError,
+        match=rf"^X: the dense layers alone hold 88 weights, the budget is {keep} of 138\. The "
+        r"other layers need a part of it; lower sparsity, or make the dense layers sparse too\.$",
+    ):
+        spread.check("X", [8, 50, 80], keep)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "er", "erk"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_layer_counts_sum_to_the_budget(allocation, first, last):
+    spread = Spread(allocation=allocation, dense_first=first, dense_last=last)
+    counts = spread.counts(((8, 2, 3, 3), (8, 2, 3, 3), (12, 128), (3, 12)), 333)
+    assert sum(counts) == 333
+    assert (counts[0] == 144) >= first
+    assert (counts[3] == 36) >= last
+    if allocation == "uniform":
+        dense = 144 * first + 36 * last
+        assert counts[2] == pytest.approx((333 - dense) / (1860 - dense) * 1536, abs=1)
+
+
+def test_scope_is_global_or_uniform():
+    assert Spread.over("global") == Spread(allocation="global")
+    assert Spread.over("layer", dense_last=True) == Spread(allocation="uniform", dense_last=True)
+
+
+@pytest.mark.parametrize("allocation", ["global", "uniform", "er", "erk"])
+def test_masks_shrink_monotonically_with_the_spare_fraction(allocation):
+    """Rounding the layers' counts separately for each total would violate this."""
+    given, spread = values(), Spread(allocation=allocation)
+    for keep in range(10, 130, 37):
+        last = [torch.ones_like(v, dtype=torch.bool) for v in given]
+        for part in range(12, -1, -1):
+            masks = spread.select(given, keep, NAMES, spare=part / 12)
+            assert not any(bool((m & ~old).any()) for m, old in zip(masks, last, strict=True))
+            last = masks
+        assert sum(kept_counts(last)) == keep
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "keep", "dense"),
+    [
+        (False, None, 20, {2}),  # the last layer holds half of the budget
+        (False, None, 19, set()),
+        (None, None, 60, {0, 2}),
+        (None, None, 59, set()),  # neither: together they hold more than half
+        (True, None, 30, {0}),  # what is asked for stays, whatever the budget
+        (True, True, 1, {0, 2}),
+        (False, False, 60, set()),
+    ],
+)
+def test_layers_are_dense_where_the_budget_has_room(first, last, keep, dense):
+    spread = Spread.fitting("layer", (20, 100, 10), keep, dense_first=first, dense_last=last)
+    assert spread.allocation == "uniform"
+    assert spread.dense(3) == dense
+
+
+@pytest.mark.parametrize("allocation", ["global", "uniform"])
+def test_ties_decide_between_equal_values(allocation):
+    ties = values()
+    given = [torch.zeros_like(tie) for tie in ties]
+    spread = Spread(allocation=allocation)
+    chosen = spread.select(given, 30, NAMES, ties=ties)
+    expected = spread.select(ties, 30, NAMES)
+    assert all(torch.equal(a, b) for a, b in zip(chosen, expected, strict=True))

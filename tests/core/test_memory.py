@@ -1,17 +1,17 @@
-"""Room for results: of any shape, and a tensor like any other."""
+"""Allocation in large pages."""
 
 import copy
 
 import pytest
 import torch
 
-from probmask.core.memory import room_for
+from probmask.core.memory import empty_in_large_pages
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7, 11), (1500, 1000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_is_a_tensor_like_any_other(shape, dtype):
-    room = room_for(torch.Size(shape), dtype)
-    assert (room.shape, room.dtype, room.device.type) == (shape, dtype, "cpu")
-    assert room.is_contiguous()
-    assert torch.equal(copy.deepcopy(room.fill_(2.0)), torch.full(shape, 2.0, dtype=dtype))
+def test_it_is_an_ordinary_tensor(shape, dtype):
+    result = empty_in_large_pages(torch.Size(shape), dtype)
+    assert (result.shape, result.dtype, result.device.type) == (shape, dtype, "cpu")
+    assert result.is_contiguous()
+    assert torch.equal(copy.deepcopy(result.fill_(2.0)), torch.full(shape, 2.0, dtype=dtype))

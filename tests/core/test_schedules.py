@@ -1,3 +1,5 @@
+"""The schedules at their ends and in between."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,14 +9,14 @@ from probmask.core.schedules import cosine, kept_fraction, temperature, warm_up
 fraction = st.floats(0, 1)
 
 
-def test_temperature_falls_in_a_line_from_1_to_0_03():
+def test_temperature_falls_linearly_from_1_to_0_03():
     assert temperature(0) == 1.0
     assert temperature(0.5) == pytest.approx(0.515)
     assert temperature(1) == pytest.approx(0.03)
     assert temperature(1, start=2, end=0.5) == 0.5
 
 
-def test_the_paper_s_budget_on_cifar():
+def test_kept_fraction_of_the_paper_on_cifar():
     """300 epochs, t1 = 48, t2 = 180, k_f = 0.01."""
     kept = [kept_fraction(t / 300, 0.01) for t in range(301)]
     assert kept[:49] == [1.0] * 49
@@ -24,7 +26,7 @@ def test_the_paper_s_budget_on_cifar():
 
 
 @given(fraction, fraction, fraction)
-def test_the_budget_never_rises_and_stays_between_its_ends(first, second, final):
+def test_kept_fraction_is_monotonic_and_bounded(first, second, final):
     early, late = sorted([first, second])
     assert (
         final - 1e-12
@@ -34,7 +36,7 @@ def test_the_budget_never_rises_and_stays_between_its_ends(first, second, final)
     )
 
 
-def test_a_budget_that_falls_at_once():
+def test_a_ramp_of_length_zero():
     assert kept_fraction(0.2, 0.1, begin=0.3, end=0.3) == 1.0
     assert kept_fraction(0.3, 0.1, begin=0.3, end=0.3) == 0.1
 

@@ -1,4 +1,4 @@
-"""Shrinking and tempered gradients: compiled and plain against their definitions in fp64."""
+"""Shrinkage and tempered gradients: compiled and plain against their definitions in fp64."""
 
 import numpy as np
 import pytest
@@ -8,18 +8,18 @@ from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_
 
 HALF = torch.tensor(0.5)
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def in_double(weight, theta, power):
-    """The definition, for weights that are not too close to the threshold to compute it so."""
+    """Return the definition in fp64; it is inaccurate very close to the threshold."""
     ratio = (theta.double() / weight.double().abs()).clamp_max(1)
     return weight.double() * (1 - ratio**power).clamp_min(0) ** (1 / power)
 
 
 @pytest.mark.parametrize("power", [1.0, 1.5, 3.0, 20.0, 100.0])
 @pytest.mark.parametrize("theta", [0.0, 1e-30, 0.7, 2.0])
-def test_it_is_the_root_of_the_difference_of_powers(theta, power):
+def test_it_equals_its_definition(theta, power):
     torch.manual_seed(0)
     weight = torch.randn(3000) * max(theta, 1e-20)
     theta = torch.tensor(theta)
@@ -32,20 +32,20 @@ def test_it_is_the_root_of_the_difference_of_powers(theta, power):
 
 @pytest.mark.parametrize("power", [1.0, 1.5, 3.0])
 @pytest.mark.parametrize("theta", [0.0, 1e-30, 0.7, 2.0])
-def test_growing_takes_shrinking_back(theta, power):
+def test_growing_inverts_shrinking(theta, power):
     torch.manual_seed(0)
     size = torch.cat((torch.zeros(1), torch.rand(3000) * max(2 * theta, 1e-20)))
     theta, power = torch.tensor(theta), torch.tensor(power)
     grown = power_grow(size, theta, power)
     assert grown[0] == theta
     assert bool((grown >= torch.maximum(size, theta) * (1 - 1e-6)).all())
-    # Where almost all of a weight is the threshold's, fp32 has no digits left for what is kept.
-    told_apart = size > 0.3 * theta
+    # If almost all of a weight is cut off, fp32 has no digits left for the rest.
+    representable = size > 0.3 * theta
     found = power_shrink(grown, grown > theta, theta, power)
-    torch.testing.assert_close(found[told_apart], size[told_apart], rtol=1e-3, atol=0)
+    torch.testing.assert_close(found[representable], size[representable], rtol=1e-3, atol=0)
 
 
-def test_three_is_feathers_rule():
+def test_power_three_is_feather():
     torch.manual_seed(0)
     weight, theta = torch.randn(3000), torch.tensor(0.7)
     active = weight.abs() > theta
@@ -55,7 +55,7 @@ def test_three_is_feathers_rule():
     torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=0)
 
 
-def test_close_to_the_threshold_nothing_is_lost():
+def test_it_is_accurate_close_to_the_threshold():
     theta = torch.tensor(0.37)
     weight = theta * (1 + torch.logspace(-6.5, -2, 400))
     every = torch.ones(400, dtype=torch.bool)
@@ -68,7 +68,7 @@ def test_close_to_the_threshold_nothing_is_lost():
         )
 
 
-def test_cube_roots_are_exact_to_the_last_places():
+def test_cube_roots_are_accurate():
     numba = pytest.importorskip("numba")
     from probmask.core.vector_math import cube_root
 
@@ -77,7 +77,7 @@ def test_cube_roots_are_exact_to_the_last_places():
         for i in range(len(x)):
             out[i] = cube_root(x[i])
 
-    bits = np.arange(0x00800000, 0x7F800000, 2003, dtype=np.int32)  # of all normal numbers
+    bits = np.arange(0x00800000, 0x7F800000, 2003, dtype=np.int32)  # a sample of all normal numbers
     x = bits.view(np.float32)
     found = np.empty_like(x)
     roots(x, found)
@@ -86,7 +86,7 @@ def test_cube_roots_are_exact_to_the_last_places():
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.02, 0.3, 0.62, 0.64, 1.0])
 @pytest.mark.parametrize("theta", [0.0, 0.2])
-def test_gathered_or_not_the_bits_are_the_same(part, theta):
+def test_gathering_does_not_change_a_bit(part, theta):
     kernels = pytest.importorskip("probmask.core.shrinkage_kernels")
     torch.manual_seed(0)
     weight, active = torch.randn(5003), torch.rand(5003) < part
@@ -105,7 +105,7 @@ def test_ties_at_the_threshold_are_zero_even_if_active():
 
 
 @pytest.mark.parametrize("power", [3.0, 7.0])
-def test_layouts_and_threads(power):
+def test_memory_order_and_threads(power):
     torch.manual_seed(0)
     weight = torch.randn(64, 200, 3, 3)
     active, theta, power = weight.abs() > 1, torch.tensor(1.0), torch.tensor(power)
@@ -120,13 +120,13 @@ def test_layouts_and_threads(power):
 
 
 @pytest.mark.parametrize("power", [1.0, 3.0, 100.0])
-def test_above_a_threshold_of_zero_it_is_the_weight_itself(power):
+def test_a_threshold_of_zero_gives_the_weight_itself(power):
     torch.manual_seed(0)
     weight, every = torch.randn(3000), torch.ones(3000, dtype=torch.bool)
     assert torch.equal(power_shrink(weight, every, torch.tensor(0.0), torch.tensor(power)), weight)
 
 
-def test_the_kept_part_goes_to_zero_and_one():
+def test_the_kept_part_has_the_hard_and_the_soft_limit():
     weight, theta = torch.tensor([0.1, -0.5, 0.6, -4.0]), torch.tensor(0.5)
     hard = kept_part(weight, theta, torch.tensor(500.0))
     assert hard.tolist() == pytest.approx([0, 0, 1, 1], abs=1e-6)
@@ -138,7 +138,7 @@ def test_the_kept_part_goes_to_zero_and_one():
 @pytest.mark.parametrize("size", [(7,), (300, 40, 3, 3)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_removed_gradient_is_clamped_and_shared(size, layout, dtype):
+def test_the_gradient_of_a_pruned_weight_is_clamped_and_scaled(size, layout, dtype):
     torch.manual_seed(0)
     grad = torch.randn(size, dtype=dtype)
     grad.view(-1)[:3] = torch.tensor([1e6, -1e6, 0.0])
@@ -155,7 +155,7 @@ def test_a_removed_gradient_is_clamped_and_shared(size, layout, dtype):
         assert torch.equal(grad, given)
 
 
-def test_without_active_weights_there_is_no_gradient_and_nan_is_not_hidden():
+def test_no_active_weight_gives_zero_and_nan_stays_nan():
     grad = torch.tensor([1.0, -2.0])
     assert temper_removed(grad, torch.tensor([False, False]), HALF, most=3.0).tolist() == [0, 0]
     grad = torch.tensor([1.0, torch.nan, 3.0])

@@ -1,4 +1,4 @@
-"""The controller: which way it turns, how fast, and that it arrives."""
+"""The controller: its direction, its speed, and that it converges."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from probmask.core.steering import pressed, steered, travel_rate
 
 
-def test_the_knob_rises_while_too_much_is_kept():
+def test_the_penalty_rises_while_too_much_is_kept():
     assert steered(1.0, 0.5, 0.1, updates=100) > 1
     assert steered(1.0, 0.05, 0.1, updates=100) < 1
     assert steered(1.0, 0.1, 0.1, updates=100) == 1
@@ -18,14 +18,14 @@ def test_the_knob_rises_while_too_much_is_kept():
 
 
 @pytest.mark.parametrize("updates", [40, 4000])
-def test_the_same_error_turns_it_as_far_in_a_training_of_any_length(updates):
+def test_the_response_does_not_depend_on_the_number_of_updates(updates):
     knob = 1.0
     for _ in range(updates // 10):
         knob = steered(knob, 0.2, 0.1, updates=updates)
     assert knob == pytest.approx(2**2)
 
 
-def test_it_stays_within_bounds():
+def test_the_penalty_stays_within_bounds():
     low = high = 1.0
     for _ in range(100):
         low = steered(low, 0.0, 0.1, updates=50)
@@ -34,8 +34,8 @@ def test_it_stays_within_bounds():
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-def test_it_brings_a_slow_process_to_what_is_wanted(scale):
-    # What is kept goes towards 1 / (1 + scale * knob), a fiftieth of the way at each update.
+def test_a_slow_process_converges_to_the_target(scale):
+    # At each update, the kept fraction moves by 1/50 of its distance to 1 / (1 + scale * force).
     kept, knob, updates = 1.0, 1.0, 1000
     for _ in range(updates):
         knob = steered(knob, kept, 0.1, updates=updates)
@@ -44,7 +44,7 @@ def test_it_brings_a_slow_process_to_what_is_wanted(scale):
     assert kept == pytest.approx(0.1, rel=0.05)
 
 
-def test_the_rate_covers_the_distance_in_time():
+def test_the_rate_covers_the_distance():
     updates = 500
     rate = travel_rate(3.0, updates, most=1.0)
     passed = sum(rate * (1 + math.cos(math.pi * t / updates)) / 2 for t in range(updates))

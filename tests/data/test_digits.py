@@ -1,4 +1,4 @@
-"""The digits: all of scikit-learn's, parted once, and batches of them."""
+"""The digits: a fixed split of all images of scikit-learn, and their batches."""
 
 import sys
 
@@ -16,7 +16,7 @@ def data():
 
 
 def raw(**settings):
-    """The digits with pixels as they are, from 0 to 1, and no augmentation."""
+    """The digits with pixels in [0, 1] and without augmentation."""
     return load_data("digits", None, {"padding": 0, "mean": [0], "std": [1], **settings})
 
 
@@ -30,7 +30,7 @@ def test_sizes(data):
     assert data.steps_per_epoch(64) == 22
 
 
-def test_training_and_test_images_are_the_whole_set_each_once():
+def test_every_image_is_in_exactly_one_part():
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -49,7 +49,7 @@ def test_training_and_test_images_are_the_whole_set_each_once():
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_every_part_holds_every_digit_about_equally_often(held_out):
+def test_every_part_contains_every_digit_about_equally_often(held_out):
     data = raw().with_validation() if held_out else raw()
     (train,) = data.training(0, batch_size=data.train_size, seed=0)
     parts = [(train.labels, data.train_size), (next(data.testing(batch_size=355)).labels, 355)]
@@ -62,7 +62,7 @@ def test_every_part_holds_every_digit_about_equally_often(held_out):
         assert (counts - size / 10).abs().max() < 0.05 * size / 10 + 1
 
 
-def test_images_are_normalised(data):
+def test_images_are_normalized(data):
     images = torch.cat([batch.images for batch in data.testing(batch_size=100)])
     assert images.shape == (355, 1, 8, 8)
     assert abs(images.mean().item()) < 0.05
@@ -75,7 +75,7 @@ def test_the_documented_statistics_are_those_of_the_training_images(data):
     assert round(computed.std[0], 4) == data.settings.std[0]
 
 
-def test_settings_are_obeyed():
+def test_settings_apply():
     few = raw(train_images=100, test_images=7)
     assert (few.train_size, few.test_size) == (100, 7)
     (test,) = raw().testing(batch_size=355)
@@ -93,7 +93,7 @@ def test_batches_are_the_same_every_time(data):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shards_part_every_batch_in_order(data, ranks):
+def test_shards_divide_every_batch_in_order(data, ranks):
     whole = list(data.training(1, batch_size=64, seed=0))
     parts = [
         list(data.training(1, batch_size=64, seed=0, shard=Shard(rank, ranks)))
@@ -104,16 +104,16 @@ def test_shards_part_every_batch_in_order(data, ranks):
         assert torch.equal(labels, batch.labels)
 
 
-def test_a_directory_is_refused(tmp_path):
+def test_a_directory_is_an_error(tmp_path):
     with pytest.raises(InputError) as caught:
         load_data("digits", tmp_path)
     assert str(caught.value) == (
-        f"--data-dir {tmp_path}: the digits come with scikit-learn and lie in no directory; leave "
-        "it out."
+        f"--data-dir {tmp_path}: the digits are part of scikit-learn and need no directory; omit "
+        "this option."
     )
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
+def test_without_scikit_learn_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match=r"pip install 'probmask\[train\]'"):
         load_data("digits")

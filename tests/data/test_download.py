@@ -1,4 +1,4 @@
-"""Downloads from a real server on this machine, with everything that goes wrong on the way."""
+"""Downloads from a real server on this machine, including failures."""
 
 import gzip
 import hashlib
@@ -14,12 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from probmask.data.download import Remote, download
-from probmask.data.remotes import REMOTES
+from probmask.data.download import download
+from probmask.data.releases import REMOTES, Remote
 from probmask.errors import DownloadError, InputError
 
 CONTENT = bytes(range(256)) * 1000
-ADVICE = "; try again, or fetch it by hand and put it into "
+ADVICE = "; try again, or download it yourself to "
 
 
 def sha256(content):
@@ -27,7 +27,7 @@ def sha256(content):
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each path with the actions it is given, one a request, the last for ever."""
+    """Answer each path with its actions, one per request; the last one repeats."""
 
     daemon_threads = True
 
@@ -39,7 +39,7 @@ class Server(ThreadingHTTPServer):
         self.closing = threading.Event()
 
     def offer(self, name, *actions, content=CONTENT):
-        """Serve the content, or whatever the actions do; return what it should be."""
+        """Serve the content or the actions; return the expected file."""
         self.actions[f"/{name}"] = list(actions) or [serve(content)]
         return Remote(f"{self.url}/{name}", sha256(content), len(content))
 
@@ -82,7 +82,7 @@ def status(code):
     return lambda handler: handler.send_error(code)
 
 
-def go_round_in_circles(handler):
+def redirect_forever(handler):
     handler.send_response(302)
     handler.send_header("Location", handler.path)
     handler.send_header("Content-Length", "0")
@@ -90,24 +90,24 @@ def go_round_in_circles(handler):
 
 
 def hang_up(handler):
-    """Close without a word."""
+    """Close the connection without an answer."""
 
 
 def cut(handler):
-    """Promise everything, send half."""
+    """Declare the full length, send half of it."""
     handler.begin(len(CONTENT))
     handler.wfile.write(CONTENT[: len(CONTENT) // 2])
 
 
 def stall(handler):
-    """Send half, then nothing more."""
+    """Send half, then nothing."""
     cut(handler)
     handler.wfile.flush()
     handler.server.closing.wait(60)
 
 
 def interrupt(handler):
-    """Press Ctrl-C in the middle."""
+    """Send SIGINT to the main thread in the middle."""
     cut(handler)
     handler.wfile.flush()
     time.sleep(0.05)
@@ -121,7 +121,7 @@ def server(monkeypatch):
         if name.lower().endswith("_proxy") or name == "PROBMASK_MIRROR":
             monkeypatch.delenv(name)
     with Server() as server:
-        # By default a server looks only twice a second whether it should end.
+        # By default, a server checks only twice a second whether it should end.
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -134,16 +134,16 @@ def contents(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("visible", [False, True])
-def test_files_arrive_in_a_new_directory(server, tmp_path, capfd, visible):
+@pytest.mark.parametrize("progress", [False, True])
+def test_files_are_downloaded_to_a_new_directory(server, tmp_path, capfd, progress):
     remotes = [server.offer("a.bin"), server.offer("b.bin", content=b"other")]
     directory = tmp_path / "new" / "directory"
-    paths = download(remotes, directory, visible=visible)
+    paths = download(remotes, directory, progress=progress)
     assert paths == [directory / "a.bin", directory / "b.bin"]
     assert contents(directory) == {"a.bin": CONTENT, "b.bin": b"other"}
     out, err = capfd.readouterr()
     assert out == ""
-    if visible:
+    if progress:
         assert "a.bin" in err
         assert "256.0/256.0 kB" in err
         assert "b.bin" in err
@@ -152,12 +152,12 @@ def test_files_arrive_in_a_new_directory(server, tmp_path, capfd, visible):
         assert err == ""
 
 
-def test_an_empty_list_makes_no_directory(tmp_path):
-    assert download([], tmp_path / "new", visible=True) == []
+def test_an_empty_list_creates_no_directory(tmp_path):
+    assert download([], tmp_path / "new", progress=True) == []
     assert not (tmp_path / "new").exists()
 
 
-def test_a_part_of_a_file_never_has_its_name(server, tmp_path):
+def test_a_partial_file_never_has_the_final_name(server, tmp_path):
     halfway = []
 
     def look(handler):
@@ -166,7 +166,7 @@ def test_a_part_of_a_file_never_has_its_name(server, tmp_path):
         halfway.extend(path.name for path in tmp_path.iterdir())
         handler.wfile.write(CONTENT[len(CONTENT) // 2 :])
 
-    download([server.offer("a.bin", look)], tmp_path, visible=False)
+    download([server.offer("a.bin", look)], tmp_path, progress=False)
     assert contents(tmp_path) == {"a.bin": CONTENT}
     assert "a.bin" not in halfway
 
@@ -174,36 +174,36 @@ def test_a_part_of_a_file_never_has_its_name(server, tmp_path):
 def test_md5_is_accepted_too(server, tmp_path):
     remote = server.offer("a.bin")
     remote = Remote(remote.url, f"md5:{hashlib.md5(CONTENT).hexdigest()}", remote.size)
-    download([remote], tmp_path, visible=False)
-    download([remote], tmp_path, visible=False)
+    download([remote], tmp_path, progress=False)
+    download([remote], tmp_path, progress=False)
     assert server.requests == ["/a.bin"]
 
 
-def test_what_is_there_is_not_fetched_again(server, tmp_path):
+def test_existing_files_are_not_downloaded_again(server, tmp_path):
     here, missing = server.offer("a.bin"), server.offer("b.bin", content=b"other")
     (tmp_path / "a.bin").write_bytes(CONTENT)
-    paths = download([here, missing], tmp_path, visible=False)
+    paths = download([here, missing], tmp_path, progress=False)
     assert paths == [tmp_path / "a.bin", tmp_path / "b.bin"]
     assert server.requests == ["/b.bin"]
 
 
-def test_another_file_of_the_name_is_never_overwritten(server, tmp_path):
+def test_a_different_file_is_never_overwritten(server, tmp_path):
     remotes = [server.offer("a.bin"), server.offer("b.bin")]
     (tmp_path / "b.bin").write_bytes(b"mine")
     with pytest.raises(InputError) as caught:
-        download(remotes, tmp_path, visible=False)
+        download(remotes, tmp_path, progress=False)
     assert str(caught.value) == (
-        f"{tmp_path / 'b.bin'}: is not the released file (its digest is {sha256(b'mine')}, the "
-        f"release's {sha256(CONTENT)}); move it away, and it is downloaded anew."
+        f"{tmp_path / 'b.bin'}: differs from the published file (its digest is {sha256(b'mine')}, "
+        f"expected {sha256(CONTENT)}); move it away to download it again."
     )
     assert contents(tmp_path) == {"b.bin": b"mine"}
     assert server.requests == []
 
 
-def test_a_directory_of_the_name_is_refused(server, tmp_path):
+def test_a_directory_with_the_name_of_the_file(server, tmp_path):
     (tmp_path / "a.bin").mkdir()
     with pytest.raises(InputError, match=r"a.bin: cannot be read \(Is a directory\); move it away"):
-        download([server.offer("a.bin")], tmp_path, visible=False)
+        download([server.offer("a.bin")], tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -211,112 +211,115 @@ def test_a_directory_of_the_name_is_refused(server, tmp_path):
     [
         (status(404), "the server answered 404 Not Found"),
         (status(503), "the server answered 503 Service Unavailable"),
-        (go_round_in_circles, "Exceeded 30 redirects"),
-        (hang_up, "the connection broke off"),
-        (cut, "the connection broke off"),
-        (stall, "the server was silent for 0.2 s"),
-        (serve(b"a page to log in"), "what came has 16 bytes, not 256,000"),
-        (serve_without_length(CONTENT[:-1]), "what came has 255,999 bytes, not 256,000"),
+        (redirect_forever, "Exceeded 30 redirects"),
+        (hang_up, "the connection was interrupted"),
+        (cut, "the connection was interrupted"),
+        (stall, "the server sent nothing for 0.2 s"),
+        (serve(b"a page to log in"), "received 16 bytes, expected 256,000"),
+        (serve_without_length(CONTENT[:-1]), "received 255,999 bytes, expected 256,000"),
         (
             serve(CONTENT[::-1]),
-            f"what came is not the released file (its digest is not {sha256(CONTENT)})",
+            f"the downloaded file does not have the digest {sha256(CONTENT)}",
         ),
     ],
 )
-@pytest.mark.parametrize("visible", [False, True])
-def test_a_failure_says_what_happened_and_leaves_nothing(server, tmp_path, action, reason, visible):
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_failure_names_the_reason_and_leaves_no_file(server, tmp_path, action, reason, progress):
     remote = server.offer("a.bin", action)
     with pytest.raises(DownloadError) as caught:
-        download([remote], tmp_path, visible=visible, timeout=0.2, retries=0)
+        download([remote], tmp_path, progress=progress, timeout=0.2, retries=0)
     assert str(caught.value) == f"{remote.url}: {reason}{ADVICE}{tmp_path}."
     assert contents(tmp_path) == {}
 
 
-def test_without_a_server_there_is_no_connection(server, tmp_path):
-    # A port that is taken, so that nobody else gets it, and that nobody listens on.
+def test_a_refused_connection(server, tmp_path):
+    # A port that is bound but not listening, so no other process can use it.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         remote = Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/a.bin", sha256(b""), 0)
         with pytest.raises(DownloadError, match=r"the connection failed \(Connection refused\)"):
-            download([remote], tmp_path, visible=False, retries=0)
+            download([remote], tmp_path, progress=False, retries=0)
 
 
-def test_what_came_before_the_failure_stays(server, tmp_path):
+def test_files_before_a_failure_stay(server, tmp_path):
     remotes = [server.offer("a.bin"), server.offer("b.bin", status(404)), server.offer("c.bin")]
     with pytest.raises(DownloadError, match=r"b\.bin: the server answered 404"):
-        download(remotes, tmp_path, visible=False)
+        download(remotes, tmp_path, progress=False)
     assert contents(tmp_path) == {"a.bin": CONTENT}
     server.offer("b.bin")
-    download(remotes, tmp_path, visible=False)
+    download(remotes, tmp_path, progress=False)
     assert server.requests == ["/a.bin", "/b.bin", "/b.bin", "/c.bin"]
 
 
 @pytest.mark.parametrize("failure", [cut, status(429)])
-def test_a_passing_failure_is_followed_by_another_attempt(server, tmp_path, capfd, failure):
+def test_a_temporary_failure_is_retried(server, tmp_path, capfd, failure):
     remote = server.offer("a.bin", failure, serve(CONTENT))
-    download([remote], tmp_path, visible=True, retries=1)
+    download([remote], tmp_path, progress=True, retries=1)
     assert contents(tmp_path) == {"a.bin": CONTENT}
     assert len(server.requests) == 2
     assert "256.0/256.0 kB" in capfd.readouterr().err
 
 
-def test_a_refusal_is_not_followed_by_another_attempt(server, tmp_path):
+def test_a_permanent_refusal_is_not_retried(server, tmp_path):
     with pytest.raises(DownloadError, match="403 Forbidden"):
-        download([server.offer("a.bin", status(403))], tmp_path, visible=False, retries=5)
+        download([server.offer("a.bin", status(403))], tmp_path, progress=False, retries=5)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
-def test_a_compressed_file_is_not_unpacked_on_the_way(server, tmp_path, encoding):
+def test_a_compressed_file_is_not_decompressed(server, tmp_path, encoding):
     packed = gzip.compress(CONTENT)
     action = serve(packed, Content_Encoding=encoding)
-    download([server.offer("a.gz", action, content=packed)], tmp_path, visible=False)
+    download([server.offer("a.gz", action, content=packed)], tmp_path, progress=False)
     assert contents(tmp_path) == {"a.gz": packed}
 
 
-def test_ctrl_c_passes_through_and_leaves_nothing(server, tmp_path):
+def test_ctrl_c_passes_through_and_leaves_no_file(server, tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            download([server.offer("a.bin", interrupt)], tmp_path, visible=True)
+            download([server.offer("a.bin", interrupt)], tmp_path, progress=True)
     finally:
         signal.signal(signal.SIGINT, before)
     assert contents(tmp_path) == {}
 
 
-def test_others_may_read_the_file_as_the_umask_says(server, tmp_path):
+def test_the_mode_of_the_file_follows_the_umask(server, tmp_path):
     before = os.umask(0o027)
     try:
-        (path,) = download([server.offer("a.bin")], tmp_path, visible=False)
+        (path,) = download([server.offer("a.bin")], tmp_path, progress=False)
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_poochs_logger_is_as_it_was(server, tmp_path):
+def test_the_log_level_of_pooch_is_restored(server, tmp_path):
     import pooch
 
     level = pooch.get_logger().level
-    download([server.offer("a.bin")], tmp_path, visible=False)
+    download([server.offer("a.bin")], tmp_path, progress=False)
     assert pooch.get_logger().level == level < logging.CRITICAL
 
 
 @pytest.mark.parametrize("end", ["", "/"])
-def test_a_mirror_stands_in_for_all_but_the_name(server, tmp_path, monkeypatch, end):
+def test_a_mirror_replaces_everything_before_the_file_name(server, tmp_path, monkeypatch, end):
     remote = server.offer("some/where/a.bin")
     monkeypatch.setenv("PROBMASK_MIRROR", f"{server.url}/some/where{end}")
     elsewhere = Remote("https://release.invalid/~me/v1/a.bin", remote.digest, remote.size)
-    download([elsewhere], tmp_path, visible=False)
+    download([elsewhere], tmp_path, progress=False)
     assert contents(tmp_path) == {"a.bin": CONTENT}
     assert server.requests == ["/some/where/a.bin"]
 
 
-def test_a_mirror_is_not_trusted(server, tmp_path, monkeypatch):
+def test_the_digest_of_a_mirrored_file_is_checked(server, tmp_path, monkeypatch):
     server.offer("a.bin", serve(CONTENT[::-1]))
     monkeypatch.setenv("PROBMASK_MIRROR", server.url)
     elsewhere = Remote("https://release.invalid/a.bin", sha256(CONTENT), len(CONTENT))
-    with pytest.raises(DownloadError, match=re.escape(f"{server.url}/a.bin: what came is not")):
-        download([elsewhere], tmp_path, visible=False, retries=0)
+    with pytest.raises(
+        DownloadError,
+        match=re.escape(f"{server.url}/a.bin: the downloaded file does not have the digest"),
+    ):
+        download([elsewhere], tmp_path, progress=False, retries=0)
     assert contents(tmp_path) == {}
 
 
@@ -331,49 +334,53 @@ def test_a_mirror_is_not_trusted(server, tmp_path, monkeypatch):
         "http://a b/",
     ],
 )
-def test_a_mirror_that_is_no_web_address_is_refused(server, tmp_path, monkeypatch, mirror):
+def test_an_invalid_mirror(server, tmp_path, monkeypatch, mirror):
     monkeypatch.setenv("PROBMASK_MIRROR", mirror)
-    with pytest.raises(InputError, match="is no address of a web server; write http://host/path"):
-        download([server.offer("a.bin")], tmp_path, visible=False)
+    with pytest.raises(
+        InputError, match="is not the address of a web server; use http://host/path"
+    ):
+        download([server.offer("a.bin")], tmp_path, progress=False)
     assert server.requests == []
 
 
-def test_a_full_disk_is_noticed_before_the_first_byte(server, tmp_path):
+def test_too_little_space_is_detected_before_the_download(server, tmp_path):
     small, large = server.offer("a.bin"), Remote(f"{server.url}/b.bin", sha256(b""), 2**60)
-    with pytest.raises(InputError, match=r"takes 1,152,921,504,607,102,976 bytes and [\d,]+ are"):
-        download([small, large], tmp_path / "new", visible=False)
+    with pytest.raises(
+        InputError, match=r"needs 1,152,921,504,607,102,976 bytes, but only [\d,]+ are"
+    ):
+        download([small, large], tmp_path / "new", progress=False)
     assert server.requests == []
     assert contents(tmp_path) == {}
 
 
-def test_a_file_in_place_of_the_directory_is_refused(server, tmp_path):
+def test_a_file_in_place_of_the_directory(server, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"file: cannot be made a directory \(File exists\)"):
-        download([server.offer("a.bin")], tmp_path / "file", visible=False)
+    with pytest.raises(InputError, match=r"file: cannot be created \(File exists\)"):
+        download([server.offer("a.bin")], tmp_path / "file", progress=False)
 
 
-def test_a_directory_that_takes_no_files_is_refused(server, tmp_path):
+def test_a_directory_that_is_not_writable(server, tmp_path):
     tmp_path.chmod(0o500)
     if os.access(tmp_path, os.W_OK):
         pytest.skip("root may write everywhere")
-    with pytest.raises(InputError, match="is not writable; give another directory"):
-        download([server.offer("a.bin")], tmp_path, visible=False)
+    with pytest.raises(InputError, match="is not writable; choose another directory"):
+        download([server.offer("a.bin")], tmp_path, progress=False)
 
 
-def test_without_pooch_it_says_what_to_install(server, tmp_path, monkeypatch):
+def test_without_pooch_the_error_names_the_package(server, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     remote = server.offer("a.bin")
     with pytest.raises(
-        InputError, match=r"^--download needs pooch; pip install 'probmask\[train\]'"
+        InputError, match=r"^--download needs pooch; run pip install 'probmask\[train\]'"
     ):
-        download([remote], tmp_path / "new", visible=False)
+        download([remote], tmp_path / "new", progress=False)
     assert contents(tmp_path) == {}
     (tmp_path / "a.bin").write_bytes(CONTENT)
-    assert download([remote], tmp_path, visible=False) == [tmp_path / "a.bin"]
+    assert download([remote], tmp_path, progress=False) == [tmp_path / "a.bin"]
 
 
 @pytest.mark.parametrize("name", REMOTES)
-def test_the_releases_are_well_formed(name):
+def test_the_urls_and_digests_are_well_formed(name):
     for remote in REMOTES[name]:
         assert re.fullmatch(r"https?://[\w.-]+/(.+/)?[\w.-]+\.gz", remote.url)
         assert re.fullmatch(r"sha256:[0-9a-f]{64}", remote.digest)
@@ -382,10 +389,10 @@ def test_the_releases_are_well_formed(name):
     assert len({remote.filename for remote in REMOTES[name]}) == len(REMOTES[name])
 
 
-def test_no_two_releases_have_the_same_file():
+def test_no_file_is_listed_twice():
     digests = [remote.digest for remotes in REMOTES.values() for remote in remotes]
     assert len(set(digests)) == len(digests) == 10
 
 
-def test_the_name_of_a_file_leaves_out_what_follows_its_path():
+def test_the_file_name_excludes_query_and_fragment():
     assert Remote("https://host/a/b.tar.gz?download=1#x", "sha256:", 0).filename == "b.tar.gz"

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: their idx files as they lie about, and what is wrong with them."""
+"""MNIST and Fashion-MNIST: every form of the idx files; damaged files raise InputError."""
 
 import gzip
 import struct
@@ -23,7 +23,7 @@ FORMS = [
 
 
 def pixels(count, first):
-    """Images of which every pixel tells its image, row and column, modulo 256."""
+    """Images whose pixels encode image, row and column, modulo 256."""
     row, column = np.ogrid[:28, :28]
     image = (9 * row + column).astype(np.uint8)
     return (31 * np.arange(first, first + count)).astype(np.uint8)[:, None, None] + image
@@ -35,7 +35,7 @@ def labels(count, first):
 
 
 def idx(values):
-    """The bytes of an idx file: type, dimensions (the most significant byte first), values."""
+    """The bytes of an idx file: type, dimensions (big-endian), values."""
     header = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
     return header + values.tobytes()
 
@@ -62,7 +62,7 @@ def write(directory, files, form=FORMS[0]):
 
 
 def refused(name, directory):
-    """The message of the refusal, which is one sentence."""
+    """Return the message of the InputError, which is one line."""
     with pytest.raises(InputError) as caught:
         load_data(name, directory)
     message = str(caught.value)
@@ -82,8 +82,8 @@ FEW = {"train": 4, "t10k": 2}
 
 def few(directory):
     return (
-        f"{directory}: is damaged (4×1×28×28 pixels and 4 labels instead of 60,000×1×28×28 and "
-        "60,000); fetch it again."
+        f"{directory}: the content is damaged (expected 60,000×1×28×28 pixels and 60,000 labels, "
+        "found 4×1×28×28 pixels and 4 labels); download it again."
     )
 
 
@@ -97,7 +97,7 @@ def few(directory):
         ("fashion-mnist", FORMS[3], "."),
     ],
 )
-def test_images_and_labels_come_out_exactly(tmp_path, full, name, form, inside):
+def test_images_and_labels_are_exact(tmp_path, full, name, form, inside):
     write(tmp_path / inside, full, form)
     data = load_data(name, tmp_path)
     assert (data.name, data.classes, data.image_shape) == (name, 10, (1, 28, 28))
@@ -114,13 +114,13 @@ def test_images_and_labels_come_out_exactly(tmp_path, full, name, form, inside):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_files_are_found_in_every_form(tmp_path, name, form, inside):
-    # Of a few images only: the refusal shows that they are read.
+    # With a few images only: the error shows that they are read.
     write(tmp_path / inside, contents(FEW), form)
     assert refused(name, tmp_path) == few(tmp_path)
     assert refused(name, str(tmp_path)) == few(tmp_path)
 
 
-def test_files_may_be_of_different_forms(tmp_path):
+def test_files_may_have_different_forms(tmp_path):
     for (stem, content), form in zip(contents(FEW).items(), FORMS, strict=True):
         write(tmp_path / ("raw" if "train" in stem else "."), {stem: content}, form)
     assert refused("mnist", tmp_path) == few(tmp_path)
@@ -137,7 +137,7 @@ def test_files_may_be_of_different_forms(tmp_path):
         ({}, "home/.cache/probmask/mnist"),
     ],
 )
-def test_without_a_directory_it_is_looked_for_in_the_cache(tmp_path, monkeypatch, variables, place):
+def test_the_default_directory(tmp_path, monkeypatch, variables, place):
     for name in ("PROBMASK_DATA", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -148,10 +148,10 @@ def test_without_a_directory_it_is_looked_for_in_the_cache(tmp_path, monkeypatch
     assert refused("mnist", None) == few(tmp_path / place)
 
 
-def test_a_home_directory_that_is_not_known_is_refused():
+def test_an_unknown_home_directory():
     assert refused("mnist", "~nobody-of-this-name/data") == (
-        "~nobody-of-this-name/data: which home directory that is cannot be found out; give the "
-        "place in full, by --data-dir or $PROBMASK_DATA."
+        "~nobody-of-this-name/data: this home directory is unknown; pass the full path in "
+        "--data-dir or $PROBMASK_DATA."
     )
 
 
@@ -163,55 +163,54 @@ def test_a_home_directory_that_is_not_known_is_refused():
     ],
 )
 @pytest.mark.parametrize("stem", STEMS)
-def test_what_is_missing_says_how_to_get_it(tmp_path, name, size, place, stem):
+def test_missing_files_raise_with_advice(tmp_path, name, size, place, stem):
     write(tmp_path, contents(FEW))
     path_of(tmp_path, stem).unlink()
     assert refused(name, tmp_path) == (
-        f"--data {name}: {tmp_path} holds no {path_of(tmp_path, stem).name}; pass --download to "
-        f"fetch it ({size} MB), or get train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
-        f"t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz from {place}, or name its place by "
-        "--data-dir."
+        f"--data {name}: {tmp_path} contains no {path_of(tmp_path, stem).name}; pass --download to "
+        f"download {size} MB, or get train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, "
+        f"t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz from {place} yourself, or pass the "
+        "right directory as --data-dir."
     )
 
 
-def test_a_file_in_place_of_a_directory_holds_nothing(tmp_path):
+def test_a_file_in_place_of_a_directory(tmp_path):
     file = write(tmp_path, contents(FEW)) / "train-images-idx3-ubyte"
-    assert f"{file} holds no train-images-idx3-ubyte" in refused("mnist", file)
+    assert f"{file} contains no train-images-idx3-ubyte" in refused("mnist", file)
 
 
 @pytest.mark.parametrize("form", FORMS[:2])
 @pytest.mark.parametrize("stem", STEMS)
 @pytest.mark.parametrize("change", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), None])
-def test_another_beginning_is_refused(tmp_path, form, stem, change):
+def test_a_wrong_header(tmp_path, form, stem, change):
     files = contents(FEW)
     dimensions = files[stem][3]
-    beginning = bytes(a + b for a, b in zip(files[stem], change or (0,) * 4, strict=False))
-    files[stem] = beginning + files[stem][4:] if change else beginning  # or cut after it
+    header = bytes(a + b for a, b in zip(files[stem], change or (0,) * 4, strict=False))
+    files[stem] = header + files[stem][4:] if change else header  # or truncated after it
     write(tmp_path, files, form)
     assert refused("mnist", tmp_path) == (
-        f"{path_of(tmp_path, stem, form)}: is damaged (it does not begin as an idx file of "
-        f"{dimensions}-dimensional bytes); fetch it again."
+        f"{path_of(tmp_path, stem, form)}: the content is damaged (it has no header of an idx file "
+        f"with {dimensions} dimensions of bytes); download it again."
     )
 
 
 @pytest.mark.parametrize(("change", "count"), [(b"extra", 3141), (-1, 3135), (-3000, 136)])
-def test_another_length_than_the_header_says_is_refused(tmp_path, change, count):
+def test_a_length_that_contradicts_the_header(tmp_path, change, count):
     files = contents(FEW)
     whole = files["train-images"]
     files["train-images"] = whole + change if isinstance(change, bytes) else whole[:change]
     path = path_of(write(tmp_path, files), "train-images")
     assert refused("mnist", tmp_path) == (
-        f"{path}: is damaged ({count:,} values for a shape of (4, 28, 28)); fetch it again."
+        f"{path}: the content is damaged (it contains {count:,} values for shape (4, 28, 28)); "
+        "download it again."
     )
 
 
-def test_a_header_that_asks_for_everything_is_refused(tmp_path):
+def test_an_enormous_shape_in_the_header(tmp_path):
     files = contents(FEW)
     files["train-images"] = bytes([0, 0, 8, 3]) + b"\xff" * 12 + bytes(100)
     write(tmp_path, files)
-    assert "100 values for a shape of (4294967295, 4294967295, 4294967295)" in refused(
-        "mnist", tmp_path
-    )
+    assert "100 values for shape (4294967295, 4294967295, 4294967295)" in refused("mnist", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -222,26 +221,27 @@ def test_a_header_that_asks_for_everything_is_refused(tmp_path):
         ({"train-labels": np.zeros(5, np.uint8)}, "4×1×28×28 pixels and 5 labels"),
     ],
 )
-def test_another_shape_than_the_release_has_is_refused(tmp_path, replaced, message):
+def test_a_shape_that_is_not_the_published_one(tmp_path, replaced, message):
     files = contents(FEW) | {stem: idx(values) for stem, values in replaced.items()}
     write(tmp_path, files)
     assert refused("mnist", tmp_path) == (
-        f"{tmp_path}: is damaged ({message} instead of 60,000×1×28×28 and 60,000); fetch it again."
+        f"{tmp_path}: the content is damaged (expected 60,000×1×28×28 pixels and 60,000 labels, "
+        f"found {message}); download it again."
     )
 
 
 @pytest.mark.parametrize("part", COUNTS)
-def test_a_label_out_of_range_is_refused(tmp_path, part):
+def test_a_label_out_of_range(tmp_path, part):
     stem = f"{part}-labels"
     write(tmp_path, contents(FEW) | {stem: idx(np.array([0, 9, 10, 11], np.uint8))})
     assert refused("fashion-mnist", tmp_path) == (
-        f"{path_of(tmp_path, stem)}: is damaged (the label of image 2 is 10, not from 0 to 9); "
-        "fetch it again."
+        f"{path_of(tmp_path, stem)}: the content is damaged (the label of image 2 is 10, not in 0 "
+        "to 9); download it again."
     )
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_a_damaged_gzip_file_is_refused(tmp_path, stem):
+def test_a_damaged_gzip_file(tmp_path, stem):
     form = FORMS[1]
     write(tmp_path, contents(FEW), form)
     path = path_of(tmp_path, stem, form)
@@ -250,22 +250,25 @@ def test_a_damaged_gzip_file_is_refused(tmp_path, stem):
     for damaged in (b"", b"no gzip", whole[:12], whole[:-1], checksum, whole + b"more"):
         path.write_bytes(damaged)
         message = refused("mnist", tmp_path)
-        assert message.startswith(f"{path}: is damaged (")
+        assert message.startswith(f"{path}: the content is damaged (")
     path.write_bytes(whole[:10] + b"\xff" * 10 + whole[20:])
-    assert f"{path}: is damaged (Error -3 while decompressing" in refused("mnist", tmp_path)
+    assert f"{path}: the content is damaged (Error -3 while decompressing" in refused(
+        "mnist", tmp_path
+    )
 
 
 @pytest.mark.parametrize("form", FORMS[:2])
-def test_a_file_that_is_far_too_large_is_not_read_to_its_end(tmp_path, form):
+def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path, form):
     write(tmp_path, contents(FEW), form)
     path = path_of(tmp_path, "train-images", form)
     if form.endswith("gz"):
         path.write_bytes(gzip.compress(bytes(10**8 + 1), 1))
     else:
         with path.open("ab") as file:
-            file.truncate(10**12)  # sparse: it takes no room
+            file.truncate(10**12)  # sparse: it takes no space
     assert refused("mnist", tmp_path) == (
-        f"{path}: is damaged (more than 100,000,000 bytes); fetch it again."
+        f"{path}: the content is damaged (it contains more than 100,000,000 bytes); download it "
+        "again."
     )
 
 

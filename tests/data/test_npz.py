@@ -1,4 +1,4 @@
-"""The user's own arrays: every way to name and lay them out, and what is refused."""
+"""Arrays of the user in an .npz file: names, layouts, splits, and errors."""
 
 import io
 import os
@@ -50,7 +50,7 @@ def load(path, arrays, **settings):
 
 
 def refused(path, arrays=None):
-    """The message of the refusal without the path before it, which is one sentence."""
+    """Return the message of the InputError without the path; it is one line."""
     if arrays is not None:
         np.savez(path, **arrays)
     with pytest.raises(InputError) as caught:
@@ -73,7 +73,7 @@ def assert_equal(ours, theirs):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("names", NAMES[:2])
-def test_two_parts_come_out_exactly(path, names, save):
+def test_two_parts_are_exact(path, names, save):
     arrays = list(two_parts().values())
     save(path, **dict(zip(names, arrays, strict=True)))
     data = load_data("npz", str(path))
@@ -100,7 +100,7 @@ def test_one_part_is_split_by_class(path, names):
     assert np.abs(counts - 0.2 * np.array(sizes)).max() < 1
 
 
-def test_one_part_is_always_split_alike(path):
+def test_one_part_is_always_split_in_the_same_way(path):
     first, second = (load(path, one_part(50)) for _ in range(2))
     for ours, theirs in zip(parts(first), parts(second), strict=True):
         assert torch.equal(ours[0], theirs[0])
@@ -114,21 +114,21 @@ def test_a_class_whose_only_image_is_a_test_image_still_counts(path):
     assert data.classes == 6
 
 
-def test_one_part_of_few_images_is_refused(path):
+def test_too_few_images_to_split(path):
     np.savez(path, **one_part(2))
     with pytest.raises(InputError) as caught:
         load_data("npz", path)
     assert str(caught.value) == (
-        "--data npz: has 2 images, too few to hold out a test part; bring more, or a test part."
+        "--data npz: 2 images are too few to hold out a test part; add images, or a test part."
     )
 
 
-def test_of_several_names_those_of_two_parts_are_taken(path):
+def test_the_names_of_two_parts_are_preferred(path):
     data = load(path, {**one_part(50), **two_parts()})
     assert (data.train_size, data.test_size) == (12, 5)
 
 
-def test_other_arrays_may_be_of_any_kind(path):
+def test_other_arrays_are_ignored(path):
     names = np.array(["cat", None], dtype=object)
     assert load(path, two_parts(val_images=pixels(1, 2), names=names)).train_size == 12
 
@@ -149,17 +149,17 @@ def test_channels_come_last_or_after_the_count(path, channels, order):
 
 
 @pytest.mark.parametrize("shape", [(12, 3, 3, 3), (12, 3, 7, 3), (12, 1, 4, 4), (12, 5, 6, 7)])
-def test_channels_that_cannot_be_told_from_pixels_are_refused(path, shape):
+def test_ambiguous_channels(path, shape):
     assert refused(path, two_parts(train_images=pixels(*shape))) == (
-        f"train_images has the shape {shape}, in which channels cannot be told from pixels: at "
-        "most 4 channels go either last or after the count."
+        f"train_images has shape {shape}, in which the channels are ambiguous; exactly one of the "
+        "second and the last dimension must be at most 4."
     )
 
 
 @pytest.mark.parametrize("shape", [(12, 0, 6, 7), (12, 6, 7, 0), (12, 0, 7), (12, 6, 0)])
-def test_images_without_pixels_are_refused(path, shape):
+def test_images_without_pixels(path, shape):
     assert refused(path, two_parts(train_images=pixels(*shape))) == (
-        f"train_images has the shape {shape}; an image has at least a pixel."
+        f"train_images has shape {shape}; an image has at least one pixel."
     )
 
 
@@ -175,10 +175,9 @@ def test_images_without_pixels_are_refused(path, shape):
         (np.uint8(3), "uint8 with 0 dimensions"),
     ],
 )
-def test_other_than_bytes_are_refused(path, array, what):
+def test_images_that_are_not_uint8(path, array, what):
     assert refused(path, two_parts(train_images=array)) == (
-        f"train_images is {what}; expected uint8 (0 to 255) of count×height×width, with the "
-        "channels last or after the count."
+        f"train_images is {what}; expected uint8 with shape N×H×W, N×H×W×C or N×C×H×W."
     )
 
 
@@ -190,7 +189,7 @@ def test_other_than_bytes_are_refused(path, array, what):
     ]
     + [(np.arange(12) % 3)[:, None]],
 )
-def test_labels_may_be_of_any_whole_type(path, labels):
+def test_labels_may_have_any_integer_type(path, labels):
     data = load(path, two_parts(train_labels=labels))
     assert_equal(parts(data)[0][1], np.arange(12) % 3)
 
@@ -198,52 +197,53 @@ def test_labels_may_be_of_any_whole_type(path, labels):
 @pytest.mark.parametrize(
     ("labels", "what"),
     [
-        (np.zeros(12), "float64 of shape (12,)"),
-        (np.zeros(12, bool), "bool of shape (12,)"),
-        (np.zeros(12, "U1"), "<U1 of shape (12,)"),
-        (np.zeros((12, 3), int), "int64 of shape (12, 3)"),
-        (np.int64(0), "int64 of shape ()"),
+        (np.zeros(12), "float64 with shape (12,)"),
+        (np.zeros(12, bool), "bool with shape (12,)"),
+        (np.zeros(12, "U1"), "<U1 with shape (12,)"),
+        (np.zeros((12, 3), int), "int64 with shape (12, 3)"),
+        (np.int64(0), "int64 with shape ()"),
     ],
 )
-def test_labels_of_another_kind_are_refused(path, labels, what):
+def test_labels_of_another_type(path, labels, what):
     assert refused(path, two_parts(train_labels=labels)) == (
-        f"train_labels is {what}; expected one whole number from 0 for each image."
+        f"train_labels is {what}; expected one integer per image."
     )
 
 
 @pytest.mark.parametrize("value", [-1, 100_000, 2**40, np.uint64(2**63)])
-def test_labels_out_of_range_are_refused(path, value):
+def test_labels_out_of_range(path, value):
     labels = np.full(12, value)
     labels[:3] = 0
     assert refused(path, two_parts(train_labels=labels)) == (
-        f"train_labels holds {value}; expected whole numbers from 0, one for each class."
+        f"train_labels contains {value}; expected labels from 0 to the number of classes minus 1."
     )
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (12, 11, "train_images has 12 images, train_labels 11 labels"),
-        (11, 12, "train_images has 11 images, train_labels 12 labels"),
-        (0, 0, "train_images has 0 images, train_labels 0 labels"),
+        (12, 11, "train_images has 12 images and train_labels has 11 labels"),
+        (11, 12, "train_images has 11 images and train_labels has 12 labels"),
+        (0, 0, "train_images has 0 images and train_labels has 0 labels"),
     ],
 )
-def test_as_many_labels_as_images_are_needed(path, images, labels, message):
+def test_a_wrong_number_of_labels(path, images, labels, message):
     arrays = two_parts(train_images=pixels(images, 6, 7), train_labels=np.zeros(labels, int))
-    assert refused(path, arrays) == f"{message}; there must be as many, and at least one."
+    expected = "expected one label per image, and at least one image."
+    assert refused(path, arrays) == f"{message}; {expected}"
 
 
-def test_images_of_another_shape_for_testing_are_refused(path):
+def test_test_images_of_another_shape(path):
     assert refused(path, two_parts(test_images=pixels(5, 7, 6))) == (
-        "training images are (1, 6, 7), test images (1, 7, 6) (channels, height, width); make "
-        "them alike."
+        "training images have shape (1, 6, 7), test images (1, 7, 6) (channels, height, width); "
+        "they must be equal."
     )
 
 
-def test_a_class_that_cannot_be_learnt_is_refused(path):
+def test_a_class_without_training_images(path):
     assert refused(path, two_parts(test_labels=np.array([0, 1, 2, 7, 5]))) == (
-        "a test image has the label 7, but those of the training images end at 2; leave out "
-        "classes that cannot be learnt."
+        "a test image has label 7, but the largest label of the training images is 2; remove "
+        "classes without training images."
     )
 
 
@@ -270,7 +270,7 @@ def test_images_come_out_with_mean_0_and_deviation_1(path):
     assert abs(images.std(correction=0) - 1) < 1e-6
 
 
-def test_a_channel_that_is_everywhere_the_same_becomes_0(path):
+def test_a_constant_channel_becomes_0(path):
     images = pixels(12, 3, 6, 7)
     images[:, 1] = 77
     data = load(path, two_parts(train_images=images, test_images=images[:5]))
@@ -280,14 +280,16 @@ def test_a_channel_that_is_everywhere_the_same_becomes_0(path):
     assert batch.images.isfinite().all()
 
 
-def test_given_statistics_are_taken_as_they_are(path):
+def test_given_statistics_are_used(path):
     data = load(path, two_parts(), mean=[0.5], std=[0.25])
     assert (data.settings.mean, data.settings.std) == ((0.5,), (0.25,))
-    with pytest.raises(InputError, match="npz has 1 channel; give one number for each"):
+    with pytest.raises(
+        InputError, match="the images of npz have 1 channel; give one number per channel"
+    ):
         load(path, two_parts(), mean=[0.5] * 3, std=[0.25] * 3)
 
 
-def test_nothing_is_augmented_unless_asked_for(path):
+def test_nothing_is_augmented_by_default(path):
     arrays = two_parts()
     data = load(path, arrays, mean=[0], std=[1])
     (batch,) = data.training(0, batch_size=12, seed=0)
@@ -295,37 +297,37 @@ def test_nothing_is_augmented_unless_asked_for(path):
     assert ours == sorted(image.tobytes() for image in arrays["train_images"])
 
 
-def test_without_a_path_it_asks_for_one():
+def test_a_path_is_required():
     with pytest.raises(InputError) as caught:
         load_data("npz")
-    assert str(caught.value) == "--data npz: which file? Pass it as --data-dir FILE.npz."
+    assert str(caught.value) == "--data npz: needs a file; pass it as --data-dir FILE.npz."
 
 
-def test_a_path_that_is_no_file_is_refused(tmp_path):
+def test_a_path_that_is_not_a_file(tmp_path):
     assert refused(tmp_path) == "cannot be read (Is a directory); expected an .npz file."
     absent = tmp_path / "absent.npz"
     assert refused(absent) == "cannot be read (No such file or directory); expected an .npz file."
 
 
-def test_other_names_are_refused_with_those_expected(path):
+def test_unknown_names_raise_with_the_expected_ones(path):
     expected = (
-        "expected arrays called train_images, train_labels, test_images, test_labels; or x_train, "
+        "expected arrays named train_images, train_labels, test_images, test_labels; or x_train, "
         "y_train, x_test, y_test; or images, labels; or x, y."
     )
     assert refused(path, {"x_train": pixels(3, 2, 2), "l\na": np.zeros(3)}) == (
-        f"holds 'x_train', 'l\\na'; {expected}"
+        f"contains 'x_train', 'l\\na'; {expected}"
     )
-    assert refused(path, {}) == f"holds nothing; {expected}"
+    assert refused(path, {}) == f"contains no arrays; {expected}"
 
 
-def test_a_single_array_is_refused(path):
+def test_a_single_array(path):
     with path.open("wb") as file:
         np.save(file, pixels(3, 2, 2))
-    assert refused(path) == "holds one array; save images and labels by np.savez."
+    assert refused(path) == "contains one array; save images and labels with np.savez."
 
 
 class Canary:
-    """Leaves a file behind when it is unpickled."""
+    """Create a directory when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -335,7 +337,7 @@ class Canary:
 
 
 @pytest.mark.parametrize("name", ["train_images", "train_labels"])
-def test_an_array_of_objects_is_refused_and_not_run(path, tmp_path, name):
+def test_an_array_of_objects_is_an_error_and_not_executed(path, tmp_path, name):
     canary = tmp_path / "canary"
     trap = np.array([Canary(canary)], dtype=object)
     message = refused(path, two_parts(**{name: trap}))
@@ -354,7 +356,7 @@ def write_members(path, **members):
 
 
 def npy(header, data=b""):
-    """The bytes of an array with any header."""
+    """The bytes of an array with the given header."""
     text = header.encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
 
@@ -365,7 +367,7 @@ def saved(array):
     return buffer.getvalue()
 
 
-def test_a_member_that_is_no_array_is_refused(path):
+def test_a_member_that_is_not_an_array(path):
     write_members(path, images=b"abc", labels=b"abc")
     assert refused(path).startswith("images is |S3 with 0 dimensions; expected uint8")
 
@@ -379,7 +381,7 @@ def test_a_member_that_is_no_array_is_refused(path):
         ("{'descr': '|u1', 'fortran_order': False, 'shape': (9, 5, 5), }", ""),
     ],
 )
-def test_a_damaged_array_is_refused(path, header, reason):
+def test_a_damaged_array(path, header, reason):
     labels = saved(np.zeros(9, int))
     write_members(path, **{"images.npy": npy(header), "labels.npy": labels})
     message = refused(path)
@@ -387,21 +389,21 @@ def test_a_damaged_array_is_refused(path, header, reason):
     assert reason in message
 
 
-def test_an_array_that_does_not_fit_in_memory_is_refused(path):
+def test_an_array_that_does_not_fit_in_memory(path):
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({2**61}, 1, 1), }}"
     write_members(path, **{"images.npy": npy(header), "labels.npy": saved(np.zeros(9, int))})
-    assert refused(path).startswith("does not fit in memory (")
+    assert refused(path).startswith("the arrays do not fit in memory (")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.6, 0.99])
-def test_a_damaged_file_is_refused(path, save, share):
+def test_a_damaged_file(path, save, share):
     save(path, **one_part(100))
     whole = path.read_bytes()
     where = int(share * len(whole))
     path.write_bytes(whole[:where])
     assert "is not an .npz file of plain arrays (" in refused(path)
-    if 0.2 < share < 0.8:  # within the pixels; elsewhere a byte may be without meaning
+    if 0.2 < share < 0.8:  # within the pixels; elsewhere a byte may be unused
         path.write_bytes(whole[:where] + bytes([whole[where] ^ 4]) + whole[where + 1 :])
         assert "is not an .npz file of plain arrays (" in refused(path)
 
@@ -409,12 +411,12 @@ def test_a_damaged_file_is_refused(path, save, share):
 @pytest.mark.parametrize(
     "content", [b"", b"garbage", b"PK\3\4", b"PK\5\6", b"\x93NUMPY", bytes(99)]
 )
-def test_garbage_is_refused(path, content):
+def test_garbage(path, content):
     path.write_bytes(content)
     assert "is not an .npz file of plain arrays (" in refused(path)
 
 
-def test_an_encrypted_file_is_refused(path):
+def test_an_encrypted_file(path):
     np.savez(path, **one_part())
     content = bytearray(path.read_bytes())
     for signature, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):

@@ -1,4 +1,4 @@
-"""The allocations as one would do them by hand: cap one layer at a time, hand out unit by unit."""
+"""Slow, obvious references of `probmask.core.allocation`, which cap and add one at a time."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,16 @@ from fractions import Fraction
 
 
 def largest_remainder(shares: Sequence[float], total: int, caps: Sequence[int]) -> list[int]:
-    parts = _parts([Fraction(s) for s in shares], total, caps)
+    """Give each unit to the entry that is furthest below its quota."""
+    quotas = _quotas([Fraction(s) for s in shares], total, caps)
     counts = [0] * len(shares)
     for _ in range(total):
-        lacking = [part - count for part, count in zip(parts, counts, strict=True)]
-        counts[lacking.index(max(lacking))] += 1
+        missing = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+        counts[missing.index(max(missing))] += 1
     return counts
 
 
-def _parts(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Fraction]:
+def _quotas(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Fraction]:
     """Cap the entry that exceeds its cap by the largest factor, and start again."""
     full: set[int] = set()
     while True:
@@ -33,7 +34,7 @@ def _parts(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Frac
 def erdos_renyi_densities(
     shapes: Sequence[tuple[int, ...]], keep: int, *, kernel: bool
 ) -> list[float]:
-    """Densities min(1, ε·raw): ε by bisection, so that they sum to keep over all weights."""
+    """Return densities min(1, ε·raw) with ε by bisection, so that Σ density·size = keep."""
     sizes = [math.prod(s) for s in shapes]
     raw = [sum(s) / math.prod(s) if kernel else (s[0] + s[1]) / (s[0] * s[1]) for s in shapes]
     low, high = 0.0, 1 / min(raw)

@@ -1,4 +1,4 @@
-"""A reader of artifacts written from docs/format.md alone: plain, slow, no numpy, no torch."""
+"""A plain, slow reader of artifacts, written from docs/format.md alone, without NumPy and torch."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The masked draw entry by entry, in Python's own numbers: a hash, an odds ratio, a power."""
+"""Slow, obvious reference of `probmask.core.relaxation.masked_draw`, in Python numbers."""
 
 import math
 
@@ -6,7 +6,7 @@ WORD = 2**32
 
 
 def uniform(position, key):
-    """The hash as its definition says it, on whole numbers without any bound."""
+    """Return the uniform of a position: the hash on Python's unbounded integers."""
     first, second = key
     x = (position + first) % WORD
     x ^= x >> 16
@@ -20,7 +20,7 @@ def uniform(position, key):
 
 
 def mask_and_slope(s, u, tau):
-    """m = r^(1/τ) / (1 + r^(1/τ)) with r = s u / ((1 - s)(1 - u)), and dm/ds, in fp64."""
+    """Return m = r^(1/τ) / (1 + r^(1/τ)) with r = s u / ((1 - s)(1 - u)), and dm/ds, in fp64."""
     if s in (0.0, 1.0):
         if tau < 1:
             return s, 0.0
@@ -32,7 +32,7 @@ def mask_and_slope(s, u, tau):
 
 
 def masked_draw(weight, prob, grad, key, tau):
-    """Lists of w m, of dL/dw = g m and of dL/ds = g w dm/ds."""
+    """Return lists of w m, of dL/dw = g m and of dL/ds = g w dm/ds."""
     rows = []
     for i, (w, s, g) in enumerate(zip(weight, prob, grad, strict=True)):
         m, slope = mask_and_slope(s, uniform(i, key), tau)

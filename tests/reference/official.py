@@ -1,8 +1,8 @@
-"""ProbMask's released training step, written down plainly from its description.
+"""ProbMask's released training step, written from its description.
 
-An independent twin of ``ProbMask(compat="official")``: no class, no hook, no shared code. Weights
-`w`, probabilities `s` and other parameters live in lists; `network(weights, others, batch)` is the
-loss. Uniforms are handed in, so that both sides see the same noise.
+An independent reference for ``ProbMask(compat="official")`` that shares no code with it. Weights
+`w`, probabilities `s` and other parameters are lists of tensors; `network(weights, others, batch)`
+returns the loss. The uniforms are passed in, so that both implementations use the same noise.
 """
 
 import math
@@ -19,7 +19,7 @@ def mask(s, u0, u1, inverse_temperature):
 
 
 def shift(s, kept):
-    """The bisection: 21 midpoints at most, tolerance 1e-3, fp32 sums."""
+    """Return the shift: at most 21 midpoints, tolerance 1e-3, fp32 sums."""
 
     def f(v):
         total = 0
@@ -53,7 +53,7 @@ def kept_fraction(epoch, epochs, final):
 
 
 def train(w, others, s, network, batches, uniforms, *, epochs, per_epoch, final, lr, draws):
-    """Train in place; `uniforms(step, draw)` gives one (u0, u1) per layer."""
+    """Train in place; `uniforms(step, draw)` returns one (u0, u1) per layer."""
     n = sum(layer.numel() for layer in s)
     scores = torch.optim.Adam(s, lr=6e-3)
     weights = torch.optim.SGD([*w, *others], lr=lr, momentum=0.9, weight_decay=5e-4)

@@ -1,4 +1,4 @@
-"""Slow, obvious twins of `probmask.core.projection.project_`, on one flat fp64 array."""
+"""Slow, obvious references of `probmask.core.projection.project_`, on one flat fp64 array."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,15 +7,15 @@ Array = NDArray[np.float64]
 
 
 def project(z: Array, keep: float) -> tuple[Array, float]:
-    """argmin ‖s - z‖² s.t. 0 ≤ s ≤ 1, Σ s ≤ keep: sort the breakpoints, walk down to the root."""
+    """Return s and v: argmin ‖s - z‖² subject to 0 ≤ s ≤ 1 and Σ s ≤ keep."""
     return project_with_costs(z, np.ones_like(z), keep)
 
 
 def project_with_costs(z: Array, c: Array, keep: float) -> tuple[Array, float]:
-    """The same with Σ c·s ≤ keep.
+    """Return s and v for the constraint Σ c·s ≤ keep.
 
-    f(v) = Σ c·clip(z - v·c, 0, 1) is a line between neighbouring breakpoints z/c and (z-1)/c. So
-    the first breakpoint with f ≤ keep ends the piece on which the root lies.
+    f(v) = Σ c·clip(z - v·c, 0, 1) is linear between neighboring breakpoints z/c and (z-1)/c. The
+    first breakpoint with f ≤ keep ends the segment that contains the root.
     """
 
     def f(v: float) -> float:
@@ -36,10 +36,10 @@ def project_with_costs(z: Array, c: Array, keep: float) -> tuple[Array, float]:
 
 
 def project_huge(z: Array, keep: float) -> Array:
-    """Unit costs, any magnitude: where z - v loses all digits, count instead of subtracting.
+    """Return s for unit costs and huge z, where z - v has no digits left: count, do not subtract.
 
-    With integers above 2^53 nothing lies strictly between two values, so all above the pivot are
-    kept, none below, and what remains of the budget is shared by the ties.
+    No entry is strictly between 0 and 1 except the ties at the pivot. Entries above the pivot are
+    kept, entries below are pruned, and the ties share the rest of the budget.
     """
     values = np.sort(z)[::-1]
     pivot = values[int(np.ceil(keep)) - 1]

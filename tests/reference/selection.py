@@ -1,4 +1,4 @@
-"""The selection as its definition says it: sort every entry, then walk down the list."""
+"""Slow, obvious references of `probmask.core.selection`: sort all entries, then take in order."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Entry = tuple[float, float, int, int]
 
 
 def ordered(values: Sequence[Tensor], ties: Sequence[Tensor] | None) -> list[Entry]:
-    """(-value, -tie, tensor, index) of every entry, best first; Python holds -0.0 equal to 0.0."""
+    """Return (-value, -tie, tensor, index) of all entries, sorted; -0.0 equals 0.0 in Python."""
     entries = []
     for i, v in enumerate(values):
         tie = [0.0] * v.numel() if ties is None else ties[i].flatten().tolist()

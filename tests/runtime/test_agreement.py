@@ -9,7 +9,7 @@ import probmask
 from probmask import models
 from probmask.runtime.kernels.operation_table import Field
 from probmask.runtime.plan.choices import Choices, candidates
-from probmask.runtime.plan.steps import schedule
+from probmask.runtime.plan.steps import steps_of
 from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
 
 # What docs/performance.md promises.
@@ -52,7 +52,7 @@ def on_kernels(model, x, *, threads=1, lone=None):
 
 
 def regroup(engine, lone):
-    steps = schedule(engine.network, candidates(engine.network))
+    steps = steps_of(engine.network, candidates(engine.network))
     counts = {s.nodes[0].name: min(lone, len(s.nodes)) for s in steps if s.sparse}
     engine.use(Choices(engine.choices.sparse, counts))
 
@@ -87,7 +87,7 @@ def test_inputs_in_blocks(size, sparsity, threads):
     torch.manual_seed(0)
     model = masked(Wide(), sparsity)
     engine = on_kernels(model, images((3, *size), 2), threads=threads)
-    table = engine._steps[0].run.single.program.table
+    table = engine._tasks[0].run.single.program.table
     assert table[:, Field.BLOCKS].max() > 1
     for batch in (1, 3):
         assert_agrees(engine, model, images((3, *size), batch))

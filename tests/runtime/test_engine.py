@@ -7,8 +7,8 @@ from torch import nn
 
 import probmask
 from probmask import InputError, models
-from probmask.runtime.plan.choices import Timing, choose_lone, choose_sparse
-from probmask.runtime.plan.steps import schedule
+from probmask.runtime.plan.choices import Timing, choose_sparse, choose_ungrouped
+from probmask.runtime.plan.steps import steps_of
 from probmask.runtime.run.profile import print_table
 from runtime.networks import masked
 
@@ -67,7 +67,7 @@ def test_what_pytorch_runs_stands_between_what_the_kernels_run():
     model = masked(Mixed(), 0.5)
     x = torch.randn(3, 3, 9, 9)
     engine = probmask.runtime.compile(model, x, layers="sparse")
-    kinds = [step.sparse for step in schedule(engine.network, set(engine.choices.sparse))]
+    kinds = [step.sparse for step in steps_of(engine.network, set(engine.choices.sparse))]
     assert kinds == [True, False, True] or kinds == [True, False, True, False]
     with torch.no_grad():
         torch.testing.assert_close(engine(x), model(x))
@@ -87,8 +87,8 @@ def test_explain_says_where_and_why(engine, capsys):
 @pytest.mark.parametrize(
     ("kernels", "shown", "in_all"),
     [
-        (0.00031, ("kernels µs", "0.31", "4.20"), "0.31 µs in all as chosen, 4.20 µs if all"),
-        (2.5, ("kernels ms", "2.500", "0.004"), "2.500 ms in all as chosen, 0.004 ms if all"),
+        (0.00031, ("kernels µs", "0.31", "4.20"), "0.31 µs in total as chosen, 4.20 µs if every"),
+        (2.5, ("kernels ms", "2.500", "0.004"), "2.500 ms in total as chosen, 0.004 ms if every"),
     ],
 )
 def test_small_networks_are_explained_in_microseconds(kernels, shown, in_all, capsys):
@@ -115,7 +115,7 @@ def test_choices_are_saved_and_used_again(engine, model, tmp_path):
     with pytest.raises(InputError, match="measured on abacus"):
         probmask.runtime.compile(model, x, choices=path)
     path.write_text("[]")
-    with pytest.raises(InputError, match=r"is not a file that Engine\.choices\.save wrote"):
+    with pytest.raises(InputError, match=r"not a file that Engine\.choices\.save wrote"):
         probmask.runtime.compile(model, x, choices=path)
 
 
@@ -133,12 +133,12 @@ def test_the_cheapest_way_counts_crossings(engine):
 
 
 def test_groups_begin_where_they_pay(engine):
-    (step,) = schedule(engine.network, {node.name for node in engine.network.nodes})
+    (step,) = steps_of(engine.network, {node.name for node in engine.network.nodes})
     last = len(step.nodes) - 2
     timings = {
         node.name: Timing(2.0, 3.0 if i < last else 1.0, 9.0) for i, node in enumerate(step.nodes)
     }
-    assert choose_lone(step, timings) == last
+    assert choose_ungrouped(step, timings) == last
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import torch
 
 import probmask
 from probmask.runtime.plan.choices import Choices
-from probmask.runtime.plan.steps import schedule
+from probmask.runtime.plan.steps import steps_of
 from runtime.comparing import assert_close
 from runtime.random_networks import RandomNetwork
 
@@ -22,7 +22,7 @@ def test_a_network_drawn_at_random_agrees_with_pytorch(seed):
     everywhere = sorted(engine.choices.sparse)
     some = frozenset(everywhere[seed % 2 :: 2])
     for sparse in (frozenset(everywhere), some, frozenset()):
-        steps = [step for step in schedule(engine.network, set(sparse)) if step.sparse]
+        steps = [step for step in steps_of(engine.network, set(sparse)) if step.sparse]
         for lone in ({}, {step.nodes[0].name: len(step.nodes) // 2 for step in steps}):
             engine.use(Choices(sparse, lone))
             for n, x in batches.items():

@@ -120,11 +120,11 @@ def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
     ("text", "said"),
     [
         ("[gird]\nseed = [0]", "unknown table [gird]; did you mean 'grid'?"),
-        ("", "sweep.toml: asks for no run; say in [run] what all have in common"),
-        ("[run]\n[[grid]]\n[[grid]]", "sweep.toml: asks for no run"),
-        ("run = 3", "run = 3: is a table"),
-        ("grid = 3", "grid is a table of lists"),
-        ("grid = []", "grid is a table of lists"),
+        ("", "sweep.toml: describes no run; put common settings in [run]"),
+        ("[run]\n[[grid]]\n[[grid]]", "sweep.toml: describes no run"),
+        ("run = 3", "run = 3: must be a table"),
+        ("grid = 3", "grid must be a table of lists"),
+        ("grid = []", "grid must be a table of lists"),
         ("[grid]\nseed = []", "grid.seed = []: lists no value"),
         ("[grid]\nsed = [0]", "sweep.toml: unknown key sed; did you mean 'seed'?"),
         (
@@ -144,8 +144,8 @@ def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
             "[grid]\nmodel_args.widht = [0]",
             "sweep.toml: unknown key model_args.widht; did you mean 'width'?",
         ),
-        ("[grid]\nmethod = [3]", "grid.method = 3: a name, or a table with one"),
-        ('[grid]\nmethod = [{ scope = "layer" }]', "a name, or a table with one"),
+        ("[grid]\nmethod = [3]", "grid.method = 3: expected a name, or a table with a name"),
+        ('[grid]\nmethod = [{ scope = "layer" }]', "expected a name, or a table with a name"),
         ("[grid]\nsparsity = [98]", "for 98 % pass 0.98"),
         ("[grid]\nmethod.draws = [0]", "masks sampled per update, a whole number"),
         ("[grid]\nepochs.x = [0]", "epochs = {'x': 0}: expected a whole number"),
@@ -160,7 +160,7 @@ def test_what_makes_no_run_is_refused(text, said):
 def test_an_empty_file_is_refused_on_the_command_line(tmp_path, capsys):
     (tmp_path / "empty.toml").write_text("# nothing yet\n")
     assert main(["sweep", str(tmp_path / "empty.toml"), "--set", "seed=1", "--dry-run"]) == 2
-    assert capsys.readouterr().err.startswith(f"probmask: {tmp_path}/empty.toml: asks for no run;")
+    assert capsys.readouterr().err.startswith(f"probmask: {tmp_path}/empty.toml: describes no run;")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

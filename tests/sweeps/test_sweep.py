@@ -1,11 +1,8 @@
 """Sweeps that train: side by side, killed and gone on with, failed and tried again, on Ray."""
 
-import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -48,7 +45,7 @@ def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
     before = (out / "runs" / first.name / "record.json").stat()
     assert main(command) == 0
     said = capsys.readouterr().err
-    assert f"{second.name}: goes on" in said
+    assert f"{second.name}: resumed" in said
     assert first.name not in said
     after = (out / "runs" / first.name / "record.json").stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
@@ -106,7 +103,7 @@ def test_what_fails_is_listed_with_its_reason_and_tried_again_on_request(
     assert main(command) == 1
     printed = capsys.readouterr()
     assert "RuntimeError: no luck today" in printed.out
-    assert "ended by SIGKILL, not by itself" in printed.out
+    assert "killed by SIGKILL" in printed.out
     assert "2 of 2 runs failed" in printed.err
     assert "--retry trains them again" in printed.err
     log = next(out.glob("logs/*build*.log")).read_text()
@@ -116,49 +113,8 @@ def test_what_fails_is_listed_with_its_reason_and_tried_again_on_request(
     assert main([*command, "--json"]) == 1  # not tried again by itself
     printed = capsys.readouterr()
     assert {row["state"] for row in json.loads(printed.out)["runs"]} == {"failed"}
-    assert "begins" not in printed.err
+    assert "started" not in printed.err
 
     assert main([*command, "--retry"]) == 0
     assert "2 finished, 0 failed" in capsys.readouterr().out
     assert list(out.glob("failed/*")) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed (probmask[ray])"
-)
-def test_a_local_ray_brings_the_same_records_home(tmp_path):
-    out = tmp_path / "out"
-    grid = '[[grid]]\nsparsity = 0.9\n[[grid]]\nmodel = "nowhere_to_be_found:build"'
-    file = write_sweep(tmp_path / "s.toml", grid)
-    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--jobs", "2"]
-    done = subprocess.run(
-        [*command, "--ray", "local", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HOME": str(tmp_path / "home")},
-        timeout=800,
-    )
-    assert done.returncode == 1, done.stderr
-    good, bad = load_grid(file)
-    assert f"{bad.name}: failed: --model nowhere_to_be_found:build: cannot be" in done.stderr
-    assert (out / "failed" / f"{bad.name}.json").exists()
-    (run,) = find_records([out / "records"])
-    assert run.identity == good.identity
-    whole = train(good.config, out=tmp_path / "whole").directory
-    for name in ("model.safetensors", "metrics.jsonl"):
-        assert (out / "runs" / good.name / name).read_bytes() == (whole / name).read_bytes()
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed (probmask[ray])"
-)
-def test_a_ray_address_without_a_cluster_is_refused(tmp_path):
-    file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9")
-    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--ray", "no address"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert "--ray no address: cannot be reached" in done.stderr
-    assert not (tmp_path / "out").exists()

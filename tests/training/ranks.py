@@ -12,8 +12,7 @@ from probmask.methods.probabilities import ProbMaskedWeight
 from probmask.cli import main
 from probmask.data import load_data
 from probmask.training.config import TrainConfig
-from probmask.training.loop import Training
-from probmask.training.run_directory import RunDirectory
+from probmask.training.run import Run
 
 
 def free_port() -> int:
@@ -44,16 +43,17 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     join_world(rank, ranks, port)
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
-    training = Training(config, load_data(config.data), RunDirectory(out), fabric)
-    training.network.train()
-    masks = [m for m in training.model.modules() if isinstance(m, ProbMaskedWeight)]
+    data = load_data(config.data)
+    run = Run(config, data)
+    run.prepare(fabric, data)
+    run.loop.network.train()
+    masks = [m for m in run.model.modules() if isinstance(m, ProbMaskedWeight)]
     noise, states, images = [], [], []
-    for batch in training._batches():
+    for batch in run.loop.batches():
         noise.append([mask.noise.clone() for mask in masks])
         images.append(batch.images)
-        training._update(batch)
-        training.step += 1
-        states.append({name: p.detach().clone() for name, p in training.model.named_parameters()})
+        run.loop.update(batch)
+        states.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
     found = {"noise": noise, "states": states, "images": images}
     torch.save(found, out / f"rank{rank}.pt")
     fabric.barrier()

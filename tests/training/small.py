@@ -23,7 +23,7 @@ SIZE = 8 * 1 * 9 + 8 * 8 * 9 + 16 * 8 * 9 + 16 * 16 * 9 + 10 * 16
 
 # Forked from a server that has imported everything: a new process in milliseconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["probmask.training.run", "probmask.analysis.tables"])
+_context.set_forkserver_preload(["probmask.training.run", "probmask.cli.terminal"])
 
 
 def small(**overrides: Any) -> TrainConfig:

@@ -19,7 +19,7 @@ from probmask.cli import main
 from probmask.data import load_data
 from probmask.errors import AbsentClassWarning
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.preparation import warn_of_absent_classes
+from probmask.training.run import warn_of_absent_classes
 from training.small import lines
 
 pytestmark = [
@@ -198,7 +198,7 @@ def test_unreadable_files_are_told_of_in_one_line_each_and_listed(own, tmp_path,
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 3
     for path in broken:
-        assert sum(line.startswith(f"probmask: warning: {path}: is left out") for line in told) == 1
+        assert sum(line.startswith(f"probmask: warning: {path}: skipped") for line in told) == 1
     dense = json.loads((tmp_path / "run" / "dense" / "record.json").read_text())
     assert dense["unreadable"] == record["unreadable"]
 
@@ -222,7 +222,7 @@ def at_step(monkeypatch, step, action):
         if state["step"] == step:
             action()
 
-    monkeypatch.setattr("probmask.training.loop.write_checkpoint", write)
+    monkeypatch.setattr("probmask.training.run.write_checkpoint", write)
 
 
 def test_a_file_that_vanishes_ends_the_run_and_coming_back_resumes_it(
@@ -238,7 +238,7 @@ def test_a_file_that_vanishes_ends_the_run_and_coming_back_resumes_it(
     monkeypatch.undo()
     error = one_line(capsys)
     assert "train/a/0" in error
-    assert "cannot be read any more (FileNotFoundError" in error
+    assert "can no longer be read (FileNotFoundError" in error
     assert "--resume" in error
     assert not (out / "record.json").exists()
     shutil.move(*reversed(away))
@@ -306,7 +306,7 @@ def test_when_a_reading_process_dies_the_run_ends_in_one_line(
     out = tmp_path / "run"
     assert main(arguments(photographs, out, **LONG, checkpoint_seconds=0)) == 1
     monkeypatch.undo()
-    assert "a process that reads images ended" in one_line(capsys)
+    assert "a worker process that reads images ended" in one_line(capsys)
     assert 3 <= step_of(out) < 9
     assert main(["train", "--resume", str(out), "--set", "workers=0", "--json"]) == 0
     assert_same_run(out, straight)
@@ -323,7 +323,7 @@ def test_other_images_are_refused_when_resuming(own, tmp_path, capsys, monkeypat
     monkeypatch.undo()
     make_classes(own / "train", {"a": 30, "b": 20}, noise=True)
     assert main(["train", "--resume", str(out), "--json"]) == 2
-    assert "was trained on other data than there is now" in one_line(capsys)
+    assert "was written while training on different data" in one_line(capsys)
     assert step_of(out) == 5
 
 
@@ -352,7 +352,8 @@ def test_an_artifact_alone_does_not_know_where_its_data_lies(straight, tmp_path,
     artifact = tmp_path / "model.safetensors"
     artifact.write_bytes((straight / "model.safetensors").read_bytes())
     assert main(["evaluate", str(artifact)]) == 2
-    assert "--data folder: where is it? Pass --data-dir DIR" in one_line(capsys)
+    message = one_line(capsys)
+    assert "--data folder: needs the directory of the images; pass --data-dir DIR" in message
 
 
 def test_data_of_other_classes_are_refused(straight, photographs, tmp_path, capsys):
@@ -363,13 +364,13 @@ def test_data_of_other_classes_are_refused(straight, photographs, tmp_path, caps
     assert main(["evaluate", str(straight), "--data-dir", str(renamed)]) == 2
     assert "has a class '0' where the network was trained on 'a'" in one_line(capsys)
     assert main(["evaluate", str(straight), "--data", "digits"]) == 2
-    assert "the network does not take its 1×8×8 images" in one_line(capsys)
+    assert "the network cannot process its 1×8×8 images" in one_line(capsys)
 
 
 def test_a_network_with_too_few_outputs_is_refused(photographs, tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*arguments(photographs, out), "--set", "model_args.classes=1"]) == 2
-    assert "gives (1,) for an image, but folder has 2 classes" in one_line(capsys)
+    assert "returns (1,) for an image, but folder has 2 classes" in one_line(capsys)
     assert not out.exists()
 
 
@@ -404,7 +405,7 @@ def test_wrong_directories_are_one_line(tmp_path, capsys, counts):
     assert main(arguments(tmp_path / "images", tmp_path / "run")) == 2
     assert "images" in one_line(capsys)
     assert main(arguments(tmp_path / "gone", tmp_path / "run")) == 2
-    assert "gone: is no directory" in one_line(capsys)
+    assert "gone: is not a directory" in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 
@@ -419,8 +420,8 @@ def test_a_class_without_training_images_is_told_of_in_one_line(tmp_path, capsys
     given = ["--data", "npz", "--data-dir", str(tmp_path / "own.npz"), "--quiet", *assignments]
     assert main(["train", *given, "--out", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().err == (
-        "probmask: warning: --data npz: of its 5 classes 0 has no training image and cannot be "
-        "learnt; classes are counted from 0.\n"
+        "probmask: warning: --data npz: 1 of 5 classes has no training images and cannot be "
+        "learnt: 0 (classes are counted from 0).\n"
     )
 
 
@@ -431,6 +432,9 @@ def test_absent_classes_are_named_and_many_are_counted(photographs):
         warn_of_absent_classes(data)
     data.class_names = (*data.class_names, *(f"extra{n}" for n in range(7)))
     known, data.classes = data.classes, len(data.class_names)
-    said = rf"{known} \(extra0\), .* \(extra4\) and 2 more have no training image"
+    said = (
+        rf"7 of {known + 7} classes have no training images and cannot be learnt: "
+        rf"{known} \(extra0\), .* \(extra4\) and 2 more"
+    )
     with pytest.warns(AbsentClassWarning, match=said):
         warn_of_absent_classes(data)

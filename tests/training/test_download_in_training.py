@@ -11,8 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from probmask.cli import main
-from probmask.data.download import Remote
-from probmask.data.remotes import REMOTES
+from probmask.data.releases import REMOTES, Remote
 from training.small import snapshot
 
 FEW = ["--set", "data_args.train_images=300", "--set", "data_args.test_images=50"]
@@ -68,12 +67,12 @@ def release(served, address):
     return tuple(remotes)
 
 
-def test_it_is_fetched_once_and_trained_on(server, tmp_path, monkeypatch, capsys):
+def test_it_is_downloaded_once_and_trained_on(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(REMOTES, "mnist", release(*server))
     place = tmp_path / "mnist"
     command = ["train", "--data", "mnist", "--data-dir", str(place), *SMALL, *FEW]
     assert main([*command, "--out", str(tmp_path / "missing")]) == 2
-    assert "pass --download to fetch it" in capsys.readouterr().err
+    assert "pass --download to download" in capsys.readouterr().err
     assert main([*command, "--out", str(tmp_path / "run"), "--download"]) == 0
     assert len(list(place.iterdir())) == 4
     for path in server[0].iterdir():
@@ -84,7 +83,7 @@ def test_it_is_fetched_once_and_trained_on(server, tmp_path, monkeypatch, capsys
     assert "of 50 correct" in capsys.readouterr().out
 
 
-def test_another_content_is_refused(server, tmp_path, monkeypatch, capsys):
+def test_a_wrong_digest_fails(server, tmp_path, monkeypatch, capsys):
     served, address = server
     (served / "cifar-10-binary.tar.gz").write_bytes(b"not the release")
     monkeypatch.setenv("PROBMASK_MIRROR", address)
@@ -101,7 +100,7 @@ def test_another_content_is_refused(server, tmp_path, monkeypatch, capsys):
     }
 
 
-def test_what_cannot_be_fetched_is_refused(tmp_path, capsys):
+def test_a_data_set_that_cannot_be_downloaded_is_an_error(tmp_path, capsys):
     command = ["train", "--data", "imagenet", "--data-dir", str(tmp_path), "--download"]
     assert main(command) == 2
-    assert "those that can are cifar10, cifar100" in capsys.readouterr().err
+    assert "choose from cifar10, cifar100" in capsys.readouterr().err

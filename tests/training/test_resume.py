@@ -7,16 +7,19 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from probmask.cli import main
 from probmask.errors import CheckpointError, InputError
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.metrics import MetricsLog
 from probmask.training.run import train
+from probmask.training.run_directory import RunDirectory
 from training.small import (
     flags,
     kill_when,
@@ -164,7 +167,7 @@ def stop_after_checkpoint(monkeypatch, step):
         if state["step"] == step:
             raise Stopped
 
-    monkeypatch.setattr("probmask.training.loop.write_checkpoint", write)
+    monkeypatch.setattr("probmask.training.run.write_checkpoint", write)
 
 
 def test_killed_within_the_dense_twin(tmp_path):
@@ -291,7 +294,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, brief, capsys, monkeypatch):
         if state["step"] == 10:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("probmask.training.loop.write_checkpoint", interrupted)
+    monkeypatch.setattr("probmask.training.run.write_checkpoint", interrupted)
     assert main(["train", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)]) == 130
     monkeypatch.undo()
     assert "--resume" in capsys.readouterr().err
@@ -343,7 +346,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path, make):
     elif make == "file":
         out.write_text("a file")
     before = snapshot(tmp_path)
-    with pytest.raises(InputError, match=r"out: there is no run in it \(no config\.toml\)"):
+    with pytest.raises(InputError, match=r"out: contains no run \(no config\.toml\)"):
         train(out=out, resume=True)
     assert snapshot(tmp_path) == before
 
@@ -435,10 +438,22 @@ class Alive:
         return self.exitcode is None
 
 
+def test_a_lock_that_is_held_for_a_moment_does_not_stop_a_run(tmp_path):
+    """`probmask watch` takes it to see whether a process trains."""
+    lock = FileLock(tmp_path / ".lock", thread_local=False)
+    lock.acquire()
+    assert RunDirectory(tmp_path).busy
+    threading.Timer(0.05, lock.release).start()
+    with RunDirectory(tmp_path).locked():
+        pass
+    assert not RunDirectory(tmp_path).busy
+
+
 def test_two_processes_do_not_train_in_one_directory(tmp_path, capsys):
     """The second is refused; the first is not disturbed."""
     out = tmp_path / "run"
-    process = start_command("train", "--out", str(out), *flags(**LONG, checkpoint_seconds=0))
+    settings = flags(**LONG | {"epochs": 600}, checkpoint_seconds=0)
+    process = start_command("train", "--out", str(out), *settings)
     wait_until(lambda: has_checkpoint(out), process)
     code = main(["train", "--resume", str(out)])
     process.kill()

@@ -17,7 +17,7 @@ from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
 from probmask.training.record import versions
-from probmask.training.run import default_directory, train
+from probmask.training.run import Run, default_directory, train
 from training.small import SIZE, small, snapshot
 
 # MACs per weight of smallconv on 8 by 8 images: two layers at 8 by 8, two at 4 by 4, a linear one.
@@ -303,9 +303,7 @@ def test_an_output_directory_alone_is_enough(tmp_path, monkeypatch):
     """`train(out=…)` without a configuration trains the defaults, as the docstring says."""
     monkeypatch.setattr(TrainConfig, "epochs", 1)
     seen = []
-    monkeypatch.setattr(
-        "probmask.training.run.train_run", lambda config, *_: seen.append(config) or {}
-    )
+    monkeypatch.setattr(Run, "complete", lambda run, *_: seen.append(run.config) or {})
     train(out=tmp_path / "new")
     assert len(seen) == 2  # the dense twin and the run
     assert seen[-1].method == {"name": "probmask", "sparsity": 0.98}

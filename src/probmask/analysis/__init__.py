@@ -1,1 +1,1 @@
-"""Records turned into what people read."""
+"""Records of finished runs, their identity, comparisons between them, and the experiments."""

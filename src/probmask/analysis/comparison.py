@@ -1,4 +1,4 @@
-"""Which runs may be compared with which, and what comes out: means over seeds, and the best."""
+"""Group runs that are comparable, and compute means over seeds and the best method."""
 
 import json
 import statistics
@@ -14,39 +14,39 @@ from probmask.analysis.records import Run
 from probmask.checks import is_number
 from probmask.errors import InputError
 
-# The images that an accuracy is of: those of the test, or the training images held out.
+# The images on which an accuracy is measured: test images, or held-out training images.
 Part = Literal["test", "val"]
-# What is not a condition of the comparison, but what is compared.
+# Settings that are compared; all others must agree.
 _COMPARED = ("seed", "method")
-# Of a setting's title, or told in its own words.
+# Settings that the title or the first details of a table show.
 _TITLE = ("data", "model", "epochs", "batch_size")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one method at one sparsity, which differ in their seeds only."""
+    """Runs of one method at one sparsity, which differ only in their seeds."""
 
     runs: Sequence[Run]
     on: Part
 
     @property
     def label(self) -> str:
-        """The method and its unusual settings."""
+        """The method and its non-default settings."""
         return self.runs[0].label
 
     @property
     def sparsity(self) -> float:
-        """The sparsity that was asked for."""
+        """The target sparsity."""
         return self.runs[0].sparsity
 
     @property
     def cost(self) -> str:
-        """What the sparsity is a fraction of: weights ("params") or multiply-accumulates."""
+        """The unit of the sparsity: weights ("params") or multiply-accumulates ("flops")."""
         return "flops" if self.runs[0].record["method"].get("cost") == "flops" else "params"
 
     @property
     def level(self) -> tuple[float, str]:
-        """What two cells must have in common for one to be called better."""
+        """Sparsity and its unit; only cells of equal level are ranked against each other."""
         return self.sparsity, self.cost
 
     @property
@@ -61,32 +61,32 @@ class Cell:
 
     @cached_property
     def deviation(self) -> float | None:
-        """The standard deviation of the sample; None of a single run."""
+        """The sample standard deviation; None for a single run."""
         if len(self.runs) < 2:
             return None
         return statistics.stdev(self.accuracies)
 
     @cached_property
     def paper(self) -> float | None:
-        """What the paper reports for such runs, in percent; its training may be another.
+        """The accuracy that the paper reports for such runs, in percent; None on validation.
 
-        The paper's figures are of test images: beside validation figures there is none.
+        The paper measures on test images, and its training may differ.
         """
         return paper_figure(self.runs[0]) if self.on == "test" else None
 
     @cached_property
     def verified(self) -> bool:
-        """Whether every run holds what it was asked for, counted layer by layer."""
-        return all(_holds_its_sparsity(run.record) for run in self.runs)
+        """Whether every run reached its target sparsity, counted layer by layer."""
+        return all(_reached_target(run.record) for run in self.runs)
 
     @property
     def reached(self) -> float:
-        """The mean of the sparsities that came out."""
+        """The mean of the sparsities reached."""
         return statistics.fmean(run.reached for run in self.runs)
 
     @cached_property
     def timed(self) -> tuple[float, float] | None:
-        """Batch size and threads that the runs were timed with, if some were, and all alike."""
+        """Batch size and threads of the timings; None without timings, or if they differ."""
         found = set()
         for run in self.runs:
             if figure_in(run.record, "latency", "milliseconds") is not None:
@@ -97,11 +97,11 @@ class Cell:
 
     @property
     def milliseconds(self) -> float | None:
-        """The mean time of a forward pass; None if a run was not timed, or not as the others."""
+        """The mean time of a forward pass; None if a run lacks it or timings differ."""
         return None if self.timed is None else self.mean_of("latency", "milliseconds")
 
     def mean_of(self, *keys: str) -> float | None:
-        """The mean of a figure of the records; None if one of them lacks it."""
+        """Return the mean of a figure of the records, or None if a record lacks it."""
         figures = [figure_in(run.record, *keys) for run in self.runs]
         present = [figure for figure in figures if figure is not None]
         return statistics.fmean(present) if present and len(present) == len(figures) else None
@@ -109,7 +109,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that may be compared: the same network, data and training, whatever the method."""
+    """Comparable runs: the same network, data and training, with any method."""
 
     title: str
     details: Sequence[str]
@@ -118,50 +118,56 @@ class Setting:
 
     @cached_property
     def best(self) -> frozenset[int]:
-        """The places of the cells with the highest mean at their sparsity, where there is a choice.
+        """Indices of the cells with the highest mean at their level, if it has several cells.
 
-        A run that missed the sparsity it was asked for does not compete.
+        Runs that missed their target sparsity are not ranked.
         """
         found: set[int] = set()
         for level in {cell.level for cell in self.cells}:
-            rivals = [
-                place
-                for place, cell in enumerate(self.cells)
+            ranked = [
+                index
+                for index, cell in enumerate(self.cells)
                 if cell.level == level and cell.verified
             ]
-            top = max((self.cells[place].mean for place in rivals), default=0.0)
-            if len(rivals) > 1:
-                found.update(place for place in rivals if self.cells[place].mean == top)
+            top = max((self.cells[index].mean for index in ranked), default=0.0)
+            if len(ranked) > 1:
+                found.update(index for index in ranked if self.cells[index].mean == top)
         return frozenset(found)
 
     @cached_property
     def ranking(self) -> list[str]:
-        """The methods, best first, at the sparsity that most of them have, or else the highest.
+        """The methods, best first, at the level that most of them have, or the highest of these.
 
-        Those that were not trained to that sparsity come last, in the order of their cells.
+        Methods without a run at that level come last, in the order of their cells.
         """
         counts = Counter(cell.level for cell in self.cells)
         common = max(counts, key=lambda level: (counts[level], level))
-        judged = [cell for cell in self.cells if cell.level == common]
-        judged.sort(key=lambda cell: (not cell.verified, -cell.mean))
-        return list(dict.fromkeys(cell.label for cell in (*judged, *self.cells)))
+        ranked = [cell for cell in self.cells if cell.level == common]
+        ranked.sort(key=lambda cell: (not cell.verified, -cell.mean))
+        return list(dict.fromkeys(cell.label for cell in (*ranked, *self.cells)))
 
 
 def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
-    """Sort runs into settings, and within them into cells; in an order that is always the same.
+    """Group runs into settings and cells, in a deterministic order.
 
-    They are compared by their accuracy on the images of that part; one without it is refused.
-    The epochs that count are those that were trained, in all phases: a method that trains for
-    longer than others, as one that rewinds several times does, has a table of its own.
+    The number of epochs is that of all phases together, so a method that trains for longer, such
+    as one that rewinds several times, gets a table of its own.
+
+    Args:
+        runs: Finished runs.
+        on: The images on which accuracy is compared.
+
+    Raises:
+        InputError: If a run has no accuracy on these images, or an invalid sparsity.
     """
     settings: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         if not 0 <= run.sparsity < 1:
             raise InputError(
-                f"{run.path}: sparsity.asked = {run.sparsity:g} is not a fraction removed, "
-                "in [0, 1); the record is damaged."
+                f"{run.path}: sparsity.asked = {run.sparsity:g} is not in [0, 1); the record is "
+                "damaged."
             )
-        _accuracy(run, on)  # refuses before anything is printed
+        _accuracy(run, on)  # raises before anything is printed
         cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
         cells.setdefault(run.series, []).append(run)
     found = [_setting(list(cells.values()), on) for cells in settings.values()]
@@ -169,7 +175,7 @@ def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
 
 
 def figure_in(record: Mapping[str, Any], *keys: str) -> float | None:
-    """A number in a record, by its keys from the outermost in; None if it is not there."""
+    """Return the number under nested keys of a record, or None if there is none."""
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -177,7 +183,7 @@ def figure_in(record: Mapping[str, Any], *keys: str) -> float | None:
 
 
 def rounded(value: float, digits: int = 2) -> str:
-    """A figure as text, by the digits it is printed with, halves away from zero; as browsers do."""
+    """Round a figure to text, halves away from zero, as the page does in a browser."""
     return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
@@ -186,14 +192,14 @@ def _accuracy(run: Run, on: Part) -> float:
         return run.accuracy
     if run.validation_accuracy is None:
         raise InputError(
-            f"{run.path}: has no validation accuracy, which --on {on} compares by; only runs with "
-            'select_on = "val" have one: train it so, leave it out, or compare with --on test.'
+            f"{run.path}: --on {on} needs a validation accuracy, and this run has none; train it "
+            'with select_on = "val", omit it, or compare with --on test.'
         )
     return run.validation_accuracy
 
 
 def _conditions(run: Run) -> dict[str, Any]:
-    shared = {key: value for key, value in run.deciding.items() if key not in _COMPARED}
+    shared = {key: value for key, value in run.settings.items() if key not in _COMPARED}
     return {
         **shared,
         "epochs": run.record.get("epochs"),
@@ -215,24 +221,24 @@ def _setting(cells: Sequence[Sequence[Run]], on: Part) -> Setting:
 
 
 def _details(run: Run) -> list[str]:
-    """How the runs of a setting were trained, in words."""
+    """Describe how the runs of a setting were trained."""
     conditions = _conditions(run)
     epochs, images = conditions["epochs"], run.record.get("train_images")
     details = [f"{epochs} epochs" if epochs != 1 else "1 epoch"]
     if is_number(images):
         details.append(f"{images:,} training images")
     details.append(f"batches of {conditions['batch_size']}")
-    unusual = {key: value for key, value in conditions.items() if key not in _TITLE}
+    other = {key: value for key, value in conditions.items() if key not in _TITLE}
     details += [
         f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {value}"
-        for key, value in flattened(unusual).items()
+        for key, value in flattened(other).items()
         if key != "data_args.train_images"
     ]
     return details
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings under dotted keys, with their values as text."""
+    """Return nested settings under dotted keys, with their values as text."""
     flat: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -243,15 +249,17 @@ def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _holds_its_sparsity(record: Mapping[str, Any]) -> bool:
-    """Whether the layers together keep what the asked sparsity allows, to one weight."""
-    asked, layers = float(record["sparsity"]["asked"]), record["layers"]
+def _reached_target(record: Mapping[str, Any]) -> bool:
+    """Return whether the layers together keep what the target allows, within one weight."""
+    target, layers = float(record["sparsity"]["asked"]), record["layers"]
     in_macs = record["method"].get("cost") == "flops"
-    spent = whole = dearest = 0.0
+    kept_cost = total_cost = largest_cost = 0.0
     for layer in layers:
         kept, size = figure_in(layer, "kept"), figure_in(layer, "size")
-        price = figure_in(layer, "macs_per_weight") if in_macs else 1
-        if kept is None or size is None or price is None:
+        cost = figure_in(layer, "macs_per_weight") if in_macs else 1
+        if kept is None or size is None or cost is None:
             return False
-        spent, whole, dearest = spent + price * kept, whole + price * size, max(dearest, price)
-    return whole > 0 and abs(spent - (1 - asked) * whole) <= dearest
+        kept_cost += cost * kept
+        total_cost += cost * size
+        largest_cost = max(largest_cost, cost)
+    return total_cost > 0 and abs(kept_cost - (1 - target) * total_cost) <= largest_cost

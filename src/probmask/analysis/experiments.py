@@ -1,13 +1,15 @@
-"""The experiments: a TOML file for each of the paper's tables and figures, and for our own.
+"""Experiments: a TOML file for each table and figure of the paper, and for our own comparisons.
 
-title, about, shows   what it is, what it says, and where in the report to look
-[laptop], [paper]     the runs of each scale: [….run] and [….grid] as in the file of a sweep, how
-                      many ``minutes`` a run takes, and ``on`` what
-[curve]               instead of runs: what a figure is computed from
-[[paper_results]]     what the paper reports, to stand beside our own figures
+title, about, shows   title, conclusion, and the part of the report that shows it
+[laptop], [paper]     the runs of each scale: [….run] and [….grid] as in the file of a sweep, the
+                      ``minutes`` per run, and the hardware (``on``) on which they were measured
+[curve]               parameters of a figure that is computed without training
+[[paper_results]]     accuracies that the paper reports, shown next to ours
 """
 
+import csv
 import functools
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,10 @@ from probmask.messages import lookup
 from probmask.parsing import read_toml
 
 SCALES = ("laptop", "paper")
-# In an installed package the files lie within it, in a checkout beside its source.
-_PLACES = (Path(__file__).parents[1] / "experiments", Path(__file__).parents[3] / "experiments")
-# In the order of the paper; then what goes beyond it.
+# In an installed package the files are inside it, in a checkout next to the source.
+_ROOT = Path(__file__).parents[3]
+_DIRECTORIES = (Path(__file__).parents[1] / "experiments", _ROOT / "experiments")
+# In the order of the paper, followed by our own.
 _ORDER = (
     "table1",
     "table2",
@@ -44,7 +47,7 @@ _FEWER_IMAGES = ("train_images", "test_images")
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper, or one beyond it."""
+    """A table or figure of the paper, or a comparison of our own."""
 
     name: str
     title: str
@@ -55,53 +58,89 @@ class Experiment:
     paper_results: tuple[Mapping[str, Any], ...]
 
     def sweep(self, scale: str) -> dict[str, Any]:
-        """The runs of a scale, as a table that a sweep is made of."""
+        """Return the [run] and [grid] tables of a scale, from which a sweep is expanded."""
         table = lookup("scale", "--scale", scale, self.scales)
         return {key: table[key] for key in ("run", "grid")}
 
     def minutes(self, scale: str) -> float:
-        """About how long a run takes."""
+        """Return the approximate minutes per run."""
         return float(self.scales[scale]["minutes"])
 
     def hardware(self, scale: str) -> str:
-        """On what it takes so long."""
+        """Return the hardware for which `minutes` holds."""
         return str(self.scales[scale]["on"])
 
 
 @functools.cache
 def experiments() -> dict[str, Experiment]:
-    """All experiments by name, those of the paper first, in its order."""
-    directory = next((place for place in _PLACES if (place / "table1.toml").exists()), None)
+    """Return all experiments by name, those of the paper first."""
+    directory = next((path for path in _DIRECTORIES if (path / "table1.toml").exists()), None)
     if directory is None:
         raise InputError(
-            "the files of the experiments are not there (table1.toml and others, in "
-            f"{_PLACES[0]}); install probmask anew."
+            f"the files of the experiments (table1.toml, …) are missing from {_DIRECTORIES[0]}; "
+            "reinstall probmask."
         )
     return {name: _load(directory / f"{name}.toml") for name in _ORDER}
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name."""
+    """Return the experiment with this name."""
     return lookup("experiment", "reproduce", name, experiments())
 
 
 def paper_figure(run: Run) -> float | None:
-    """The accuracy that the paper reports for such a run, in percent; None if it has none.
+    """Return the accuracy in percent that the paper reports for such a run, or None.
 
-    Such a run has the same data, network, method and sparsity, and those settings of the method
-    that tell rows of the paper apart; its training may be another.
+    A row of the paper matches if it has the same data, network, method, sparsity and, where rows
+    differ in them, settings of the method. The training need not be the same.
     """
-    deciding = run.deciding
-    if deciding["model_args"] or any(key in deciding["data_args"] for key in _FEWER_IMAGES):
+    settings = run.settings
+    if settings["model_args"] or any(key in settings["data_args"] for key in _FEWER_IMAGES):
         return None
     for row in _paper_rows():
         named = (row["data"], row["model"], row["method"]) == (run.data, run.model, run.method)
-        settings = row.get("settings", {})
-        if named and all(run.record["method"].get(key) == settings[key] for key in settings):
+        required = row.get("settings", {})
+        if named and all(run.record["method"].get(key) == required[key] for key in required):
             for sparsity, accuracy in row["accuracy"].items():
                 if abs(float(sparsity) - run.sparsity) < 1e-9:
                     return float(accuracy)
     return None
+
+
+def slope_curve(settings: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Return S = σ(r/τ)(1 - σ(r/τ)) / (τ s (1 - s)), r = ln(s / (1 - s)) + g, for each s and τ.
+
+    Args:
+        settings: The experiment's [curve]: ``prob`` lists the values of s, ``noise`` is g, and
+            ``temperature`` the first and the last of ``points`` values of τ.
+    """
+    import torch  # here, since commands that read records must not import it
+
+    from probmask.core.relaxation import relaxed_slope
+
+    start, end = settings["temperature"]
+    temperatures = torch.linspace(start, end, settings["points"], dtype=torch.float64)
+    noise = torch.tensor(settings["noise"], dtype=torch.float64)
+    return [
+        {
+            "prob": prob,
+            "temperature": round(float(temperature), 6),
+            "slope": float(
+                relaxed_slope(torch.tensor(prob, dtype=torch.float64), noise, temperature)
+            ),
+        }
+        for prob in settings["prob"]
+        for temperature in temperatures
+    ]
+
+
+def curve_csv(rows: list[dict[str, float]]) -> str:
+    """Return the points of a curve as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""Reading the records of finished runs, and telling which of them are the same run.
+"""Read the records of finished runs.
 
-A record is the JSON that a run ends with. It is read from the run's directory, or from a copy of
-it that was committed elsewhere: what a run is follows from its content, not from its place. One of
-an earlier format is read as `record_upgrade` says.
+A run writes its record, a JSON file, when it finishes. Records are read from the directories of
+runs or from committed copies; the content of a record identifies its run, not its path. Records of
+earlier formats are converted by `record_upgrade`.
 """
 
 import functools
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probmask.analysis.deciding import deciding_settings, digest, label_of
-from probmask.analysis.record_upgrade import upgraded
+from probmask.analysis.identity import digest, method_label, relevant_settings
+from probmask.analysis.record_upgrade import upgrade_record
 from probmask.checks import is_number
 from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.training.record_format import RECORD_FORMAT
 
-# What a record must hold to be read at all, and as what.
+# Keys that every record has, with their types.
 _REQUIRED: dict[str, type] = {
     "format": int,
     "method": dict,
@@ -34,24 +34,24 @@ _RECORD_KEYS = {"format", "method", "test"}
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its record, and the file that it was read from."""
+    """A finished run: its record and the file from which it was read."""
 
     path: Path
     record: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """What its directory, or the file of its record, is called."""
+        """The name of its directory, or of its record without suffix."""
         return self.path.parent.name if self.path.name == "record.json" else self.path.stem
 
     @property
     def data(self) -> str:
-        """The data set."""
+        """The name of the data set."""
         return str(self.record.get("data"))
 
     @property
     def model(self) -> str:
-        """The network."""
+        """The name of the network."""
         return str(self.record.get("model"))
 
     @property
@@ -61,22 +61,22 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The method and those of its settings that are not the defaults, but for the sparsity."""
-        return label_of(self.record["method"])
+        """The method and its non-default settings, without the sparsity."""
+        return method_label(self.record["method"])
 
     @property
     def sparsity(self) -> float:
-        """The sparsity that was asked for."""
+        """The target sparsity."""
         return float(self.record["sparsity"]["asked"])
 
     @property
     def reached(self) -> float:
-        """The sparsity that came out, in the currency that was asked for."""
+        """The sparsity reached, in weights or MACs as the target."""
         return float(self.record["sparsity"]["reached"])
 
     @property
     def seed(self) -> int:
-        """What decided all randomness."""
+        """The seed of all random numbers."""
         return int(self.record["seed"])
 
     @property
@@ -86,19 +86,21 @@ class Run:
 
     @property
     def validation_accuracy(self) -> float | None:
-        """The same on the training images that were held out; None if none were."""
+        """Accuracy on the held-out training images, in percent; None if none were held out."""
         selection = self.record.get("selection")
-        # One that selects on the test images has their accuracy once more under this key.
+        # A run that selects on the test images repeats their accuracy under this key.
         if not isinstance(selection, Mapping) or selection.get("on") != "val":
             return None
         accuracy: Any = selection.get("accuracy")
         return float(accuracy) if is_number(accuracy) else None
 
     @property
-    def told_accuracy(self) -> str:
-        """The accuracy to show in passing: not that on test images where others are to judge."""
-        held_out = self.validation_accuracy
-        return f"{self.accuracy:.2f} %" if held_out is None else f"{held_out:.2f} % (validation)"
+    def shown_accuracy(self) -> str:
+        """The accuracy for progress messages: validation if available, otherwise test."""
+        validation = self.validation_accuracy
+        if validation is None:
+            return f"{self.accuracy:.2f} %"
+        return f"{validation:.2f} % (validation)"
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -108,31 +110,34 @@ class Run:
 
     @property
     def history(self) -> list[Mapping[str, Any]]:
-        """The lines of the metrics log, at most 100 of them."""
+        """Lines of the metrics log, at most 100 of them."""
         return list(self.record.get("history", ()))
 
     @functools.cached_property
-    def deciding(self) -> dict[str, Any]:
-        """What decided the result, by key; what is not there has its default."""
-        return deciding_settings(self.config, self.record["method"])
+    def settings(self) -> dict[str, Any]:
+        """The settings that affect the result; settings at their defaults are omitted."""
+        return relevant_settings(self.config, self.record["method"])
 
     @functools.cached_property
     def identity(self) -> str:
-        """The same for every run of the same configuration, wherever and whenever it ran."""
-        return digest(self.deciding)
+        """A hash that is equal for runs of equal configuration, on any machine."""
+        return digest(self.settings)
 
     @functools.cached_property
     def series(self) -> str:
-        """The same for runs that differ in their seeds only."""
-        return digest({key: value for key, value in self.deciding.items() if key != "seed"})
+        """A hash that is equal for runs that differ only in their seeds."""
+        return digest({key: value for key, value in self.settings.items() if key != "seed"})
 
 
 def find_records(paths: Iterable[Path]) -> list[Run]:
-    """Read the records that the paths stand for, in order, each run once.
+    """Read the records at the given paths, in order, each run once.
 
-    A path is the JSON file of a record, the directory of a run, or any directory, which is searched
-    to its bottom. Of several records of the same run the first one counts. A directory without
-    records adds nothing; a damaged record is refused.
+    A path is the JSON file of a record, the directory of a run, or a directory that is searched
+    recursively. Of several records of the same run, the first is returned. A directory without
+    records adds nothing.
+
+    Raises:
+        InputError: If a path does not exist or is not a record, or if a record is damaged.
     """
     runs: dict[str, Run] = {}
     for path in paths:
@@ -142,9 +147,9 @@ def find_records(paths: Iterable[Path]) -> list[Run]:
 
 
 def write_compact(record: Mapping[str, Any], path: Path) -> None:
-    """Write a copy of a record that is small, and says nothing of the directories of the machine.
+    """Write a compact copy of a record for committing, without the paths of this machine.
 
-    One line per key, so that a difference between two of them can be read.
+    Each key is on its own line, so that diffs are readable.
     """
     config = dict(record["config"])
     if "data_dir" in config:
@@ -164,42 +169,42 @@ def _read_all(path: Path) -> Iterator[Run]:
                 yield run
         return
     if not path.exists():
-        raise InputError(f"{path}: there is no such file or directory.")
+        raise InputError(f"{path}: no such file or directory.")
     run = _read(path)
     if run is None:
         raise InputError(
-            f"{path}: is not the record of a run; pass a record.json, or a run's directory."
+            f"{path}: not the record of a run; pass a record.json or the directory of a run."
         )
     yield run
 
 
 def _read(path: Path) -> Run | None:
-    """The run whose record the file holds; None if it is JSON of something else."""
+    """Read the record in a file; return None if the file is other JSON."""
     try:
         text = path.read_text(encoding="utf-8")
         record = json.loads(text)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
+        raise InputError(f"{path}: cannot read the file ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
-        if path.name != "record.json" and not _seems_a_record(path):
+        if path.name != "record.json" and not _looks_like_record(path):
             return None
         raise _damaged(path, str(error)) from error
     if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
         if path.name == "record.json":
-            raise _damaged(path, f"it lacks {', '.join(sorted(_RECORD_KEYS))}")
+            raise _damaged(path, f"it has no {', '.join(sorted(_RECORD_KEYS))}")
         return None
     _check(record, path)
-    return Run(path, upgraded(record))
+    return Run(path, upgrade_record(record))
 
 
 def _check(record: Mapping[str, Any], path: Path) -> None:
     for key, kind in _REQUIRED.items():
         if not isinstance(record.get(key), kind):
-            raise _damaged(path, f"{key!r} is missing or of another kind")
+            raise _damaged(path, f"{key!r} is missing or has the wrong type")
     if record["format"] > RECORD_FORMAT:
         raise InputError(
-            f"{path}: is a record of format {record['format']}, of a newer probmask; this one "
-            f"reads up to {RECORD_FORMAT}; upgrade it."
+            f"{path}: the record has format {record['format']}, but this version of probmask "
+            f"reads formats up to {RECORD_FORMAT}; upgrade probmask."
         )
     figures = {
         "test.accuracy": record["test"].get("accuracy"),
@@ -210,17 +215,16 @@ def _check(record: Mapping[str, Any], path: Path) -> None:
         if not is_number(value):
             raise _damaged(path, f"{key} = {value!r} is not a number")
     if not isinstance(record["method"].get("name"), str):
-        raise _damaged(path, "its method has no name")
+        raise _damaged(path, "method.name is missing")
 
 
-def _seems_a_record(path: Path) -> bool:
-    """Whether broken JSON begins as records do."""
+def _looks_like_record(path: Path) -> bool:
+    """Return whether invalid JSON starts like a record."""
     with path.open("rb") as file:
         return b'"format":' in file.read(40)
 
 
 def _damaged(path: Path, reason: str) -> InputError:
     return InputError(
-        f"{path}: is a damaged record ({reason}); delete it, or bring it back from where it "
-        "came from."
+        f"{path}: the record is damaged ({reason}); delete it or restore it from a copy."
     )

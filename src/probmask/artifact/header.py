@@ -86,7 +86,7 @@ def _check_length(what: str, length: int, limit: int) -> None:
     if length > limit:
         raise InputError(
             f"save(model): the {what} has {length} bytes, and the limit is {limit}; "
-            "put less into metadata"
+            "put less into metadata."
         )
 
 
@@ -120,7 +120,7 @@ def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"save(metadata=...): not plain JSON ({error}); use text keys, and text, finite "
-            "numbers, booleans, None, lists and dicts as values"
+            "numbers, booleans, None, lists and dicts as values."
         ) from error
     assert isinstance(copy, dict)
     return copy
@@ -145,7 +145,7 @@ def check_format(metadata: Mapping[str, str] | None) -> None:
     if metadata[FORMAT_KEY] != str(FORMAT):
         raise ArtifactError(
             f"format {metadata[FORMAT_KEY]!r:.40} is not supported: probmask {__version__} reads "
-            f"format {FORMAT}; install a version that reads this file"
+            f"format {FORMAT}; install a version that reads this file."
         )
 
 

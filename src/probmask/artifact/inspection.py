@@ -37,9 +37,9 @@ class StoredLayer:
 class ArtifactSummary:
     """The layers of an artifact, their totals, and the size of the file.
 
-    `str()` gives a table. `layers` contains every weight of two or more dimensions; `other_bytes`
-    is the size of the remaining tensors, such as biases. `dense_bytes` is the size of all tensors
-    stored dense. `metadata` and `rounding` are those of `probmask.read`.
+    `str()` gives a table. `layers` contains the tensors of two or more dimensions and those with
+    recorded MACs; `other_bytes` is the size of the remaining tensors, such as biases. `dense_bytes`
+    is the size of all tensors stored dense. `metadata` and `rounding` are those of `probmask.read`.
     """
 
     layers: tuple[StoredLayer, ...]
@@ -127,11 +127,11 @@ def inspect(path: str | os.PathLike[str]) -> ArtifactSummary:
         [('weight', 'delta', 100)]
     """
     info = read(path)
-    uses = _uses(info)
+    macs_per_weight = _macs_per_weight(info)
     layers = tuple(
-        _layer(row, uses.get(row.name))
+        _layer(row, macs_per_weight.get(row.name))
         for row in info.tensors
-        if row.name in uses or len(row.shape) >= 2
+        if row.name in macs_per_weight or len(row.shape) >= 2
     )
     stored = sum(row.stored_bytes for row in info.tensors)
     return ArtifactSummary(
@@ -144,29 +144,29 @@ def inspect(path: str | os.PathLike[str]) -> ArtifactSummary:
     )
 
 
-def _layer(row: TensorInfo, uses: int | None) -> StoredLayer:
+def _layer(row: TensorInfo, macs_per_weight: int | None) -> StoredLayer:
     size = math.prod(row.shape)
     return StoredLayer(
         name=row.name,
         shape=row.shape,
         kept=row.nnz,
         size=size,
-        macs=None if uses is None else uses * row.nnz,
-        dense_macs=None if uses is None else uses * size,
+        macs=None if macs_per_weight is None else macs_per_weight * row.nnz,
+        dense_macs=None if macs_per_weight is None else macs_per_weight * size,
         encoding=row.encoding,
         bytes=row.stored_bytes,
     )
 
 
-def _uses(info: ArtifactInfo) -> dict[str, int]:
+def _macs_per_weight(info: ArtifactInfo) -> dict[str, int]:
     """Return the metadata's `macs_per_weight`. Anyone can write metadata, so only counts pass."""
     recorded = info.metadata.get("macs_per_weight")
     items = recorded.items() if isinstance(recorded, Mapping) else ()
-    return {name: uses for name, uses in items if isinstance(uses, int) and 0 <= uses < 2**63}
+    return {name: macs for name, macs in items if isinstance(macs, int) and 0 <= macs < 2**63}
 
 
-def _counts(of: StoredLayer | ArtifactSummary) -> tuple[str, str, str]:
-    return f"{of.kept:,}", f"{of.size:,}", f"{100 * of.sparsity:.2f} %"
+def _counts(weights: StoredLayer | ArtifactSummary) -> tuple[str, str, str]:
+    return f"{weights.kept:,}", f"{weights.size:,}", f"{100 * weights.sparsity:.2f} %"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:

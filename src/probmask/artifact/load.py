@@ -203,7 +203,7 @@ def _is_on_meta(model: nn.Module, shared: Iterable[str]) -> bool:
     if missing:
         raise InputError(
             f"load_into(model): {_first(missing)} are on the meta device and not in the file; "
-            "build the model on a device with memory"
+            "build the model on a device with memory."
         )
     return bool(without_data)
 
@@ -229,7 +229,7 @@ def _check_names(own: Iterable[str], stored: Iterable[str]) -> None:
         raise ArtifactError(
             f"the model and the file differ: {_first(missing)} missing in the file, "
             f"{_first(unexpected)} missing in the model; build the model that was saved, "
-            "or pass strict=False"
+            "or pass strict=False."
         )
 
 
@@ -246,7 +246,7 @@ def _check_shapes(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...
         raise ArtifactError(
             f"shapes differ: {name} is {list(shapes[name])} in the file and "
             f"{list(own[name].shape)} in the model (in total {_first(wrong)}); "
-            "build the model that was saved"
+            "build the model that was saved."
         )
 
 
@@ -258,5 +258,5 @@ def _check_ties(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
             if a is not b and not np.array_equal(bits(a), bits(b)):
                 raise ArtifactError(
                     f"{first} and {name} are tied in the model but differ in the file; "
-                    "build the model that was saved"
+                    "build the model that was saved."
                 )

@@ -179,5 +179,5 @@ def check_dense_size(info: ArtifactInfo, max_bytes: int | None) -> None:
     if info.dense_bytes > (limit if max_bytes is None else max_bytes):
         raise ArtifactError(
             f"the file has {info.file_bytes} bytes, but its tensors take {info.dense_bytes}; if "
-            f"you trust it, pass max_bytes={info.dense_bytes}"
+            f"you trust it, pass max_bytes={info.dense_bytes}."
         )

@@ -81,7 +81,7 @@ def save(
     if not isinstance(model, nn.Module):
         raise InputError(
             f"save(model): got a value of type {type(model).__name__}; pass the network, "
-            "an nn.Module"
+            "an nn.Module."
         )
     _check_finished(model)
     check_choice("save", "values", values, (None, "fp16"))
@@ -128,7 +128,7 @@ def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part
     if negative >= 100 and 10 * negative > sum(tensor.numel() for tensor in values):
         warnings.warn(
             f"save(model): {negative} weights are -0.0 (a negative weight times a mask of 0), "
-            "which is stored like any other value; add 0.0 to the weights to make them zeros",
+            "which is stored like any other value; add 0.0 to the weights to make them zeros.",
             stacklevel=3,
         )
 
@@ -159,12 +159,12 @@ def _storable(name: str, value: Any) -> Tensor:
     if not plain or value.layout != torch.strided or value.dtype not in DTYPE_NAMES:
         raise InputError(
             f"save(model): {name} is {_kind(value)}, which the format cannot store; "
-            "use plain, initialised tensors only"
+            "use plain, initialised tensors only."
         )
     if name == "__metadata__" or name.startswith(RESERVED):
-        raise InputError(f"save(model): the file format reserves the name {name}; rename it")
+        raise InputError(f"save(model): the file format reserves the name {name}; rename it.")
     if not is_name(name):
-        raise InputError(f"save(model): the name {name!r} is not valid Unicode; rename it")
+        raise InputError(f"save(model): the name {name!r} is not valid Unicode; rename it.")
     assert isinstance(value, Tensor)
     return value
 
@@ -209,7 +209,7 @@ def _to_fp16(name: str, weight: Tensor) -> Tensor:
     if overflow.any():
         raise InputError(
             f"save(values='fp16'): {name} contains {float(weight[overflow][0]):g}, and the largest "
-            f"fp16 number is {_FP16_MAX:g}; save without values=, or rescale the layer"
+            f"fp16 number is {_FP16_MAX:g}; save without values=, or rescale the layer."
         )
     tiny = torch.full_like(half, _FP16_TINY).copysign_(half)
     return torch.where((half == 0) & (weight != 0), tiny, half)
@@ -230,6 +230,6 @@ def _measure_change(
         if not is_number(result):
             raise InputError(
                 f"save(measure=...): returned {result!r:.80}; expected a finite number, "
-                "such as an accuracy"
+                "such as an accuracy."
             )
     return results

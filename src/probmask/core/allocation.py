@@ -1,6 +1,7 @@
-"""How a global number of kept weights is split over layers: uniform, Erdős-Rényi, ERK.
+"""Allocation of one budget of kept weights to layers: global, uniform, Erdős-Rényi or ERK.
 
-A weight's shape is PyTorch's: (out, in/groups, *kernel) of a convolution, (out, in) of a linear.
+Shapes of weights are PyTorch's: (out, in/groups, *kernel) for a convolution, (out, in) for a linear
+layer.
 """
 
 import math
@@ -16,53 +17,109 @@ from probmask.errors import InputError
 
 
 def largest_remainder(shares: Sequence[float], total: int, caps: Sequence[int]) -> list[int]:
-    """Integers k with Σ k = total and k ≤ caps, as near to total·shares/Σ shares as that allows.
+    """Integers k with Σ k = total and k ≤ caps, as close to total·shares/Σ shares as possible.
 
-    An entry whose part would exceed its cap gets the cap, and the rest is split anew among the
-    others. Each then gets its part rounded down; the units left over go to the largest remainders,
-    among equal ones to the earlier. Entries with share 0 get something only once all others are
-    full, in proportion to their caps.
+    An entry whose quota exceeds its cap gets the cap, and the rest is split among the others. Each
+    entry then gets its quota rounded down; the remaining units go to the largest remainders, and
+    among equal remainders to the earlier entry. Entries with share 0 get units only after all
+    others are full, in proportion to their caps.
+
+    Args:
+        shares: nonnegative weights of the entries.
+        total: the sum of the result.
+        caps: the largest value of each entry.
+
+    Returns:
+        One integer per entry.
+
+    Raises:
+        InputError: if a share or cap is negative or infinite, or ``total`` exceeds the caps.
+
+    Example:
+        >>> largest_remainder([8, 1, 1], 10, caps=[2, 9, 9])
+        [2, 4, 4]
     """
-    _check(shares, total, caps)
+    _check_shares(shares, total, caps)
     total = int(total)
-    parts = _capped_parts([Fraction(s) for s in shares], total, caps)
-    counts = [math.floor(p) for p in parts]
-    # sorted() is stable, so of equal remainders the earlier comes first.
-    by_remainder = sorted(range(len(parts)), key=lambda i: counts[i] - parts[i])
+    quotas = _capped_quotas([Fraction(s) for s in shares], total, caps)
+    counts = [math.floor(q) for q in quotas]
+    # sorted() is stable: among equal remainders the earlier entry comes first.
+    by_remainder = sorted(range(len(quotas)), key=lambda i: counts[i] - quotas[i])
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts
 
 
 def uniform(sizes: Sequence[int], keep: int) -> list[int]:
-    """k[i] = keep · sizes[i] / Σ sizes: the same fraction kept in each layer, Σ k = keep."""
+    """k[i] = keep · sizes[i] / Σ sizes: the same fraction of each layer, with Σ k = keep.
+
+    Args:
+        sizes: the number of weights of each layer.
+        keep: the number of weights to keep.
+
+    Returns:
+        The number of weights to keep in each layer.
+
+    Raises:
+        InputError: if ``keep`` is not an integer from 0 to Σ sizes.
+
+    Example:
+        >>> uniform([100, 300], 40)
+        [10, 30]
+    """
     _check_keep("uniform", keep, sizes)
     return largest_remainder(sizes, keep, sizes)
 
 
 def erdos_renyi(shapes: Sequence[tuple[int, ...]], keep: int, *, kernel: bool) -> list[int]:
-    """k[i] = density · size with density ∝ (n_in + n_out) / (n_in · n_out), Σ k = keep exactly.
+    """k[i] = density · size with density ∝ (n_in + n_out) / (n_in · n_out) and Σ k = keep.
 
-    With `kernel` (ERK) density ∝ (n_in + n_out + Σ kernel) / (n_in · n_out · Π kernel), for kernels
-    of any rank. Layers whose density would exceed 1 are dense, and the rest is solved again.
-    Evci et al., "Rigging the Lottery", section 3; Mocanu et al. for the form without kernel.
+    With ``kernel`` (ERK), density ∝ (n_in + n_out + Σ kernel) / (n_in · n_out · Π kernel), for
+    kernels of any rank. Layers whose density would exceed 1 are dense, and the others share the
+    rest. ER is Mocanu et al. (2018), ERK is Evci et al., "Rigging the Lottery", section 3.
+
+    Args:
+        shapes: the shape of each layer's weight.
+        keep: the number of weights to keep.
+        kernel: whether the size of the kernel counts (ERK).
+
+    Returns:
+        The number of weights to keep in each layer.
+
+    Raises:
+        InputError: if ``keep`` is not an integer from 0 to the number of weights, or a shape has
+            fewer than two dimensions.
+
+    Example:
+        >>> erdos_renyi([(40, 60), (10, 40)], 300, kernel=True)
+        [200, 100]
     """
     for i, shape in enumerate(shapes):
         if len(shape) < 2:
             raise InputError(
-                f"erdos_renyi(keep={keep}): shapes[{i}] is {tuple(shape)}; a layer's weight has "
-                "the shape (out, in/groups, *kernel); leave biases and norms out."
+                f"erdos_renyi(keep={keep}): shapes[{i}] is {tuple(shape)}; the weight of a layer "
+                "has the shape (out, in/groups, *kernel). Leave out biases and norms."
             )
     sizes = [math.prod(shape) for shape in shapes]
     _check_keep("erdos_renyi", keep, sizes)
-    # Density times size: the product of the dimensions cancels, and the numbers stay integers.
+    # In density · size the product of the dimensions cancels, so the shares are integers.
     shares = [sum(s) if kernel else (s[0] + s[1]) * math.prod(s[2:]) for s in shapes]
     return largest_remainder(shares, keep, sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A rule: one order over all layers, or a number for each by ``allocation``."""
+    """Rule that distributes the kept weights over layers.
+
+    With ``allocation="global"`` the layers compete for one budget. Otherwise each layer gets its
+    own number of kept weights: "uniform", "er" or "erk". The first and the last layer can stay
+    dense; the other layers then keep fewer weights, and the total stays the same.
+
+    Example:
+        >>> rule = Spread(allocation="uniform", dense_last=True)
+        >>> rule.counts([(4, 10), (4, 10), (2, 10)], keep=40)
+        [10, 10, 20]
+    """
 
     allocation: Literal["global", "uniform", "er", "erk"]
     dense_first: bool = False
@@ -76,7 +133,7 @@ class Spread:
         dense_first: bool = False,
         dense_last: bool = False,
     ) -> Self:
-        """One order over all layers, or the same fraction of each."""
+        """Return the rule for a scope: one global budget, or the same fraction of each layer."""
         allocation: Literal["global", "uniform"] = "global" if scope == "global" else "uniform"
         return cls(allocation=allocation, dense_first=dense_first, dense_last=dense_last)
 
@@ -102,24 +159,24 @@ class Spread:
         return cls.over(scope, dense_first=bool(dense_first), dense_last=bool(dense_last))
 
     def dense(self, layers: int) -> frozenset[int]:
-        """Which of so many layers are left dense."""
+        """Return the indices of the dense layers among this number of layers."""
         first = {0} if self.dense_first else set()
         last = {layers - 1} if self.dense_last else set()
         return frozenset(first | last)
 
     def check(self, caller: str, sizes: Sequence[int], keep: int) -> None:
-        """Refuse a budget that the dense layers exceed, or use up while there are others."""
+        """Raise InputError if the dense layers leave no weights of the budget for the others."""
         dense = self.dense(len(sizes))
         held = sum(sizes[i] for i in dense)
         if dense and (held > keep or (held == keep and len(dense) < len(sizes))):
             raise InputError(
                 f"{caller}: the dense layers alone hold {held} weights, the budget is {keep} of "
-                f"{sum(sizes)} and must leave some for the others; lower sparsity, or make them "
-                "sparse too."
+                f"{sum(sizes)}. The other layers need a part of it; lower sparsity, or make the "
+                "dense layers sparse too."
             )
 
     def counts(self, shapes: Sequence[tuple[int, ...]], keep: int) -> list[int]:
-        """k with Σ k = keep: dense layers whole, the others by the rule (not for "global")."""
+        """Return the number of weights to keep in each layer; not defined for "global"."""
         counts = [math.prod(shape) for shape in shapes]
         dense = self.dense(len(shapes))
         others = [i for i in range(len(shapes)) if i not in dense]
@@ -142,62 +199,74 @@ class Spread:
         spare: float = 0.0,
         ties: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        """Return masks of the ``keep`` largest values, with the rule's number in each layer.
+        """Return masks of the ``keep`` largest values, distributed over the layers by the rule.
 
-        While pruning is in progress, the fraction ``spare`` of the weights to prune is kept as
-        well. Masks for a smaller ``spare`` are subsets of those for a larger one, layer by layer.
-        Equal values are decided by the larger ``ties``.
+        Args:
+            values: one tensor per layer.
+            keep: the number of weights to keep in the end.
+            names: the names of the layers, for error messages.
+            spare: fraction of the weights to be pruned that is still kept, for a gradual ramp.
+                The mask for a lower fraction is a subset of the mask for a higher one, in every
+                layer.
+            ties: decide between equal values; the larger comes first.
+
+        Returns:
+            One boolean mask per layer.
         """
         if self.allocation == "global":
             dense = self.dense(len(values))
-            least = [v.numel() if i in dense else 0 for i, v in enumerate(values)]
-            more = round(spare * (sum(v.numel() for v in values) - keep))
-            return select_top(values, keep + more, ties=ties, minimum=least, names=names)
+            minimum = [v.numel() if i in dense else 0 for i, v in enumerate(values)]
+            extra = round(spare * (sum(v.numel() for v in values) - keep))
+            return select_top(values, keep + extra, ties=ties, minimum=minimum, names=names)
         sizes = [v.numel() for v in values]
         counts = self.counts([tuple(v.shape) for v in values], keep)
         enlarged = [k + round(spare * (n - k)) for k, n in zip(counts, sizes, strict=True)]
         return select_in_each(values, enlarged, ties=ties, names=names)
 
 
-def _capped_parts(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Fraction]:
-    """The fixed point of part = min(cap, λ·share) with Σ part = total, in exact fractions.
+def _capped_quotas(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Fraction]:
+    """quota = min(cap, λ·share) with Σ quota = total, solved for λ in exact fractions.
 
     Capping an entry leaves more for the others, so λ only grows and a capped entry stays capped.
     """
-    parts = [Fraction(cap) for cap in caps]
-    open_ = [i for i, cap in enumerate(caps) if cap > 0]
+    quotas = [Fraction(cap) for cap in caps]
+    uncapped = [i for i, cap in enumerate(caps) if cap > 0]
     left = total
-    while open_:
-        if not any(shares[i] for i in open_):
+    while uncapped:
+        if not any(shares[i] for i in uncapped):
             shares = [Fraction(cap) for cap in caps]
-        scale = left / sum((shares[i] for i in open_), Fraction(0))
-        over = {i for i in open_ if scale * shares[i] >= caps[i]}
+        scale = left / sum((shares[i] for i in uncapped), Fraction(0))
+        over = {i for i in uncapped if scale * shares[i] >= caps[i]}
         if not over:
             break
         left -= sum(caps[i] for i in over)
-        open_ = [i for i in open_ if i not in over]
-    for i in open_:
-        parts[i] = scale * shares[i]
-    return parts
+        uncapped = [i for i in uncapped if i not in over]
+    for i in uncapped:
+        quotas[i] = scale * shares[i]
+    return quotas
 
 
-def _check(shares: Sequence[float], total: int, caps: Sequence[int]) -> None:
+def _check_shares(shares: Sequence[float], total: int, caps: Sequence[int]) -> None:
     call = f"largest_remainder(total={total})"
     if len(shares) != len(caps):
         lengths = f"{len(shares)} shares for {len(caps)} caps"
         raise InputError(f"{call}: {lengths}; pass one cap for each share.")
-    for what, numbers in (("shares", shares), ("caps", caps)):
+    for label, numbers in (("shares", shares), ("caps", caps)):
         for i, x in enumerate(numbers):
             if not 0 <= x < math.inf:
-                raise InputError(f"{call}: {what}[{i}] is {x}; it must be finite and not negative.")
+                raise InputError(
+                    f"{call}: {label}[{i}] is {x}; it must be finite and not negative."
+                )
     if not (0 <= total <= sum(caps) and total == int(total)):
-        raise InputError(f"{call}: total is an integer from 0 to {sum(caps)}, the sum of the caps.")
+        raise InputError(
+            f"{call}: total must be an integer from 0 to {sum(caps)}, the sum of the caps."
+        )
 
 
 def _check_keep(call: str, keep: int, sizes: Sequence[int]) -> None:
     n = sum(sizes)
     if not (0 <= keep <= n and keep == int(keep)):
         raise InputError(
-            f"{call}(keep={keep}): keep is the number of weights to keep, from 0 to the {n} there "
-            "are; for a sparsity pass n - round(sparsity * n)."
+            f"{call}(keep={keep}): keep is the number of weights to keep, an integer from 0 to "
+            f"{n}; for a sparsity pass n - round(sparsity * n)."
         )

@@ -1,4 +1,7 @@
-"""Compiled kernels where they can be used, and the threads that run them."""
+"""Load compiled kernels where they can be used, and run them on several threads.
+
+Numba is optional and slow to import. It is imported by the first call that can use a kernel.
+"""
 
 import os
 import warnings
@@ -13,41 +16,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_LEAST = 1 << 15  # entries below which waking another thread takes longer than they do
-_PLAIN = (Tensor, nn.Parameter)
+_SMALLEST_PART = 1 << 15  # with fewer entries, waking a thread takes longer than the work
+_CACHE_LINE = 16  # fp32 entries
+_PLAIN_TYPES = (Tensor, nn.Parameter)
+
+# Which tensor, its first entry, and the entry after its last.
 Span = tuple[int, int, int]
 
 
 def kernels_for(name: str, *tensors: Tensor) -> Any:
-    """The kernels ``probmask.core.NAME`` if they can work on these tensors, else None.
+    """Return the module ``probmask.core.NAME`` if its kernels work on these tensors, else None.
 
-    They are for tensors in the memory of the CPU, and Numba must be installed. A graph that is
-    being traced gets plain operations, from which the compiler makes kernels of its own.
+    The kernels need Numba and tensors in CPU memory. While a graph is traced this returns None:
+    the caller's PyTorch operations are traced, and the graph compiler makes its own kernels.
     """
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return None
-    if any(type(t) not in _PLAIN or t.device.type != "cpu" for t in tensors):
+    if any(type(t) not in _PLAIN_TYPES or t.device.type != "cpu" for t in tensors):
         return None
     return _kernels(name)
 
 
-def in_parts(count: int, work: Callable[[int, int], Any]) -> list[Any]:
-    """work(begin, end) on as many parts of ``count`` entries as PyTorch has threads."""
-    threads = max(1, min(torch.get_num_threads(), count // _LEAST))
+def map_parts(count: int, work: Callable[[int, int], Any]) -> list[Any]:
+    """Split ``count`` entries over PyTorch's number of threads; return each work(begin, end)."""
+    threads = max(1, min(torch.get_num_threads(), count // _SMALLEST_PART))
     if threads == 1:
         return [work(0, count)]
-    # Whole cache lines: no two threads write to the same.
-    bounds = [count * k // threads // 16 * 16 for k in range(threads)] + [count]
+    # A part has whole cache lines, so no two threads write to the same line.
+    line = _CACHE_LINE
+    bounds = [count * k // threads // line * line for k in range(threads)] + [count]
     first, *others = pairwise(bounds)
     pool = _pool(os.getpid(), torch.get_num_threads() - 1)
     pending = [pool.submit(work, *part) for part in others]
     return [work(*first), *(each.result() for each in pending)]
 
 
-def in_parts_of(sizes: Sequence[int], work: Callable[[list[Span]], Any]) -> list[Any]:
-    """The same of tensors of these sizes together: threads are handed work once, not for each.
+def map_spans(sizes: Sequence[int], work: Callable[[list[Span]], Any]) -> list[Any]:
+    """Split the entries of several tensors over the threads; return work(spans) of each part.
 
-    ``work`` gets what belongs to its part: which tensor, from which entry on and up to which.
+    The tensors are split as if they were joined, so each thread is started once, not once per
+    tensor.
     """
     bounds = list(pairwise(accumulate(sizes, initial=0)))
 
@@ -55,7 +63,7 @@ def in_parts_of(sizes: Sequence[int], work: Callable[[list[Span]], Any]) -> list
         spans = [(k, max(begin, a) - a, min(end, b) - a) for k, (a, b) in enumerate(bounds)]
         return work([span for span in spans if span[1] < span[2]])
 
-    return in_parts(sum(sizes), part)
+    return map_parts(sum(sizes), part)
 
 
 @lru_cache
@@ -64,12 +72,10 @@ def _kernels(name: str) -> Any:
         return None
     try:
         return import_module(f"probmask.core.{name}")
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # another NumPy, or no room to cache
+    # ImportError: Numba needs another NumPy. RuntimeError: Numba cannot write its cache.
+    except (ImportError, RuntimeError) as error:
         warnings.warn(
-            f"Numba cannot be used ({error}); PyTorch computes the masks instead, more slowly.",
+            f"Numba cannot be used ({error}). PyTorch computes the masks instead, more slowly.",
             stacklevel=2,
         )
         return None
@@ -77,5 +83,5 @@ def _kernels(name: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: a fork has none of its parent's."""
+    """Return the threads of this process; a forked process does not have its parent's threads."""
     return ThreadPoolExecutor(threads, f"probmask-{process}")

@@ -1,9 +1,9 @@
-"""Importance under a Fisher information that is a Kronecker product; patches of convolutions.
+"""Importance of weights under a Kronecker-factored Fisher information.
 
-The weight W of a layer is a matrix whose gradient is, for each example, a sum over positions of
-outer products r cᵀ. K-FAC takes its Fisher information for F = R ⊗ C with R = E[r rᵀ] and
-C = E[c cᵀ] (Martens and Grosse 2015; Grosse and Martens 2016 for convolutions). Groups of a
-convolution are matrices of their own, along a leading dimension.
+For each example, the gradient of a layer's weight matrix W is a sum over positions of outer
+products r cᵀ. K-FAC approximates its Fisher information by F = R ⊗ C with R = E[r rᵀ] and
+C = E[c cᵀ] (Martens and Grosse 2015; Grosse and Martens 2016 for convolutions). Each group of a
+grouped convolution is a matrix of its own, along a leading dimension.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,23 @@ from torch import Tensor
 def unfold(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """(n, channels, *positions, *kernel): what a kernel of any rank sees at each position of x."""
+    """Return the patches of x under a kernel of any rank: (n, channels, *positions, *kernel)."""
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
         x = x.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
     return x
 
 
 def second_moment(v: Tensor) -> Tensor:
-    """Σ v vᵀ of each group, for vectors v of shape (n, groups, d): (groups, d, d)."""
+    """Σ v vᵀ for each group: vectors (n, groups, d) give matrices (groups, d, d)."""
     by_group = v.transpose(0, 1)
     return by_group.mT @ by_group
 
 
 def inverse_diagonal(M: Tensor, damping: float) -> Tensor:
-    """diag((M + λ I)⁻¹) of each matrix, λ = damping · tr(M) / d, in float64.
+    """diag((M + λ I)⁻¹) for each matrix, with λ = damping · tr(M) / d, in float64.
 
-    A matrix of zeros (nothing ever came in) is taken for nearly zero, not for singular.
+    The trace has a lower bound, so that a matrix of zeros (an input that is always 0) is not
+    singular.
     """
     M = M.double()
     mean = M.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(1e-30)
@@ -41,12 +42,21 @@ def inverse_diagonal(M: Tensor, damping: float) -> Tensor:
 
 
 def obs_importance(W: Tensor, R: Tensor, C: Tensor, damping: float) -> Tensor:
-    """W_ij² / (2 [R⁻¹]_ii [C⁻¹]_jj): what removing a weight costs if the others may adapt to it.
+    """W_ij² / (2 [R⁻¹]_ii [C⁻¹]_jj): the loss increase when a weight is pruned.
 
-    The optimal brain surgeon's w² / (2 [F⁻¹]_qq) for F = R ⊗ C, whose inverse has the diagonal
-    [R⁻¹]_ii [C⁻¹]_jj. W has any shape of which (groups, i, j) is a view.
+    This is the optimal brain surgeon's w² / (2 [F⁻¹]_qq), which lets the other weights adapt. For
+    F = R ⊗ C the inverse has the diagonal [R⁻¹]_ii [C⁻¹]_jj.
+
+    Args:
+        W: the weight, of any shape that can be viewed as (groups, i, j).
+        R: E[r rᵀ], (groups, i, i).
+        C: E[c cᵀ], (groups, j, j).
+        damping: λ relative to the mean diagonal, as in `inverse_diagonal`.
+
+    Returns:
+        The importance of each weight, float64, in the shape of W.
     """
     rows, columns = inverse_diagonal(R, damping), inverse_diagonal(C, damping)
     matrices = W.double().reshape(*rows.shape, columns.shape[-1])
-    cost = matrices.square() / (2 * rows[..., :, None] * columns[..., None, :])
-    return cost.reshape(W.shape)
+    importance = matrices.square() / (2 * rows[..., :, None] * columns[..., None, :])
+    return importance.reshape(W.shape)

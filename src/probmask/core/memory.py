@@ -1,4 +1,4 @@
-"""The order in which a tensor's entries lie in memory: row-major, channels last, or any other."""
+"""Memory of tensors: the order of their entries, and allocation in large pages."""
 
 import numpy as np
 import torch
@@ -6,15 +6,18 @@ from torch import Tensor
 
 
 def storage_order(tensor: Tensor) -> list[int]:
-    """Its dimensions from the slowest to the fastest: so permuted, a dense tensor is contiguous."""
+    """Return the dimensions from the largest stride to the smallest.
+
+    A dense tensor permuted to this order is contiguous, whether it is row-major or channels last.
+    """
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
-def as_stored(*tensors: Tensor) -> list[Tensor] | None:
-    """All entries of each as a vector, in the order in memory that the tensors have in common.
+def storage_vectors(*tensors: Tensor) -> list[Tensor] | None:
+    """Return each tensor as a 1-D view of its entries, in one memory order common to all.
 
-    Views: what is written to them is written to the tensors. None if they lie in different orders,
-    or with gaps.
+    The vectors are views: writing to them writes to the tensors. Returns None if the tensors have
+    different memory orders or gaps between their entries.
     """
     if not all(tensor.is_contiguous() for tensor in tensors):
         order = storage_order(tensors[0])
@@ -24,21 +27,21 @@ def as_stored(*tensors: Tensor) -> list[Tensor] | None:
     return [tensor.view(-1) for tensor in tensors]
 
 
-def room_for(shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor in the CPU's memory with nothing in it yet, in row-major order; fp32 or fp64.
+def empty_in_large_pages(shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return an uninitialized row-major CPU tensor of fp32 or fp64.
 
-    NumPy asks the system for large pages where an array is large; PyTorch does not by itself. In
-    pages of 4 KB, a result of many megabytes takes longer to be given its memory than to be
-    computed: 2 ns per number, at every step, if the allocator has given it back in between.
+    NumPy asks the system for large pages for large arrays, PyTorch does not by default. In pages of
+    4 KB, allocating a result of many megabytes takes longer than computing it: 2 ns per number, at
+    every step, if the allocator returned the memory in between.
     """
     wide = np.float64 if dtype == torch.float64 else np.float32
     return torch.from_numpy(np.empty(tuple(shape), wide))
 
 
-def room_like(tensor: Tensor) -> Tensor:
-    """The same for fp32 entries that lie in the order in which this tensor's do."""
+def empty_like_in_large_pages(tensor: Tensor) -> Tensor:
+    """Return an uninitialized fp32 CPU tensor with the shape and memory order of ``tensor``."""
     if tensor.is_contiguous():
-        return room_for(tensor.shape)
-    laid_out = torch.empty_like(tensor, device="meta")
-    flat = room_for(torch.Size((tensor.numel(),)))
-    return flat.as_strided(laid_out.shape, laid_out.stride())
+        return empty_in_large_pages(tensor.shape)
+    target = torch.empty_like(tensor, device="meta")
+    flat = empty_in_large_pages(torch.Size((tensor.numel(),)))
+    return flat.as_strided(target.shape, target.stride())

@@ -1,12 +1,12 @@
-"""The arithmetic of ProbMask's released code, with its epsilon, its bisection and its accidents.
+"""The arithmetic of ProbMask's released code, with its epsilon and its bisection.
 
-Only ``ProbMask(compat="official")`` uses this; the other files of this package compute the same
-quantities exactly. The differences that matter (they decide who may come back):
+Only ``ProbMask(compat="official")`` uses this file. The rest of this package computes the same
+quantities exactly. Two differences decide which pruned weights can return:
 
-- at s = 1 the epsilon makes the slope exactly zero at every temperature, so s = 1 would be
-  absorbing, but while the whole network is kept the bisection does not notice that the constraint
-  already holds and subtracts 2^-21, which lets every probability escape from 1 once;
-- at s = 0 the slope is that of s = 1e-20: heavy-tailed at temperature 1, gone below 0.5.
+- At s = 1 the epsilon makes the slope exactly zero at every temperature, so a probability of 1
+  would never change. But while the whole network is kept, the bisection does not notice that the
+  constraint already holds, and it subtracts 2^-21. This moves every probability away from 1 once.
+- At s = 0 the slope is that of s = 1e-20: heavy-tailed at temperature 1, zero below 0.5.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,25 @@ from torch import Tensor
 
 _EPS = 1e-20
 _TOLERANCE = 1e-3
-_LAST_PASS = 21
+_MAX_HALVINGS = 21
 
 
 def official_noise(u0: Tensor, u1: Tensor) -> Tensor:
-    """-ln(ln(u0 + eps) / ln(u1 + eps) + eps): a difference of two Gumbel variables."""
+    """g = -ln(ln(u₀ + ε) / ln(u₁ + ε) + ε): the difference of two Gumbel variables."""
     return -torch.log(torch.log(u0 + _EPS) / torch.log(u1 + _EPS) + _EPS)
 
 
 def official_mask(prob: Tensor, noise: Tensor, temperature: Tensor) -> Tensor:
-    """sigmoid((ln(s + eps) - ln(1 - s + eps) + noise) / tau), differentiated by autograd."""
+    """m = σ((ln(s + ε) - ln(1 - s + ε) + g) / τ), differentiated by autograd."""
     logit = torch.log(prob + _EPS) - torch.log(1.0 - prob + _EPS)
     return torch.sigmoid((logit + noise) * temperature.reciprocal())
 
 
 def official_project_(probs: Sequence[Tensor], keep: float) -> float:
-    """s <- clip(s - v, 0, 1) with v from at most 21 halvings of [0, max s] and fp32 sums."""
+    """s ← clip(s - v, 0, 1) in place, with v from at most 21 halvings of [0, max s]; return v.
+
+    Sums are in fp32, and the search stops when Σ s is within 1e-3 of ``keep``.
+    """
     with torch.no_grad():
         shift = _bisect(probs, keep)
         for prob in probs:
@@ -51,7 +54,7 @@ def _bisect(probs: Sequence[Tensor], keep: float) -> Tensor:
         return low
     high = torch.stack([low, *(prob.max() for prob in probs)]).max()
     middle = (low + high) / 2
-    for _ in range(1, _LAST_PASS):
+    for _ in range(1, _MAX_HALVINGS):
         gap = excess(middle)
         if abs(gap) < _TOLERANCE:
             break

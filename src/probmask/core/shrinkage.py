@@ -1,4 +1,8 @@
-"""Shrinking towards zero by a threshold, so that the large weights hardly notice."""
+"""Shrinkage of weights by a threshold θ, and the gradients of the pruned weights.
+
+ProbMask with tied probabilities keeps the part s of a weight that shrinkage leaves; its
+temperature is 1/p. Feather is the case p = 3.
+"""
 
 import math
 from typing import Any
@@ -7,15 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmask.core.kernel_runner import in_parts, kernels_for
-from probmask.core.memory import as_stored, room_like
+from probmask.core.kernel_runner import kernels_for, map_parts
+from probmask.core.memory import empty_like_in_large_pages, storage_vectors
 
 
 def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
-    """s = (1 - (θ / |w|)^p)^(1/p) where |w| > θ, else 0, of fp32 or fp64 weights.
+    """s = (1 - (θ / |w|)^p)^(1/p) where |w| > θ, else 0.
 
-    p = 1 is the soft threshold, p = 3 Feather's (BMVC 2023), and with p to infinity it becomes the
-    hard one. Computed from 1 - θ/|w|, so that nothing is lost close to the threshold.
+    p = 1 is the soft threshold, p = 3 is Feather's (BMVC 2023), and p → ∞ is the hard threshold.
+    Computed from 1 - θ/|w|, so that s is accurate close to the threshold.
+
+    Args:
+        weight: w, fp32 or fp64.
+        threshold: θ ≥ 0, a 0-D tensor.
+        power: p ≥ 1, a 0-D tensor.
+
+    Returns:
+        s, in [0, 1].
+
+    Example:
+        >>> kept_part(torch.tensor([0.5, -2.0]), torch.tensor(1.0), torch.tensor(1.0)).tolist()
+        [0.0, 0.5]
     """
     size = weight.abs().clamp_min(torch.finfo(weight.dtype).tiny)
     excess = ((size - threshold) / size).clamp_min(0.0)
@@ -23,44 +39,85 @@ def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
 
 
 def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
-    """w s where active, else 0; s = `kept_part`. For p = 3: sign(w) (|w|³ - θ³)^⅓.
+    """w s where active, else 0, with s of `kept_part`; for p = 3, sign(w) (|w|³ - θ³)^⅓.
 
-    With a threshold of zero it is the weight itself, to the bit.
+    For θ = 0 the active entries are the weight itself, bit for bit.
+
+    Args:
+        weight: w, fp32 or fp64.
+        active: the mask of kept weights.
+        threshold: θ ≥ 0, a 0-D tensor.
+        power: p ≥ 1, a 0-D tensor.
+
+    Returns:
+        The shrunk weight, in the memory order of ``weight``.
+
+    Example:
+        >>> w, kept = torch.tensor([0.5, -2.0]), torch.tensor([False, True])
+        >>> power_shrink(w, kept, torch.tensor(1.0), torch.tensor(1.0)).tolist()
+        [0.0, -1.0]
     """
     kernels = kernels_for("shrinkage_kernels", weight, active, threshold, power)
     if kernels is None or weight.dtype != torch.float32:
         return torch.where(active, weight * kept_part(weight, threshold, power), 0.0)
-    out = room_like(weight)
-    w, a, o = _stored_like(out, weight, active, out)
-    cut, p = np.float32(threshold.item()), np.float32(power.item())
+    out = empty_like_in_large_pages(weight)
+    w, a, o = _arrays(out, weight, active, out)
+    theta, p = np.float32(threshold.item()), np.float32(power.item())
 
     def part(begin: int, end: int) -> None:
-        kernels.power(w[begin:end], a[begin:end], cut, p, o[begin:end])
+        kernels.power(w[begin:end], a[begin:end], theta, p, o[begin:end])
 
-    in_parts(len(o), part)
+    map_parts(len(o), part)
     return out
 
 
 def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
-    """The |w| that `power_shrink` takes to ``size``: (size^p + θ^p)^(1/p); θ itself to 0."""
+    """|w| = (size^p + θ^p)^(1/p), the inverse of `power_shrink`: it shrinks to ``size``.
+
+    Args:
+        size: the size after shrinkage, not negative.
+        threshold: θ ≥ 0, a 0-D tensor.
+        power: p ≥ 1, a 0-D tensor.
+
+    Returns:
+        |w|, which is θ for a size of 0.
+
+    Example:
+        >>> power_grow(torch.tensor([0.0, 1.0]), torch.tensor(1.0), torch.tensor(1.0)).tolist()
+        [1.0, 2.0]
+    """
     larger = torch.maximum(size, threshold).clamp_min(torch.finfo(size.dtype).tiny)
     total = (size / larger).pow(power) + (threshold / larger).pow(power)
     return larger * total.pow(1 / power)
 
 
 def temper_removed(grad: Tensor, active: Tensor, share: Tensor, *, most: float) -> Tensor:
-    """Outside the active entries share·g, g first clamped to ± most times the RMS inside; else g.
+    """g where active, else share · clip(g, -b, b) with b = most · RMS of g over active entries.
 
-    Laid out as ``active`` is. With nothing active there is nothing to compare with: all is zero.
+    If no entry is active, b = 0 and the result is zero.
+
+    Args:
+        grad: g, the gradient of a weight.
+        active: the mask of kept weights.
+        share: the factor on the gradient of pruned weights, a 0-D tensor.
+        most: the bound on the gradient of a pruned weight, in units of the RMS.
+
+    Returns:
+        The tempered gradient, in the memory order of ``active`` where a kernel computes it.
+
+    Example:
+        >>> g, kept = torch.tensor([2.0, 1.0, 9.0]), torch.tensor([True, False, False])
+        >>> temper_removed(g, kept, torch.tensor(0.5), most=3.0).tolist()
+        [2.0, 0.5, 3.0]
     """
     kernels = kernels_for("shrinkage_kernels", grad, active, share)
     if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
         inside = torch.where(active, grad, 0.0).double().square().sum()
         rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)
         return torch.where(active, grad, share.to(grad.dtype) * grad.clamp(-most * rms, most * rms))
-    out = room_like(active)
-    g, a, o = _stored_like(out, grad, active, out)
-    sums = in_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
+    out = empty_like_in_large_pages(active)
+    g, a, o = _arrays(out, grad, active, out)
+    sums = map_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
     total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
     limit = np.float32(most * math.sqrt(total / count) if count else 0.0)
     factor = np.float32(share.item())
@@ -68,18 +125,18 @@ def temper_removed(grad: Tensor, active: Tensor, share: Tensor, *, most: float) 
     def part(begin: int, end: int) -> None:
         kernels.temper(g[begin:end], a[begin:end], factor, limit, o[begin:end])
 
-    in_parts(len(g), part)
+    map_parts(len(g), part)
     return out
 
 
-def _stored_like(out: Tensor, *tensors: Tensor) -> list[Any]:
-    """The entries of each as NumPy has them, in the order that ``out`` has in memory."""
-    found = []
+def _arrays(out: Tensor, *tensors: Tensor) -> list[Any]:
+    """Return the entries of each tensor as a NumPy array, in the memory order of ``out``."""
+    arrays = []
     for tensor in tensors:
-        vectors = as_stored(out, tensor.detach())
+        vectors = storage_vectors(out, tensor.detach())
         if vectors is None:
-            laid_out = torch.empty_like(out, dtype=tensor.dtype)
-            vectors = as_stored(out, laid_out.copy_(tensor.detach()))
+            copy = torch.empty_like(out, dtype=tensor.dtype)
+            vectors = storage_vectors(out, copy.copy_(tensor.detach()))
         assert vectors is not None
-        found.append(vectors[1].numpy())
-    return found
+        arrays.append(vectors[1].numpy())
+    return arrays

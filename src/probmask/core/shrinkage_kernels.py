@@ -1,6 +1,6 @@
-"""Shrinking, and the gradient of what is removed, compiled: one pass over memory each.
+"""Kernels of `probmask.core.shrinkage`, each one or two passes over memory.
 
-Mypy is told in pyproject.toml that Numba has the types.
+Numba infers the types; pyproject.toml excludes this file from mypy.
 """
 
 import numpy as np
@@ -10,20 +10,20 @@ from probmask.core.vector_math import cube_root, exp2, log2, log2_one_less, one_
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract"}}
 _ZERO, _ONE, _THREE = np.float32(0), np.float32(1), np.float32(3)
-_SMALLEST = np.float32(2.0**-126)  # of the normal numbers
+_SMALLEST = np.float32(2.0**-126)  # normal number
 _INFINITE = np.float32(np.inf)
-_BLOCK = 1024  # entries that are looked at together: they stay in the first cache
-_MANY = 640  # active ones in a block beyond which gathering them costs more than it saves
-_VECTOR = 8
-_ALL_BUT_ONE = np.float32(1 - 2.0**-24)
+_BLOCK = 1024  # entries handled together: they stay in the first-level cache
+_MANY = 640  # with more active entries in a block, gathering costs more than it saves
+_VECTOR = 8  # fp32 entries per vector
+_BELOW_ONE = np.float32(1 - 2.0**-24)  # the largest fp32 number below 1
 
 
 @njit(**_OPTIONS)
 def power(weight, active, threshold, p, out):
     """out = w (1 - r^p)^(1/p) with r = θ / |w| where active, else 0.
 
-    In large layers few weights are active, and anywhere: these are gathered and computed side by
-    side. By either way an entry gets the same bits. Cubes are so cheap that it would not pay.
+    In large layers few weights are active, at scattered places. These are gathered and computed
+    together. Gathered or not, an entry gets the same bits. For p = 3 gathering does not pay.
     """
     if p == _THREE:
         _cube(weight, active, threshold, out)
@@ -43,12 +43,12 @@ def power(weight, active, threshold, p, out):
         if found == 0:
             continue
         count = 0
-        for i in range(len(some)):  # no branch: what is not active is overwritten by the next
+        for i in range(len(some)):  # branch-free: the next entry overwrites an inactive place
             places[count] = i
             count += some[i]
         for j in range(count):
             gathered[j] = w[places[j]]
-        whole = min(-(-count // _VECTOR) * _VECTOR, _BLOCK)  # what is left of a vector is slow
+        whole = min(-(-count // _VECTOR) * _VECTOR, _BLOCK)  # partial vectors are slow
         gathered[count:whole] = _ONE
         _power(gathered[:whole], every[:whole], threshold, p, computed[:whole])
         for j in range(count):
@@ -62,7 +62,7 @@ def _power(weight, active, threshold, p, out):
         w = weight[i]
         size = max(abs(w), _SMALLEST)
         excess = (size - threshold) / size  # 1 - r
-        part = one_less_exp2(p * log2_one_less(min(excess, _ALL_BUT_ONE)))
+        part = one_less_exp2(p * log2_one_less(min(excess, _BELOW_ONE)))
         root = exp2(log2(max(part, _SMALLEST)) * inverse)
         root = _ONE if threshold == _ZERO else root if excess > _ZERO else _ZERO
         out[i] = w * root if active[i] else _ZERO
@@ -70,7 +70,7 @@ def _power(weight, active, threshold, p, out):
 
 @njit(**_OPTIONS)
 def _cube(weight, active, threshold, out):
-    """The same for p = 3: 1 - r³ = (1 - r)(1 + r + r²), of which no digits are lost."""
+    """`power` for p = 3, where 1 - r³ = (1 - r)(1 + r + r²) has no cancellation."""
     for i in range(len(out)):
         w = weight[i]
         size = max(abs(w), _SMALLEST)
@@ -81,13 +81,13 @@ def _cube(weight, active, threshold, out):
         out[i] = w * root if active[i] else _ZERO
 
 
-# Reordered, or the sum would be one long chain; in the same way for the same length.
+# "reassoc" lets LLVM vectorize the sum. The order of its terms depends only on their number.
 @njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def squares(grad, active):
-    """Σ g² over the active entries, and their number."""
+    """Return Σ g² over the active entries, and their number."""
     total, count = 0.0, 0
     for i in range(len(grad)):
-        g, kept = grad[i], active[i]  # loaded in any case: a choice among values is vectorised
+        g, kept = grad[i], active[i]  # loaded unconditionally, so that the loop is vectorized
         g = np.float64(g if kept else _ZERO)
         total += g * g
         count += kept
@@ -96,7 +96,7 @@ def squares(grad, active):
 
 @njit(**_OPTIONS)
 def temper(grad, active, share, limit, out):
-    """out = g where active, else share g, g first clamped to ± limit; NaN stays."""
+    """out = g where active, else share · clip(g, -limit, limit); NaN stays NaN."""
     for i in range(len(grad)):
         g, kept = grad[i], active[i]
         bound = _INFINITE if kept else limit

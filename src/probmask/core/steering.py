@@ -1,47 +1,86 @@
-"""Steering a method that has no budget of its own towards one, by the knob it does have."""
+"""Control of methods that have no budget: steer a penalty λ until the right number is kept.
+
+A proportional-integral controller of ln λ. `steered` is its integral part, `pressed` its
+proportional part.
+"""
 
 import math
 
-# Over a whole training, an error of a factor e in what is kept raises the knob by e to this power,
-# and lowers it by the other: gates that have closed open again only with difficulty.
+# If the kept fraction is off by a factor e for a whole training, λ rises by e^_RISE or falls by
+# e^-_FALL. It falls faster because gates that have closed open again only slowly.
 _RISE, _FALL = 20.0, 80.0
-# An error acts at once, to this power, and not only through what it adds up to.
-_PUSH = 4.0
+_PROPORTIONAL = 4.0  # exponent of the proportional part
 _RANGE = (1e-3, 1e3)
 
 
 def steered(knob: float, kept: float, wanted: float, *, updates: int) -> float:
-    """λ ← λ (kept / wanted)^(r / updates): the knob rises while more is kept than wanted.
+    """λ ← λ (kept / wanted)^(r / updates): raise λ while more weights are kept than wanted.
 
-    Integral control of ln λ: in a training of ``updates`` updates, however many there are, it
-    doubles within the same part of it for the same error. It falls four times as fast, and stays
-    within 1e-3 to 1e3.
+    Integral control of ln λ. For the same error, λ doubles within the same fraction of the
+    training, for any number of updates. It falls four times as fast as it rises.
+
+    Args:
+        knob: λ, the strength of the penalty.
+        kept: the fraction of the weights that is kept now.
+        wanted: the fraction that should be kept.
+        updates: the number of updates of the whole training.
+
+    Returns:
+        The new λ, within [1e-3, 1e3].
+
+    Example:
+        >>> steered(1.0, 0.2, 0.1, updates=20)
+        2.0
     """
     response = _RISE if kept > wanted else _FALL
-    return _within(knob * math.pow(_ratio(kept, wanted), response / updates), *_RANGE)
+    return _clip(knob * math.pow(_ratio(kept, wanted), response / updates), *_RANGE)
 
 
 def pressed(knob: float, kept: float, wanted: float) -> float:
-    """λ (kept / wanted)^4: the knob with what the error of this moment adds.
+    """λ (kept / wanted)⁴: the penalty to apply now, with λ of `steered`.
 
-    The proportional part of the control; without it λ would swing about its value.
+    Proportional control; without it, λ would oscillate.
+
+    Args:
+        knob: λ of `steered`.
+        kept: the fraction of the weights that is kept now.
+        wanted: the fraction that should be kept.
+
+    Returns:
+        The strength of the penalty at this update.
+
+    Example:
+        >>> pressed(1.0, 0.2, 0.1)
+        16.0
     """
-    return knob * math.pow(_ratio(kept, wanted), _PUSH)
+    return knob * math.pow(_ratio(kept, wanted), _PROPORTIONAL)
 
 
 def travel_rate(distance: float, updates: int, *, most: float) -> float:
-    """2 distance / updates, but at most ``most``: Adam's rate for covering a distance in time.
+    """min(most, 2 distance / updates): Adam's learning rate to move a parameter by a distance.
 
-    Adam moves a parameter whose gradient keeps its sign by the rate at each update, and a rate that
-    falls along a cosine is half its height on average.
+    Adam moves a parameter by the learning rate at each update if its gradient keeps its sign. A
+    cosine schedule averages half of the initial rate.
+
+    Args:
+        distance: how far the parameter should be able to move.
+        updates: the number of updates of the training.
+        most: the largest rate.
+
+    Returns:
+        The initial learning rate.
+
+    Example:
+        >>> travel_rate(3.0, 600, most=0.1)
+        0.01
     """
     return min(most, 2 * distance / updates)
 
 
 def _ratio(kept: float, wanted: float) -> float:
-    """kept / wanted, within a factor of e: an error far off says no more than which way to go."""
-    return _within(kept / wanted, math.exp(-1), math.e)
+    """kept / wanted, clipped to [1/e, e]: of a large error only the direction counts."""
+    return _clip(kept / wanted, math.exp(-1), math.e)
 
 
-def _within(value: float, low: float, high: float) -> float:
+def _clip(value: float, low: float, high: float) -> float:
     return min(high, max(low, value))

@@ -1,7 +1,7 @@
-"""Logarithm and power of fp32 numbers, as polynomials that LLVM turns into vector code.
+"""Logarithm, power and cube root of fp32 numbers, as polynomials that LLVM vectorizes.
 
-Numba has no vector logarithm. Everything here is branch-free and inlined into the loops that use
-it. Compiled code has no types to check: mypy is told so in pyproject.toml.
+Numba has no vectorized logarithm. All functions are branch-free and inlined into the loops that
+call them. Numba infers the types; pyproject.toml excludes this file from mypy.
 """
 
 import numpy as np
@@ -18,19 +18,19 @@ _LOG2_E = np.float32(1.4426950408889634)
 # 2^f for |f| ≤ ½ (Cephes).
 _E6, _E5, _E4 = (np.float32(x) for x in (1.5353362e-4, 1.3398874e-3, 9.6184374e-3))
 _E3, _E2, _E1 = (np.float32(x) for x in (5.5503325e-2, 2.4022648e-1, 6.9314720e-1))
-_ROUND = np.float32(12582912.0)  # 1.5 · 2^23: adding it rounds to a whole number
+_ROUND = np.float32(12582912.0)  # 1.5 · 2^23: adding it rounds to an integer
 _SQRT_HALF = np.int32(0x3F3504F3)
 _MANTISSA, _BIAS = np.int32(23), np.int32(127)
-_LOWEST = np.float32(-126.0)  # the least power of two that is a normal number
+_LOWEST = np.float32(-126.0)  # 2 to this power is the smallest normal number
 _THIRD, _TWO_NINTHS = np.float32(1 / 3), np.float32(2 / 9)
-# Bits of x^(-1/3), but for 3.5 %, are these less a third of the bits of x: both are close to linear
-# in a logarithm.
+# This minus a third of the bits of x gives the bits of x^(-1/3) to 3.5 %, because the bits of a
+# float are nearly linear in its logarithm.
 _CUBE_ROOT_BITS = np.float32(0x54A20000)
 
 
 @intrinsic
 def bits_of(typing_context, x):
-    """The bits of an fp32 number."""
+    """Return the bits of an fp32 number as int32."""
 
     def generate(context, builder, _, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -40,7 +40,7 @@ def bits_of(typing_context, x):
 
 @intrinsic
 def float_of(typing_context, bits):
-    """The fp32 number of these bits."""
+    """Return the fp32 number with these bits."""
 
     def generate(context, builder, _, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -50,14 +50,14 @@ def float_of(typing_context, bits):
 
 @njit(inline="always")
 def log2(x):
-    """Base 2, of a positive normal number."""
+    """log2(x) for a positive normal number x."""
     exponent, r = _split(x)
     return np.float32(exponent) + _ln_1p(r) * _LOG2_E
 
 
 @njit(inline="always")
 def log2_one_less(d):
-    """log2(1 - d) for 0 ≤ d < 1, as exact for small d as for large."""
+    """log2(1 - d) for 0 ≤ d < 1, accurate for small d too."""
     exponent, r = _split(_ONE - d)
     return np.float32(exponent) + _ln_1p(-d if exponent == 0 else r) * _LOG2_E
 
@@ -71,7 +71,7 @@ def exp2(x):
 
 @njit(inline="always")
 def one_less_exp2(x):
-    """1 - 2^x for x ≤ 0, as exact close to 0 as far from it."""
+    """1 - 2^x for x ≤ 0, accurate close to x = 0 too."""
     whole, f = _round(max(x, _LOWEST))
     rise = f * _exp2_slope(f)
     return -rise if whole == 0 else _ONE - (_ONE + rise) * _power(whole)
@@ -79,10 +79,11 @@ def one_less_exp2(x):
 
 @njit(inline="always")
 def cube_root(x):
-    """x^⅓ of a positive normal number, to four units of the last place.
+    """x^⅓ for a positive normal number x, to four units in the last place.
 
-    Through z = x^(-⅓), which takes no division: with e = 1 - x z³, z (1 - e)^(-⅓) would be exact,
-    and of two terms of its series, taken twice, only the rounding is left.
+    Computed as x z² with z = x^(-⅓), which needs no division. For an approximate z and
+    e = 1 - x z³, the exact value is z (1 - e)^(-⅓). Two terms of this series, applied twice, leave
+    only rounding errors.
     """
     z = float_of(np.int32(_CUBE_ROOT_BITS - np.float32(bits_of(x)) * _THIRD))
     e = _ONE - x * z * z * z
@@ -94,7 +95,7 @@ def cube_root(x):
 
 @njit(inline="always")
 def _split(x):
-    """x = 2^exponent (1 + r) with √½ ≤ 1 + r < √2."""
+    """Split x = 2^exponent (1 + r) with √½ ≤ 1 + r < √2."""
     bits = bits_of(x)
     exponent = np.int32(np.int32(bits - _SQRT_HALF) >> _MANTISSA)
     return exponent, float_of(np.int32(bits - np.int32(exponent << _MANTISSA))) - _ONE
@@ -104,7 +105,7 @@ def _split(x):
 def _ln_1p(r):
     r2 = r * r
     r4 = r2 * r2
-    # In pairs, not one after the other: shorter chains of dependent operations.
+    # Evaluated in pairs, which gives shorter dependency chains than Horner's scheme.
     low = (_L1 * r + _L0) + (_L3 * r + _L2) * r2
     high = (_L5 * r + _L4) + (_L7 * r + _L6) * r2
     p = low + r4 * (high + r4 * _L8)
@@ -113,7 +114,7 @@ def _ln_1p(r):
 
 @njit(inline="always")
 def _round(x):
-    """x = whole + f with |f| ≤ ½."""
+    """Split x = whole + f with |f| ≤ ½."""
     whole = (x + _ROUND) - _ROUND
     return whole, x - whole
 
@@ -127,5 +128,5 @@ def _exp2_slope(f):
 
 @njit(inline="always")
 def _power(whole):
-    """2 to the power of a whole number."""
+    """2^whole for an integer ``whole``."""
     return float_of(np.int32(np.int32(np.int32(whole) + _BIAS) << _MANTISSA))

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100, from the official binary or python release, unpacked or as tar.gz.
+"""CIFAR-10 and CIFAR-100, from the official binary or Python release, unpacked or as tar.gz.
 
-A binary file is a row of records: the label, or for CIFAR-100 the coarse and the fine label, a byte
-each, and 3,072 bytes of pixels, the red plane first. A python file is a pickled dictionary of the
-same; it is parsed, never executed.
+A binary file is a sequence of records. A record is one byte for the label (CIFAR-100: two, for the
+coarse and the fine label) and 3,072 bytes of pixels, the red plane first. A Python file is a
+pickled dictionary with the same content; see `pickle_reader`.
 """
 
 import gzip
@@ -17,21 +17,28 @@ import numpy as np
 import torch
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.locations import default_directory, is_file, missing, unreadable
-from probmask.data.pickled import read_pickle
-from probmask.data.release import Release, check_labels, damaged
-from probmask.data.settings import SmallImages
+from probmask.data.pickle_reader import read_pickle
+from probmask.data.releases import (
+    Release,
+    check_labels,
+    damaged,
+    default_directory,
+    is_file,
+    missing,
+    unreadable,
+)
+from probmask.data.source import SmallImages
 from probmask.errors import InputError
 
 CIFAR10 = Release("cifar10", 10, (3, 32, 32), train_images=50_000, test_images=10_000)
 CIFAR100 = Release("cifar100", 100, (3, 32, 32), train_images=50_000, test_images=10_000)
 _PIXELS = 3 * 32 * 32
-_LARGEST_FILE = 200_000_000  # CIFAR-100's training images take 155 MB
+_MAX_FILE_SIZE = 200_000_000  # the training images of CIFAR-100 take 155 MB
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The files of one form of the release, in the folder that its archive unpacks to."""
+    """The files of one form of the release, and the folder that its archive unpacks to."""
 
     folder: str
     archive: str
@@ -72,12 +79,12 @@ _LAYOUTS = {
 
 
 def cifar10(directory: Path | None, settings: SmallImages) -> InMemory:
-    """Photographs of ten kinds of things."""
+    """Small color photographs in 10 classes."""
     return _load(CIFAR10, directory, settings)
 
 
 def cifar100(directory: Path | None, settings: SmallImages) -> InMemory:
-    """Photographs of a hundred kinds of things."""
+    """Small color photographs in 100 classes."""
     return _load(CIFAR100, directory, settings)
 
 
@@ -86,7 +93,7 @@ def _load(release: Release, directory: Path | None, settings: SmallImages) -> In
     layout, place = locate(release, path)
     files = _read(place, layout)
     train, test = (
-        _joined([_parsed(release, layout, files[name], place / name) for name in names])
+        _concatenate([_parse(release, layout, files[name], place / name) for name in names])
         for names in (layout.train, layout.test)
     )
     release.check(train, test, source=place)
@@ -94,7 +101,11 @@ def _load(release: Release, directory: Path | None, settings: SmallImages) -> In
 
 
 def locate(release: Release, path: Path) -> tuple[_Layout, Path]:
-    """Find the form of the release that is there, and the folder or archive that holds it."""
+    """Return the form of the release found at a path, and the folder or archive with its files.
+
+    Raises:
+        InputError: If there is none.
+    """
     layouts = _LAYOUTS[release.name]
     for layout in layouts:
         for folder in (path / layout.folder, path):
@@ -106,11 +117,11 @@ def locate(release: Release, path: Path) -> tuple[_Layout, Path]:
     if is_file(path):
         names = " or ".join(layout.archive for layout in layouts)
         raise InputError(
-            f"--data-dir {path}: is not called as an archive of {release.name} is; expected "
-            f"{names}, or a directory that holds it."
+            f"--data-dir {path}: not an archive of {release.name}; expected a file named {names}, "
+            "or a directory that contains it."
         )
-    looked_for = " or ".join(f"{layout.folder}/{layout.train[0]}" for layout in layouts)
-    raise missing(release.name, path, looked_for)
+    expected = " or ".join(f"{layout.folder}/{layout.train[0]}" for layout in layouts)
+    raise missing(release.name, path, expected)
 
 
 def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
@@ -120,7 +131,7 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
     try:
         with gzip.open(place) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
             files = _read_members(archive, layout.folder, names, place)
-            while unpacked.read(1 << 20):  # the checksum is at the end
+            while unpacked.read(1 << 20):  # up to the checksum at the end
                 pass
             return files
     except InputError:
@@ -134,8 +145,8 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
 def _read_file(path: Path) -> bytes:
     try:
         size = path.stat().st_size
-        if size > _LARGEST_FILE:
-            raise damaged(path, f"{size:,} bytes are more than any file of CIFAR has")
+        if size > _MAX_FILE_SIZE:
+            raise damaged(path, f"its size of {size:,} bytes exceeds that of all CIFAR files")
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
@@ -144,25 +155,25 @@ def _read_file(path: Path) -> bytes:
 def _read_members(
     archive: tarfile.TarFile, folder: str, names: Sequence[str], source: Path
 ) -> dict[str, bytes]:
-    """Read the files out of the archive, in the order in which they lie there; unpack nothing."""
-    wanted = {f"{folder}/{name}": name for name in names}
+    """Read the files in the order of the archive, in memory; nothing is written to disk."""
+    members = {f"{folder}/{name}": name for name in names}
     files: dict[str, bytes] = {}
     for member in archive:
-        name = wanted.get(member.name.removeprefix("./"))
+        name = members.get(member.name.removeprefix("./"))
         if name is None or not member.isfile():
             continue
-        if member.size > _LARGEST_FILE:
-            raise damaged(source, f"{member.name} is said to have {member.size:,} bytes")
+        if member.size > _MAX_FILE_SIZE:
+            raise damaged(source, f"{member.name} has a declared size of {member.size:,} bytes")
         content = archive.extractfile(member)
-        assert content is not None  # it is a file
+        assert content is not None  # it is a regular file
         files[name] = content.read()
         if len(files) == len(names):
             return files
     absent = next(name for name in names if name not in files)
-    raise damaged(source, f"it holds no {folder}/{absent}")
+    raise damaged(source, f"{folder}/{absent} is missing")
 
 
-def _parsed(release: Release, layout: _Layout, data: bytes, source: Path) -> Images:
+def _parse(release: Release, layout: _Layout, data: bytes, source: Path) -> Images:
     images = (_from_binary if layout.binary else _from_python)(release, data, source)
     check_labels(images.labels, release.classes, source)
     return images
@@ -172,9 +183,11 @@ def _from_binary(release: Release, data: bytes, source: Path) -> Images:
     label_bytes = 2 if release is CIFAR100 else 1
     record = label_bytes + _PIXELS
     if not data or len(data) % record:
-        raise damaged(source, f"{len(data):,} bytes are no whole number of {record}-byte records")
+        raise damaged(
+            source, f"its {len(data):,} bytes are not a multiple of the record size {record}"
+        )
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
-    return _images(rows[:, label_bytes:], rows[:, label_bytes - 1])
+    return _to_images(rows[:, label_bytes:], rows[:, label_bytes - 1])
 
 
 def _from_python(release: Release, data: bytes, source: Path) -> Images:
@@ -191,25 +204,25 @@ def _from_python(release: Release, data: bytes, source: Path) -> Images:
         and len(labels) == len(pixels)
     )
     if not fits:
-        raise damaged(source, f"it holds no table of images under 'data' and '{kind}'")
-    return _images(pixels, np.array(labels))
+        raise damaged(source, f"it does not contain images under 'data' and labels under '{kind}'")
+    return _to_images(pixels, np.array(labels))
 
 
 def _entry(content: Any, key: str) -> Any:
-    """Look up a key, which is bytes as Python 2 wrote it and text as Python 3 would."""
+    """Look up a key, which is bytes if Python 2 wrote the file and str if Python 3 did."""
     if not isinstance(content, Mapping):
         return None
     return content.get(key.encode(), content.get(key))
 
 
-def _images(pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]") -> Images:
+def _to_images(pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]") -> Images:
     return Images(
         torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()),
         torch.from_numpy(labels.astype(np.int64)),
     )
 
 
-def _joined(parts: Sequence[Images]) -> Images:
+def _concatenate(parts: Sequence[Images]) -> Images:
     return Images(
         torch.cat([part.pixels for part in parts]), torch.cat([part.labels for part in parts])
     )

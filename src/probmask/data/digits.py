@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8 by 8 pixels that come with the package."""
+"""The handwritten digits that scikit-learn includes: 1,797 images of 8×8 pixels."""
 
 from pathlib import Path
 
@@ -6,28 +6,28 @@ import numpy as np
 import torch
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.release import Release
-from probmask.data.settings import SmallImages
+from probmask.data.releases import Release
+from probmask.data.source import SmallImages
 from probmask.errors import InputError
 
 DIGITS = Release("digits", 10, (1, 8, 8), train_images=1_442, test_images=355)
-# Every fifth image of each digit is a test image: the file is ordered by writer, so both parts see
-# all writers, and each digit equally often.
+# Every fifth image of each digit is a test image. The file is ordered by writer, so both parts
+# contain all writers, and each digit equally often.
 _TEST_EVERY = 5
 
 
 def digits(directory: Path | None, settings: SmallImages) -> InMemory:
-    """Handwritten digits, embedded."""
+    """Handwritten digits, included in scikit-learn."""
     if directory is not None:
         raise InputError(
-            f"--data-dir {directory}: the digits come with scikit-learn and lie in no directory; "
-            "leave it out."
+            f"--data-dir {directory}: the digits are part of scikit-learn and need no directory; "
+            "omit this option."
         )
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise InputError(
-            "--data digits: the digits come with scikit-learn, which is not installed; "
+            "--data digits: the digits are part of scikit-learn, which is not installed; run "
             "pip install 'probmask[train]'."
         ) from error
     bunch = load_digits()
@@ -36,7 +36,7 @@ def digits(directory: Path | None, settings: SmallImages) -> InMemory:
         torch.from_numpy(bunch.target.astype(np.int64)),
     )
     labels = images.labels
-    # The how-manieth of its digit each image is.
-    place = torch.nn.functional.one_hot(labels).cumsum(0).gather(1, labels[:, None]).squeeze(1) - 1
-    is_test = place % _TEST_EVERY == _TEST_EVERY - 1
+    # Position of each image among those of its digit.
+    rank = torch.nn.functional.one_hot(labels).cumsum(0).gather(1, labels[:, None]).squeeze(1) - 1
+    is_test = rank % _TEST_EVERY == _TEST_EVERY - 1
     return InMemory("digits", images[~is_test], images[is_test], settings, classes=10, scale=16.0)

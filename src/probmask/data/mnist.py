@@ -1,7 +1,7 @@
 """MNIST and Fashion-MNIST, from their idx files, plain or gzipped.
 
-An idx file begins with two zero bytes, the type of its values (8: bytes), the number of its
-dimensions, and each dimension as four bytes, the most significant first; the values follow.
+An idx file starts with two zero bytes, the type of its values (8: bytes) and the number of its
+dimensions. Each dimension follows as four bytes in big-endian order, then the values.
 """
 
 import gzip
@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.locations import default_directory, is_file, missing, unreadable
-from probmask.data.release import Release, check_labels, damaged
-from probmask.data.settings import SmallImages
+from probmask.data.releases import (
+    Release,
+    check_labels,
+    damaged,
+    default_directory,
+    is_file,
+    missing,
+    unreadable,
+)
+from probmask.data.source import SmallImages
 
 MNIST = Release("mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
 FASHION_MNIST = Release("fashion-mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
-_BYTES = 8
-_LARGEST_FILE = 100_000_000  # the training images take 47 MB
+_UINT8 = 8
+_MAX_FILE_SIZE = 100_000_000  # the training images take 47 MB
 
 
 def mnist(directory: Path | None, settings: SmallImages) -> InMemory:
@@ -31,7 +38,7 @@ def mnist(directory: Path | None, settings: SmallImages) -> InMemory:
 
 
 def fashion_mnist(directory: Path | None, settings: SmallImages) -> InMemory:
-    """Pictures of clothes."""
+    """Grayscale pictures of clothing."""
     return _load(FASHION_MNIST, directory, settings)
 
 
@@ -47,7 +54,11 @@ def _load(release: Release, directory: Path | None, settings: SmallImages) -> In
 
 
 def locate(release: Release, folder: Path) -> list[Path]:
-    """Find the four files: images and labels for training, images and labels for testing."""
+    """Return the paths of the four files: training images and labels, test images and labels.
+
+    Raises:
+        InputError: If one of them does not exist.
+    """
     return [
         _find(release, folder, f"{stem}-{kind}", dimensions)
         for stem in ("train", "t10k")
@@ -56,7 +67,7 @@ def locate(release: Release, folder: Path) -> list[Path]:
 
 
 def _find(release: Release, folder: Path, stem: str, dimensions: int) -> Path:
-    # With a dot is how some tools unpack them; torchvision keeps them in a folder "raw".
+    # Some tools unpack the files with a dot in the name; torchvision keeps them in a folder "raw".
     names = [f"{stem}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
     for place in (folder, folder / "raw"):
         for name in names:
@@ -72,26 +83,32 @@ def _read_labels(release: Release, path: Path) -> Tensor:
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """Read an idx file of bytes with so many dimensions."""
-    data = _content(path)
+    """Read an idx file of uint8 values.
+
+    Raises:
+        InputError: If the file cannot be read, or does not have this number of dimensions.
+    """
+    data = _read_content(path)
     header = 4 + 4 * dimensions
-    if len(data) < header or data[:4] != bytes((0, 0, _BYTES, dimensions)):
-        raise damaged(path, f"it does not begin as an idx file of {dimensions}-dimensional bytes")
+    if len(data) < header or data[:4] != bytes((0, 0, _UINT8, dimensions)):
+        raise damaged(
+            path, f"it has no header of an idx file with {dimensions} dimensions of bytes"
+        )
     shape = struct.unpack(f">{dimensions}I", data[4:header])
     if math.prod(shape) != len(data) - header:
-        raise damaged(path, f"{len(data) - header:,} values for a shape of {shape}")
+        raise damaged(path, f"it contains {len(data) - header:,} values for shape {shape}")
     values = np.frombuffer(data, np.uint8, offset=header).reshape(shape)
     return torch.from_numpy(values.copy())
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
+            data = file.read(_MAX_FILE_SIZE + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise damaged(path, str(error)) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    if len(data) > _LARGEST_FILE:
-        raise damaged(path, f"more than {_LARGEST_FILE:,} bytes")
+    if len(data) > _MAX_FILE_SIZE:
+        raise damaged(path, f"it contains more than {_MAX_FILE_SIZE:,} bytes")
     return data

@@ -1,4 +1,4 @@
-"""How fast a network runs: the engine and PyTorch in turn, so that both see the same machine."""
+"""Measure how fast a network runs: the engine and PyTorch, in alternating turns."""
 
 import statistics
 import time
@@ -15,17 +15,15 @@ from probmask.masking.sites import find_sites
 from probmask.runtime.compile import compile as compile_engine
 from probmask.runtime.run.engine import Engine
 
-# So long each is measured, and at least so often.
-_SECONDS, _LEAST = 1.0, 5
-
-
-# Seconds of a turn.
+# Each function runs for at least this long, and at least this often.
+_SECONDS, _MIN_CALLS = 1.0, 5
+# Seconds of one turn.
 _TURN = 0.05
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians, in milliseconds for the whole batch."""
+    """Median times of PyTorch and the engine, in milliseconds for the whole batch."""
 
     batch: int
     threads: int
@@ -41,21 +39,21 @@ class Speed:
         return self.pytorch_ms / self.engine_ms
 
     def as_table(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields and the derived figures as a dictionary for JSON."""
         return {**asdict(self), "ratio": self.ratio, "images_per_second": self.images_per_second}
 
     @property
     def images_per_second(self) -> float:
-        """On the engine."""
+        """Number of images that the engine processes per second."""
         return 1e3 * self.batch / self.engine_ms
 
 
-# Runs something for so many seconds, and says what each call took.
+# Runs a function for a number of seconds; returns the seconds of each call.
 Turn = Callable[[float], list[float]]
 
 
 def turn_of(function: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> Turn:
-    """Turns of a function; the first call of each does not count, for others had the caches."""
+    """Return turns of a function. The first call of a turn is not timed: its caches are cold."""
 
     def turn(seconds: float) -> list[float]:
         function()
@@ -70,18 +68,21 @@ def turn_of(function: Callable[[], Any], clock: Callable[[], float] = time.perf_
 
 
 def in_turn(
-    turns: Mapping[str, Turn], *, seconds: float = _SECONDS, least: int = _LEAST
+    turns: Mapping[str, Turn], *, seconds: float = _SECONDS, least: int = _MIN_CALLS
 ) -> dict[str, list[float]]:
-    """Seconds of each call; each has its turn until it has run ``seconds`` and ``least`` calls.
+    """Alternate turns until each function has run for ``seconds`` and ``least`` calls.
 
-    So all see the same machine, and none is measured by whose weights the others left in the
-    caches, as it would be if single calls took turns.
+    Turns expose all functions to the same state of the machine. If single calls alternated, each
+    would be slowed down by the others' data in the caches.
+
+    Returns:
+        The seconds of each call, by name.
     """
     times: dict[str, list[float]] = {name: [] for name in turns}
-    while waiting := [
+    while unfinished := [
         n for n, taken in times.items() if sum(taken) < seconds or len(taken) < least
     ]:
-        for name in waiting:
+        for name in unfinished:
             times[name] += turns[name](_TURN)
     return times
 
@@ -105,17 +106,20 @@ def measure_speed(
 
 
 def random_inputs(shape: Sequence[int], batch: int) -> Tensor:
-    """A batch of normal noise, the same each time."""
+    """Return a batch of normal noise, the same at each call."""
     return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def mask_at_random_(
     model: nn.Module, sparsity: float, input_shape: Sequence[int], *, seed: int = 0
 ) -> tuple[int, int]:
-    """Remove exactly the sparsity of all weights, each as likely; return how many stay of how many.
+    """Prune weights at random to exactly the sparsity, to measure speed before training.
 
-    Statistics of BatchNorm are then those of noise as input, so that activations neither vanish nor
-    explode: numbers too small for their format would make every engine look slow.
+    BatchNorm statistics are re-estimated on noise, so that activations neither vanish nor explode:
+    denormal numbers would make every engine look slow.
+
+    Returns:
+        The number of kept weights and the number of all weights.
     """
     generator = torch.Generator().manual_seed(seed)
     sites = find_sites(model)
@@ -124,7 +128,7 @@ def mask_at_random_(
     order = [torch.rand(site.shape, generator=generator, dtype=torch.float64) for site in sites]
     with torch.no_grad():
         for site, mask in zip(sites, select_top(order, keep), strict=True):
-            site.weight.masked_fill_(~mask.bool(), 0.0)  # a product could be -0
+            site.weight.masked_fill_(~mask.bool(), 0.0)  # multiplying by the mask could give -0.0
     noise = torch.randn(8, *input_shape, generator=generator)
     reestimate_batchnorm(model, [noise])
     model.eval()

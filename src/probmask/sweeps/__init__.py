@@ -1,1 +1,1 @@
-"""Many runs: a grid of configurations, trained side by side, each of them once."""
+"""Sweeps: train a grid of configurations in parallel, each run once."""

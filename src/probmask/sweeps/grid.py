@@ -1,7 +1,7 @@
-"""The grid of a sweep: one configuration for every combination of the values it lists.
+"""The grid of a sweep: one configuration per combination of the values that it lists.
 
-[run]     what all runs have in common, as in the file of a single run
-[grid]    lists of values: methods, sparsities, seeds, any key; [[grid]] for several grids
+[run]     settings of all runs, as in the file of a single run
+[grid]    lists of values for methods, sparsities, seeds or any other key; [[grid]] for several
 """
 
 import copy
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probmask.analysis.deciding import label_of
-from probmask.analysis.identity import identity_of
+from probmask.analysis.identity import method_label, run_identity
 from probmask.errors import InputError
 from probmask.messages import suggestion
 from probmask.methods import METHODS
@@ -21,53 +20,73 @@ from probmask.parsing import read_toml
 from probmask.training.config import TrainConfig, assign, complete_config, make_method
 from probmask.training.origins import Origins
 
-_LONGEST_LABEL = 60
+_MAX_LABEL = 60  # characters
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run of the grid: its configuration, what it is known by, and the name of its directory."""
+class PlannedRun:
+    """A run of the grid: its configuration, its identity, and the name of its directory."""
 
     config: TrainConfig
     identity: str
     name: str
 
 
-def load_grid(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> list[Planned]:
-    """Read the file of a sweep; overrides go over every run."""
+def load_grid(path: Path, overrides: Sequence[tuple[str, Any]] = ()) -> list[PlannedRun]:
+    """Read the file of a sweep and return its runs.
+
+    Args:
+        path: TOML file with the tables ``[run]`` and ``[grid]``.
+        overrides: Pairs of a dotted key and a value, which apply to every run.
+
+    Returns:
+        One run per combination of values; equal runs are listed once.
+
+    Raises:
+        InputError: The file cannot be read, or a run has a wrong setting.
+    """
     return expand(read_toml(path), overrides, source=str(path))
 
 
 def expand(
     table: Mapping[str, Any], overrides: Sequence[tuple[str, Any]] = (), *, source: str
-) -> list[Planned]:
-    """Every combination of the grids, in their order, each run once."""
+) -> list[PlannedRun]:
+    """Return the runs of a sweep, as `load_grid` does, from a table.
+
+    ``source`` names the origin of the table in errors.
+
+    Example:
+        >>> from probmask.sweeps.grid import expand
+        >>> runs = expand({"grid": {"sparsity": [0.9, 0.98], "seed": [0, 1]}}, source="example")
+        >>> [(run.config.method["sparsity"], run.config.seed) for run in runs]
+        [(0.9, 0), (0.9, 1), (0.98, 0), (0.98, 1)]
+    """
     for key in table:
         if key not in ("run", "grid"):
             raise InputError(f"{source}: unknown table [{key}]; {suggestion(key, ('run', 'grid'))}")
     common = table.get("run", {})
     if not isinstance(common, Mapping):
-        raise InputError(f"{source}: run = {common!r}: is a table, [run].")
+        raise InputError(f"{source}: run = {common!r}: must be a table, [run].")
     grids = _grids(table, source)
     if not common and not any(grids):
         raise InputError(
-            f"{source}: asks for no run; say in [run] what all have in common, or in [grid] what "
-            "they differ in, as seed = [0, 1]."
+            f"{source}: describes no run; put common settings in [run], or lists of values in "
+            "[grid], such as seed = [0, 1]."
         )
-    planned: dict[str, Planned] = {}
+    planned: dict[str, PlannedRun] = {}
     for grid in grids:
         for values in _combinations(grid, source):
-            config = _configured(common, values, overrides, source)
-            identity = identity_of(config)
-            planned.setdefault(identity, Planned(config, identity, name_of(config, identity)))
+            config = _make_config(common, values, overrides, source)
+            identity = run_identity(config)
+            planned.setdefault(identity, PlannedRun(config, identity, _run_name(config, identity)))
     return list(planned.values())
 
 
-def name_of(config: TrainConfig, identity: str) -> str:
-    """A directory's name: what the run is for people, and what makes it this one."""
-    label = label_of({"name": config.method["name"], **make_method(config).full_settings()})
+def _run_name(config: TrainConfig, identity: str) -> str:
+    """Return the name of a run's directory: a readable label and the start of its identity."""
+    label = method_label({"name": config.method["name"], **make_method(config).full_settings()})
     words = f"{config.data}-{config.model}-{label}"
-    short = re.sub(r"[^A-Za-z0-9.=]+", "-", words)[:_LONGEST_LABEL].rstrip("-.")
+    short = re.sub(r"[^A-Za-z0-9.=]+", "-", words)[:_MAX_LABEL].rstrip("-.")
     sparsity = config.method.get("sparsity", 0)
     return f"{short}-{sparsity:g}-seed{config.seed}-{identity[:8]}"
 
@@ -76,7 +95,7 @@ def _grids(table: Mapping[str, Any], source: str) -> list[Mapping[str, Any]]:
     grids = table.get("grid", {})
     grids = grids if isinstance(grids, list) else [grids]
     if not all(isinstance(grid, Mapping) for grid in grids) or not grids:
-        raise InputError(f"{source}: grid is a table of lists, [grid], or several, [[grid]].")
+        raise InputError(f"{source}: grid must be a table of lists, [grid], or several, [[grid]].")
     return grids
 
 
@@ -84,13 +103,13 @@ def _combinations(grid: Mapping[str, Any], source: str) -> Iterator[dict[str, An
     axes = dict(_axes(grid))
     for key, values in axes.items():
         if not values:
-            raise InputError(f"{source}: grid.{key} = []: lists no value; name one, or drop it.")
+            raise InputError(f"{source}: grid.{key} = []: lists no value; add one, or remove it.")
     for chosen in itertools.product(*axes.values()):
         yield dict(zip(axes, chosen, strict=True))
 
 
 def _axes(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Dotted keys and their values; a single value is a list of one."""
+    """Yield dotted keys and their lists of values; a single value becomes a list of one."""
     for key, value in table.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and not (dotted == "method" and "name" in value):
@@ -99,37 +118,37 @@ def _axes(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, lis
             yield dotted, value if isinstance(value, list) else [value]
 
 
-def _configured(
+def _make_config(
     common: Mapping[str, Any],
     values: Mapping[str, Any],
     overrides: Sequence[tuple[str, Any]],
     source: str,
 ) -> TrainConfig:
     table = copy.deepcopy(dict(common))
-    # The method first: it takes the place of what [run] says, other keys go on top of it.
+    # The method first, because it replaces the method of [run]; other keys then override it.
     for key in sorted(values, key=lambda key: key != "method"):
-        _put(table, key, copy.deepcopy(values[key]), source)
+        _set_key(table, key, copy.deepcopy(values[key]), source)
     for key, value in overrides:
-        _put(table, key, value, "--set")
+        _set_key(table, key, value, "--set")
     method = table.get("method")
     if isinstance(method, dict) and method.get("name") == "dense":
-        method.pop("sparsity", None)  # it has none, whatever the others are asked for
-    table.setdefault("dense_twin", False)  # in a grid, dense training is a method
-    over = frozenset("method.sparsity" if key == "sparsity" else key for key, _ in overrides)
-    return complete_config(table, origins=Origins(source, over, flagged=False))
+        method.pop("sparsity", None)  # the dense method has none
+    table.setdefault("dense_twin", False)  # in a grid, dense training is one of the methods
+    overridden = frozenset("method.sparsity" if key == "sparsity" else key for key, _ in overrides)
+    return complete_config(table, origins=Origins(source, overridden, has_flags=False))
 
 
-def _put(table: dict[str, Any], key: str, value: Any, source: str) -> None:
+def _set_key(table: dict[str, Any], key: str, value: Any, source: str) -> None:
     if key == "method":
         settings = {"name": value} if isinstance(value, str) else value
         if not isinstance(settings, Mapping) or "name" not in settings:
             raise InputError(
-                f"{source}: grid.method = {value!r}: a name, or a table with one, as "
-                f'{{ name = "probmask", scope = "layer" }}; the names: {", ".join(METHODS)}.'
+                f"{source}: grid.method = {value!r}: expected a name, or a table with a name, such "
+                f'as {{ name = "probmask", scope = "layer" }}; choose from {", ".join(METHODS)}.'
             )
-        before = table.get("method", {})
-        sparsity = before.get("sparsity") if isinstance(before, Mapping) else None
-        kept = {} if sparsity is None else {"sparsity": sparsity}
-        table["method"] = {**kept, **settings}
+        previous = table.get("method", {})
+        sparsity = previous.get("sparsity") if isinstance(previous, Mapping) else None
+        inherited = {} if sparsity is None else {"sparsity": sparsity}
+        table["method"] = {**inherited, **settings}
     else:
         assign(table, "method.sparsity" if key == "sparsity" else key, value)

@@ -1,4 +1,8 @@
-"""The runs of a sweep in parallel processes of this machine."""
+"""Training the runs of a sweep in parallel processes of this machine.
+
+The processes are managed here and not by `concurrent.futures`, because every run needs its own
+environment variables and log, and must end when the sweep is killed.
+"""
 
 import json
 import os
@@ -15,29 +19,29 @@ from pathlib import Path
 from typing import IO, Any
 
 from probmask.sweeps.sweep_directory import Job, SweepDirectory
-from probmask.sweeps.sweep_progress import Board
+from probmask.sweeps.sweep_progress import SweepProgress
 from probmask.sweeps.training_process import Request
 from probmask.training.config import TrainConfig, to_table
 
-_GRACE_SECONDS = 20.0
-# All libraries that bring threads of their own ask one of these.
+_SECONDS_TO_STOP = 20.0
+# The libraries that start their own threads read one of these.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_LOG_TAIL = 4096
+_LOG_TAIL = 4096  # bytes
 
 
 def run_locally(
-    jobs: Sequence[Job], directory: SweepDirectory, board: Board, *, parallel: int
+    jobs: Sequence[Job], directory: SweepDirectory, progress: SweepProgress, *, parallel: int
 ) -> None:
-    """Train the jobs, ``parallel`` at a time, each on its share of the cores.
+    """Train the jobs, ``parallel`` at a time; each process gets an equal share of the cores.
 
-    However this ends, no training outlives it.
+    No training process outlives this call, however it ends.
     """
-    _Pool(directory, board, parallel).run(jobs)
+    _Pool(directory, progress, parallel).run(jobs)
 
 
 @dataclass
-class _Child:
-    """A training process: what it trains, and the last word it had."""
+class _Process:
+    """A training process, its job, and the last message that was not a status."""
 
     job: Job
     slot: int
@@ -47,24 +51,27 @@ class _Child:
 
 
 class _Pool:
-    """The processes at work, and what they tell."""
+    """The running training processes and their messages."""
 
-    def __init__(self, directory: SweepDirectory, board: Board, parallel: int) -> None:
-        self._directory, self._board = directory, board
+    def __init__(self, directory: SweepDirectory, progress: SweepProgress, parallel: int) -> None:
+        self._directory, self._progress = directory, progress
         self._threads = max(1, available_cores() // parallel)
-        self._free = list(range(parallel))
-        self._alive: dict[int, _Child] = {}
-        self._told: queue.SimpleQueue[tuple[_Child, Mapping[str, Any] | None]] = queue.SimpleQueue()
+        self._free_slots = list(range(parallel))
+        self._running: dict[int, _Process] = {}
+        # None in place of a message: the process has ended.
+        self._messages: queue.SimpleQueue[tuple[_Process, Mapping[str, Any] | None]] = (
+            queue.SimpleQueue()
+        )
 
     def run(self, jobs: Sequence[Job]) -> None:
         waiting = list(reversed(jobs))
         try:
-            while waiting or self._alive:
-                while waiting and self._free:
-                    self._start(waiting.pop(), self._free.pop(0))
+            while waiting or self._running:
+                while waiting and self._free_slots:
+                    self._start(waiting.pop(), self._free_slots.pop(0))
                 with suppress(queue.Empty):
-                    # Not for ever: on some systems a wait without end cannot be interrupted.
-                    self._hear(*self._told.get(timeout=0.5))
+                    # With a timeout, because Ctrl-C does not interrupt an endless wait everywhere.
+                    self._handle(*self._messages.get(timeout=0.5))
         finally:
             self._stop()
 
@@ -82,80 +89,84 @@ class _Pool:
                 text=True,
                 encoding="utf-8",
                 env=environment(os.environ, slot, config),
-                start_new_session=True,  # an interrupt is ours to pass on
+                start_new_session=True,  # Ctrl-C reaches only the sweep, which stops the processes
             )
-        child = _Child(job, slot, process, log)
-        self._alive[process.pid] = child
-        self._directory.forget_failure(job.planned)
-        self._board.start(name, resumed=job.resume)
-        threading.Thread(target=self._listen, args=(child,), daemon=True).start()
+        started = _Process(job, slot, process, log)
+        self._running[process.pid] = started
+        self._directory.remove_failure(job.planned)
+        self._progress.start(name, resumed=job.resume)
+        threading.Thread(target=self._listen, args=(started,), daemon=True).start()
 
-    def _listen(self, child: _Child) -> None:
-        assert child.process.stdout is not None
-        with child.process.stdout as lines:
-            for message in _messages(lines):
-                self._told.put((child, message))
-        child.process.wait()
-        self._told.put((child, None))
+    def _listen(self, running: _Process) -> None:
+        assert running.process.stdout is not None
+        with running.process.stdout as lines:
+            for message in _parse_messages(lines):
+                self._messages.put((running, message))
+        running.process.wait()
+        self._messages.put((running, None))
 
-    def _hear(self, child: _Child, message: Mapping[str, Any] | None) -> None:
-        planned = child.job.planned
+    def _handle(self, running: _Process, message: Mapping[str, Any] | None) -> None:
         if message is None:
-            self._end(child)
+            self._end(running)
         elif message["kind"] == "status":
-            self._board.show(planned.name, message)
+            self._progress.update(running.job.planned.name, message)
         else:
-            child.outcome = message
+            running.outcome = message
 
-    def _end(self, child: _Child) -> None:
-        planned = child.job.planned
-        del self._alive[child.process.pid]
-        self._free.append(child.slot)
-        _close(child)
-        if child.outcome is not None and child.outcome["kind"] == "finished":
-            self._board.finish(planned.name, self._directory.put_record(planned))
+    def _end(self, ended: _Process) -> None:
+        planned = ended.job.planned
+        del self._running[ended.process.pid]
+        self._free_slots.append(ended.slot)
+        _close_input(ended)
+        if ended.outcome is not None and ended.outcome["kind"] == "finished":
+            self._progress.finish(planned.name, self._directory.write_record(planned))
             return
-        reason = child.outcome["reason"] if child.outcome else _last_words(child)
-        self._directory.put_failure(planned, reason)
-        self._board.fail(planned.name, reason)
+        reason = ended.outcome["reason"] if ended.outcome else _exit_reason(ended)
+        self._directory.write_failure(planned, reason)
+        self._progress.fail(planned.name, reason)
 
     def _stop(self) -> None:
-        """End what still trains; its checkpoint stays."""
-        for child in self._alive.values():
-            _close(child)  # the sign to stop
-        end = time.monotonic() + _GRACE_SECONDS
-        for child in self._alive.values():
+        """Stop all running processes; their checkpoints stay."""
+        for running in self._running.values():
+            _close_input(running)  # tells the process to stop
+        deadline = time.monotonic() + _SECONDS_TO_STOP
+        for running in self._running.values():
             try:
-                child.process.wait(max(0.1, end - time.monotonic()))
+                running.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-        self._alive.clear()
+                running.process.kill()
+                running.process.wait()
+        self._running.clear()
 
 
 def with_threads(config: TrainConfig, threads: int) -> TrainConfig:
-    """The configuration, with its share of the cores where it does not say how many threads."""
+    """Return the configuration, with ``threads`` filled in if it sets no number of threads."""
     return config if config.threads is not None else replace(config, threads=threads)
 
 
 def environment(
     inherited: Mapping[str, str], slot: int, config: TrainConfig, gpus: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """The variables for a run: as many threads as it may have, and a GPU of its own if there are.
+    """Return the environment variables of a training process: its threads and its GPU.
 
-    Runs take turns on the GPUs when there are more of them; one that asks for several devices sees
-    them all.
+    If there are several GPUs, slots get them in turn. A run on several devices sees all GPUs.
+
+    Args:
+        inherited: Variables of this process.
+        slot: Index of the process among those that run in parallel.
+        config: Configuration of the run, with its number of threads.
+        gpus: Names of the GPUs; the default is those that ``inherited`` makes visible.
     """
     threads = str(config.threads)
-    found = {**inherited, **dict.fromkeys(_THREAD_VARIABLES, threads)}
+    variables = {**inherited, **dict.fromkeys(_THREAD_VARIABLES, threads)}
     gpus = available_gpus(inherited) if gpus is None else gpus
     if len(gpus) > 1 and config.devices == 1:
-        found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return found
+        variables["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return variables
 
 
 def available_gpus(variables: Mapping[str, str]) -> list[str]:
-    """The GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
+    """Return the names of the GPUs, as CUDA_VISIBLE_DEVICES lists them."""
     if "CUDA_VISIBLE_DEVICES" in variables:
         return [name for name in variables["CUDA_VISIBLE_DEVICES"].split(",") if name]
     import torch
@@ -164,37 +175,35 @@ def available_gpus(variables: Mapping[str, str]) -> list[str]:
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _messages(lines: IO[str]) -> Iterator[Mapping[str, Any]]:
+def _parse_messages(lines: IO[str]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         try:
             yield json.loads(line)
-        except ValueError:  # torn: its writer was killed
+        except ValueError:  # incomplete, because the process was killed
             continue
 
 
-def _close(child: _Child) -> None:
-    assert child.process.stdin is not None
-    with suppress(OSError):  # it is gone
-        child.process.stdin.close()
+def _close_input(running: _Process) -> None:
+    assert running.process.stdin is not None
+    with suppress(OSError):  # the process has ended
+        running.process.stdin.close()
 
 
-def _last_words(child: _Child) -> str:
-    """Why a process ended that gave no reason."""
-    code = child.process.returncode
+def _exit_reason(ended: _Process) -> str:
+    """Return why a process ended that sent no reason."""
+    code = ended.process.returncode
     if code < 0:
         try:
-            ended = f"ended by {signal.Signals(-code).name}"
+            name = signal.Signals(-code).name
         except ValueError:
-            ended = f"ended by signal {-code}"
-        return f"{ended}, not by itself (out of memory?)"
-    with child.log.open("rb") as file:
-        file.seek(max(0, child.log.stat().st_size - _LOG_TAIL))
+            name = f"signal {-code}"
+        return f"killed by {name} (out of memory?)"
+    with ended.log.open("rb") as file:
+        file.seek(max(0, ended.log.stat().st_size - _LOG_TAIL))
         lines = file.read().decode(errors="replace").split("\n")
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-    return f"ended with code {code}; its log says: {said}"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "(empty)")
+    return f"exited with code {code}; the last line of its log: {last}"

@@ -1,10 +1,10 @@
-"""The runs of a sweep on a Ray cluster; what comes of them is brought to this machine."""
+"""Training the runs of a sweep on a Ray cluster; their files are copied to this machine."""
 
 import importlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,35 +13,55 @@ from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.sweeps.local_processes import available_cores, with_threads
 from probmask.sweeps.sweep_directory import Job, SweepDirectory
-from probmask.sweeps.sweep_progress import Board
+from probmask.sweeps.sweep_progress import SweepProgress
 from probmask.sweeps.training_process import Request, execute
 from probmask.training.config import TrainConfig, to_table
 from probmask.training.run_directory import RunDirectory
 
-_SECONDS_BETWEEN_LOOKS = 0.5
-_SECONDS_TO_ANSWER = 10.0
-_PORTS = 65536
-# What of a run's directory is brought home; the record last, as it says that the run is finished.
+_SECONDS_BETWEEN_POLLS = 0.5
+_SECONDS_TO_CONNECT = 10.0
+_MAX_PORT = 65535
+# Files of a run that are copied. The record is last, because it marks the run as finished.
 _FILES = ("config.toml", "metrics.jsonl", "model.safetensors", "record.json")
 
 
 def run_on_ray(
-    jobs: Sequence[Job], directory: SweepDirectory, board: Board, *, ray: Any, parallel: int | None
+    jobs: Sequence[Job],
+    directory: SweepDirectory,
+    progress: SweepProgress,
+    *,
+    ray: Any,
+    parallel: int | None,
 ) -> None:
-    """Train the jobs as tasks of the cluster that ``ray`` is connected to.
+    """Train the jobs as tasks of a Ray cluster.
 
-    ``parallel`` shares the cores of a local cluster; on another the scheduler decides how many run
-    at once, each on as many cores as it has threads. A run is trained in a directory of the node it
-    is on (~/.cache/probmask/ray), and goes on from its checkpoint if it comes there again.
+    A task trains in a directory of its node (~/.cache/probmask/ray). If the run comes to the same
+    node again, it continues from its checkpoint.
+
+    Args:
+        jobs: The runs to train.
+        directory: Directory of the sweep.
+        progress: Progress of the sweep.
+        ray: The module ``ray``, connected to a cluster.
+        parallel: Number of tasks that share the cores of a local cluster. None on other clusters,
+            where Ray's scheduler decides, and each task gets as many cores as it has threads.
     """
-    _Cluster(ray, directory, board, parallel).run(jobs)
+    _Cluster(ray, directory, progress, parallel).run(jobs)
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to the cluster at ``address``, or to one of this machine ("local")."""
-    _refuse_silent(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it would call home
+    """Connect to the cluster at ``address``, or start one on this machine ("local").
+
+    Yields:
+        The module ``ray``.
+
+    Raises:
+        InputError: The cluster cannot be reached.
+    """
+    _check_reachable(address)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
+    # Ray's future default: leave CUDA_VISIBLE_DEVICES of tasks without GPUs alone. Else Ray warns.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray: Any = importlib.import_module("ray")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -55,16 +75,16 @@ def connected(address: str) -> Iterator[Any]:
     try:
         yield ray
     finally:
-        ray.shutdown()  # the tasks of a driver that is gone are ended
+        ray.shutdown()  # also ends the tasks of this sweep
 
 
-def _refuse_silent(address: str) -> None:
-    """Knock at the address: Ray itself would wait for minutes, and write a log meanwhile."""
+def _check_reachable(address: str) -> None:
+    """Try to connect to the port, because Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdecimal() and int(port) < _PORTS):
-        return  # "local", "auto", or a name that is Ray's to judge
+    if not (colon and port.isdecimal() and int(port) <= _MAX_PORT):
+        return  # "local", "auto", or a name that Ray resolves
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
     except (OSError, UnicodeError) as error:
         raise _unreachable(address, error) from error
 
@@ -78,110 +98,126 @@ def _unreachable(address: str, error: Exception) -> InputError:
 
 
 class _Cluster:
-    """The tasks at work, and what they tell."""
+    """The tasks on the cluster and their messages."""
 
     def __init__(
-        self, ray: Any, directory: SweepDirectory, board: Board, parallel: int | None
+        self, ray: Any, directory: SweepDirectory, progress: SweepProgress, parallel: int | None
     ) -> None:
-        self._ray, self._directory, self._board = ray, directory, board
+        self._ray, self._directory, self._progress = ray, directory, progress
         self._threads = max(1, available_cores() // parallel) if parallel else 1
-        self._notes = ray.remote(num_cpus=0)(_Notes).remote()
+        self._messages = ray.remote(num_cpus=0)(_LastMessages).remote()
 
     def run(self, jobs: Sequence[Job]) -> None:
         pending = {self._submit(job): job for job in jobs}
         while pending:
-            done, _ = self._ray.wait(list(pending), timeout=_SECONDS_BETWEEN_LOOKS)
-            self._show(pending.values())
+            done, _ = self._ray.wait(list(pending), timeout=_SECONDS_BETWEEN_POLLS)
+            self._update(pending.values())
             for task in done:
                 self._end(pending.pop(task), task)
 
     def _submit(self, job: Job) -> Any:
-        config = with_threads(job.planned.config, self._threads)
-        resources = wanted_resources(config, self._ray.cluster_resources())
-        task = self._ray.remote(**resources, max_retries=0)(train_there)
-        return task.remote(job.planned.name, job.planned.identity, to_table(config), self._notes)
+        planned = job.planned
+        config = with_threads(planned.config, self._threads)
+        resources = required_resources(config, self._ray.cluster_resources())
+        task = self._ray.remote(**resources, max_retries=0)(train_on_node)
+        return task.remote(planned.name, planned.identity, to_table(config), self._messages)
 
-    def _show(self, jobs: Any) -> None:
-        notes = self._ray.get(self._notes.read.remote())
+    def _update(self, jobs: Iterable[Job]) -> None:
+        messages = self._ray.get(self._messages.read.remote())
         for job in jobs:
             name = job.planned.name
-            if name in notes:
-                if name not in self._board.running:
-                    self._board.start(name, resumed=notes[name].get("resumed", False))
-                if notes[name]["kind"] == "status":
-                    self._board.show(name, notes[name])
+            if name in messages:
+                if name not in self._progress.running:
+                    self._progress.start(name, resumed=messages[name].get("resumed", False))
+                if messages[name]["kind"] == "status":
+                    self._progress.update(name, messages[name])
 
     def _end(self, job: Job, task: Any) -> None:
         planned = job.planned
-        if planned.name not in self._board.running:
-            self._board.start(planned.name, resumed=False)
+        if planned.name not in self._progress.running:
+            self._progress.start(planned.name, resumed=False)
         try:
-            came: Mapping[str, Any] = self._ray.get(task)
+            result: Mapping[str, Any] = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
-            came = {"reason": f"Ray: {' '.join(str(error).split())}"}
-        if "reason" in came:
-            self._directory.put_failure(planned, came["reason"])
-            self._board.fail(planned.name, came["reason"])
+            result = {"reason": f"Ray: {' '.join(str(error).split())}"}
+        if "reason" in result:
+            self._directory.write_failure(planned, result["reason"])
+            self._progress.fail(planned.name, result["reason"])
             return
-        self._bring_home(RunDirectory(job.directory), came["files"])
-        self._board.finish(planned.name, self._directory.put_record(planned))
-
-    def _bring_home(self, run: RunDirectory, files: Mapping[str, bytes]) -> None:
-        run.path.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            write_atomically(run.path / name, files[name], overwrite=True)
-        run.checkpoint.unlink(missing_ok=True)  # of an earlier beginning on this machine
+        _write_files(RunDirectory(job.directory), result["files"])
+        self._progress.finish(planned.name, self._directory.write_record(planned))
 
 
-class _Notes:
-    """What runs tell, kept where the sweep can read it."""
+def _write_files(run: RunDirectory, files: Mapping[str, bytes]) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    for name in _FILES:
+        write_atomically(run.path / name, files[name], overwrite=True)
+    run.checkpoint.unlink(missing_ok=True)  # left by an earlier start on this machine
+
+
+class _LastMessages:
+    """Ray actor that stores the last message of every run."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Mapping[str, Any]] = {}
+        self._messages: dict[str, Mapping[str, Any]] = {}
 
     def write(self, name: str, message: Mapping[str, Any]) -> None:
-        """Note the last word of a run."""
-        self._last[name] = message
+        """Store a message of a run."""
+        self._messages[name] = message
 
     def read(self) -> dict[str, Mapping[str, Any]]:
-        """The last word of every run."""
-        return self._last
+        """Return the last message of every run."""
+        return self._messages
 
 
-def train_there(name: str, identity: str, config: Mapping[str, Any], notes: Any) -> dict[str, Any]:
-    """Train on the node that the task has come to; return the files of the run, or the reason."""
-    place = Path.home() / ".cache" / "probmask" / "ray" / identity
-    directory = RunDirectory(place)
+def train_on_node(
+    name: str, identity: str, config: Mapping[str, Any], messages: Any
+) -> dict[str, Any]:
+    """Train a run on the node that executes the task.
+
+    Args:
+        name: Name of the run.
+        identity: Identity of the run, which names its directory on the node.
+        config: Configuration as a table.
+        messages: Handle of the `_LastMessages` actor.
+
+    Returns:
+        The contents of the run's files as "files", or why it failed as "reason".
+    """
+    path = Path.home() / ".cache" / "probmask" / "ray" / identity
+    directory = RunDirectory(path)
     resume = directory.config.exists()
     last: dict[str, Any] = {}
-    tell = _teller(name, notes, last)
-    tell({"kind": "started", "resumed": resume})
+    send = _sender(name, messages, last)
+    send({"kind": "started", "resumed": resume})
     if not directory.finished:
-        execute(Request(str(place), resume, config), tell)
+        execute(Request(str(path), resume, config), send)
     if "reason" in last:
         return {"reason": str(last["reason"])}
-    return {"files": {file: (place / file).read_bytes() for file in _FILES}}
+    return {"files": {file: (path / file).read_bytes() for file in _FILES}}
 
 
-def _teller(name: str, notes: Any, last: dict[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    seen = [0.0]
+def _sender(name: str, messages: Any, last: dict[str, Any]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that stores a message in ``last`` and sends it, but not too often."""
+    sent = 0.0
 
-    def tell(message: Mapping[str, Any]) -> None:
+    def send(message: Mapping[str, Any]) -> None:
+        nonlocal sent
         last.clear()
         last.update(message)
         now = time.monotonic()
-        if message["kind"] != "status" or now - seen[0] >= _SECONDS_BETWEEN_LOOKS:
-            seen[0] = now
-            notes.write.remote(name, dict(message))
+        if message["kind"] != "status" or now - sent >= _SECONDS_BETWEEN_POLLS:
+            sent = now
+            messages.write.remote(name, dict(message))
 
-    return tell
+    return send
 
 
-def wanted_resources(config: TrainConfig, there: Mapping[str, float]) -> dict[str, Any]:
-    """What Ray sets aside for a run: its threads, and GPUs if it is to have or can have them."""
-    wanted: dict[str, Any] = {"num_cpus": config.threads}
+def required_resources(config: TrainConfig, available: Mapping[str, float]) -> dict[str, Any]:
+    """Return the resources that Ray reserves for a run: its threads, and GPUs if it uses them."""
+    resources: dict[str, Any] = {"num_cpus": config.threads}
     if config.accelerator in ("cuda", "gpu") or (
-        config.accelerator == "auto" and there.get("GPU", 0) >= config.devices
+        config.accelerator == "auto" and available.get("GPU", 0) >= config.devices
     ):
-        wanted["num_gpus"] = config.devices
-    return wanted
+        resources["num_gpus"] = config.devices
+    return resources

@@ -1,24 +1,25 @@
-"""What `probmask sweep` does: find out what is left of a grid, and train it."""
+"""Running a sweep: find the unfinished runs of a grid, and train them here or on Ray."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from probmask.data import is_fetched
+from probmask.data import is_downloaded
 from probmask.errors import InputError
-from probmask.sweeps.grid import Planned
+from probmask.sweeps.grid import PlannedRun
 from probmask.sweeps.local_processes import run_locally
+from probmask.sweeps.ray_cluster import connected, run_on_ray
 from probmask.sweeps.sweep_directory import Job, Plan, SweepDirectory, make_plan
-from probmask.sweeps.sweep_progress import Board, LiveBoard
+from probmask.sweeps.sweep_progress import SweepProgress, live_table
 from probmask.training.config import TrainConfig
-from probmask.training.preparation import load_run_data
+from probmask.training.run import load_run_data
 
-_RunJobs = Callable[[Sequence[Job], SweepDirectory, Board], None]
+_RunJobs = Callable[[Sequence[Job], SweepDirectory, SweepProgress], None]
 
 
 def run_sweep(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     out: Path,
     *,
     jobs: int = 1,
@@ -26,62 +27,74 @@ def run_sweep(
     retry: bool = False,
     ray: str | None = None,
     live: bool = False,
-    say: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Plan:
-    """Train every run that is not finished, ``jobs`` at a time; return what has become of them.
+    """Train every run that is not finished.
 
-    Records under ``records`` count as finished runs too. Runs that failed before are left alone
-    without ``retry``. An interrupted sweep goes on when it is called again.
+    After an interruption, calling it again continues the sweep.
+
+    Args:
+        planned: The runs, as `probmask.sweeps.grid.load_grid` returns them.
+        out: Directory of the sweep.
+        jobs: Number of runs to train in parallel.
+        records: Files and directories with records of runs that count as finished.
+        retry: Train runs again that failed before.
+        ray: Address of a Ray cluster, or "local"; None trains in processes of this machine.
+        live: Show a live table in the terminal.
+        print_line: Function that prints a line about every event.
+
+    Returns:
+        The finished, failed and remaining runs.
+
+    Raises:
+        InputError: A data set is missing, ``out`` cannot be used, or Ray cannot be reached.
     """
     directory = SweepDirectory(out)
-    wanted = make_plan(planned, directory, records=records, retry=retry).jobs
-    # Before anything is made: what cannot be trained leaves nothing behind.
-    with _workshop(wanted, jobs, ray) as run, directory.locked():
+    remaining = make_plan(planned, directory, records=records, retry=retry).jobs
+    # Check data or cluster first, so that a sweep that cannot run creates nothing.
+    with _backend(remaining, jobs, ray) as run_jobs, directory.locked():
         plan = make_plan(planned, directory, records=records, retry=retry)
-        directory.put_missing_records(planned)
+        directory.write_missing_records(planned)
         if plan.jobs:
-            make = LiveBoard if live else Board
-            board = make(len(planned), done=len(plan.finished), failed=len(plan.failed), say=say)
-            with board:
-                run(plan.jobs, directory, board)
+            progress = SweepProgress(
+                len(planned),
+                done=len(plan.finished),
+                failed=len(plan.failed),
+                print_line=print_line,
+            )
+            with live_table(progress) if live else nullcontext():
+                run_jobs(plan.jobs, directory, progress)
         return make_plan(planned, directory, records=records)
 
 
 @contextmanager
-def _workshop(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_RunJobs]:
-    """What trains the jobs, as soon as it is known that it can."""
+def _backend(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_RunJobs]:
+    """Yield the function that trains jobs, after checking that it can."""
     if ray is None:
-        check_data(jobs)
+        for config in _one_per_data_set(jobs):
+            load_run_data(config)
         yield partial(run_locally, parallel=parallel)
     else:
-        from probmask.sweeps.ray_cluster import connected, run_on_ray
-
         with connected(ray) as cluster:
             shared = parallel if ray == "local" else None
             yield partial(run_on_ray, ray=cluster, parallel=shared)
 
 
-def check_data(jobs: Sequence[Job]) -> None:
-    """Load all data sets once, so that one that is not there is said once, before anything runs."""
-    for config in _one_per_data_set(jobs):
-        load_run_data(config)
-
-
 def missing_data(jobs: Sequence[Job], *, download: bool) -> list[str]:
-    """Say of each data set that the jobs could not be trained on now what is amiss.
+    """Return a message for every data set that the jobs need and that cannot be loaded.
 
-    With ``download`` one that is not there would be fetched first.
+    With ``download``, a data set that is not there would be downloaded first.
     """
-    said = []
+    messages = []
     for config in _one_per_data_set(jobs):
         try:
-            if download and not is_fetched(config.data, config.data_dir):
-                said.append(f"--data {config.data}: is not there; --download fetches it first.")
+            if download and not is_downloaded(config.data, config.data_dir):
+                messages.append(f"--data {config.data}: is missing; --download fetches it first.")
             else:
                 load_run_data(config)
         except InputError as error:
-            said.append(str(error))
-    return list(dict.fromkeys(said))
+            messages.append(str(error))
+    return list(dict.fromkeys(messages))
 
 
 def _one_per_data_set(jobs: Sequence[Job]) -> Iterator[TrainConfig]:

@@ -1,9 +1,9 @@
-"""What a sweep has still to do: which of its runs are finished, failed, begun or new.
+"""The directory of a sweep, and the plan: which of its runs are finished, failed or left to train.
 
-OUT/runs/NAME/          the directory of a run, as `probmask train` makes it
+OUT/runs/NAME/          the directory of a run, as `probmask train` writes it
 OUT/records/NAME.json   a compact copy of the record of every finished run, to be committed
 OUT/failed/NAME.json    why a run failed
-OUT/logs/NAME.log       what a run had to say
+OUT/logs/NAME.log       standard error of the process that trained the run
 """
 
 import json
@@ -16,16 +16,16 @@ from typing import Any
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
 from probmask.files import write_atomically
-from probmask.sweeps.grid import Planned
+from probmask.sweeps.grid import PlannedRun
 from probmask.training.run_directory import RunDirectory
 
 
 class SweepDirectory:
-    """Where the runs of a sweep, their records and their failures lie."""
+    """Paths of the runs of a sweep, their records, failures and logs."""
 
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_dir():
-            raise InputError(f"--out {path}: is a file; choose the directory of a sweep.")
+            raise InputError(f"--out {path}: is a file; choose a directory for the sweep.")
         if RunDirectory(path).config.exists():
             raise InputError(
                 f"--out {path}: is the directory of a run, not of a sweep; choose another."
@@ -38,7 +38,11 @@ class SweepDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the directory, and keep other sweeps out of it."""
+        """Create the directory and keep other sweeps out of it.
+
+        Raises:
+            InputError: Another sweep is running in it, or it cannot be written.
+        """
         with ExitStack() as stack:
             try:
                 for directory in (self.runs, self.records, self.failed, self.logs):
@@ -46,21 +50,22 @@ class SweepDirectory:
                 stack.enter_context(RunDirectory(self.path).locked())
             except OSError as error:
                 raise InputError(
-                    f"--out {self.path}: cannot be made or written ({error.strerror}); choose a "
+                    f"--out {self.path}: cannot be created or written ({error.strerror}); choose a "
                     "writable directory."
                 ) from error
             except InputError as error:
                 raise InputError(
-                    f"--out {self.path}: another sweep is running in it; wait for it, or end it."
+                    f"--out {self.path}: another sweep is running in it; wait until it ends, or "
+                    "stop it."
                 ) from error
             yield
 
-    def run(self, planned: Planned) -> RunDirectory:
-        """The directory of a run."""
+    def run(self, planned: PlannedRun) -> RunDirectory:
+        """Return the directory of a run."""
         return RunDirectory(self.runs / planned.name)
 
-    def reason(self, planned: Planned) -> str | None:
-        """Why the run failed, if it did."""
+    def failure_reason(self, planned: PlannedRun) -> str | None:
+        """Return why the run failed, or None if it did not fail."""
         try:
             found = json.loads(self._failure(planned).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -69,73 +74,73 @@ class SweepDirectory:
             return f"unknown: {self._failure(planned)} cannot be read ({error})"
         return str(found["reason"]) if isinstance(found, dict) and "reason" in found else "unknown"
 
-    def put_failure(self, planned: Planned, reason: str) -> None:
-        """Remember that the run failed, and why."""
+    def write_failure(self, planned: PlannedRun, reason: str) -> None:
+        """Store that the run failed, and why."""
         text = json.dumps({"name": planned.name, "reason": reason}, indent=2) + "\n"
         write_atomically(self._failure(planned), text.encode(), overwrite=True)
 
-    def forget_failure(self, planned: Planned) -> None:
-        """The run is to be tried again, or has come to its end."""
+    def remove_failure(self, planned: PlannedRun) -> None:
+        """Remove the stored failure of a run that is trained again or has finished."""
         self._failure(planned).unlink(missing_ok=True)
 
-    def put_record(self, planned: Planned) -> Run:
-        """Copy the record of a finished run to where it can be committed from."""
+    def write_record(self, planned: PlannedRun) -> Run:
+        """Write the compact copy of a finished run's record; return the run."""
         directory = self.run(planned)
         run = Run(directory.record, directory.read_record())
         write_compact(run.record, self._record(planned))
-        self.forget_failure(planned)
+        self.remove_failure(planned)
         return run
 
-    def put_missing_records(self, planned: Iterable[Planned]) -> None:
-        """Copy the records of runs that came to their end when the sweep was gone already."""
+    def write_missing_records(self, planned: Iterable[PlannedRun]) -> None:
+        """Write the copies for runs that finished after their sweep had been killed."""
         for each in planned:
             if self.run(each).finished and not self._record(each).exists():
-                self.put_record(each)
+                self.write_record(each)
 
-    def _record(self, planned: Planned) -> Path:
+    def _record(self, planned: PlannedRun) -> Path:
         return self.records / f"{planned.name}.json"
 
-    def _failure(self, planned: Planned) -> Path:
+    def _failure(self, planned: PlannedRun) -> Path:
         return self.failed / f"{planned.name}.json"
 
 
 def update_copy(run: RunDirectory, record: Mapping[str, Any]) -> None:
-    """Bring the copy of a record that is to be committed up to date, if the run is a sweep's."""
-    place = run.path.resolve()
-    copy = place.parent.parent / "records" / f"{place.name}.json"
-    if place.parent.name == "runs" and copy.exists():
+    """Update the compact copy of a record, if the run belongs to a sweep."""
+    path = run.path.resolve()
+    copy = path.parent.parent / "records" / f"{path.name}.json"
+    if path.parent.name == "runs" and copy.exists():
         write_compact(record, copy)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be trained: from the beginning, or on from where it was left."""
+    """A run to train: from the start, or from its checkpoint if ``resume`` is set."""
 
-    planned: Planned
+    planned: PlannedRun
     directory: Path
     resume: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a sweep by what has become of them."""
+    """The runs of a sweep: finished with their records, failed with the reason, left to train."""
 
-    finished: list[tuple[Planned, Run]]
-    failed: list[tuple[Planned, str]]
+    finished: list[tuple[PlannedRun, Run]]
+    failed: list[tuple[PlannedRun, str]]
     jobs: list[Job]
 
 
 def make_plan(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     directory: SweepDirectory,
     *,
     records: Iterable[Path] = (),
     retry: bool = False,
 ) -> Plan:
-    """Find out what is still to do.
+    """Sort the runs of a sweep into finished, failed and left to train.
 
-    A run is finished if its record lies in the sweep's directory or under one of ``records``,
-    whatever its name there; a failed one counts as to do only with ``retry``.
+    A run is finished if its record is in the directory of the sweep or under one of ``records``,
+    under any name. With ``retry``, failed runs are trained again.
     """
     places = [place for place in (directory.runs, directory.records) if place.exists()]
     found = {run.identity: run for run in reversed(find_records([*places, *records]))}
@@ -144,7 +149,7 @@ def make_plan(
         if each.identity in found:
             plan.finished.append((each, found[each.identity]))
             continue
-        reason = None if retry else directory.reason(each)
+        reason = None if retry else directory.failure_reason(each)
         if reason is not None:
             plan.failed.append((each, reason))
         else:

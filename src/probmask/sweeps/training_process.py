@@ -1,8 +1,10 @@
-"""A run of a sweep, in a process of its own: `python -m probmask.sweeps.training_process REQUEST`.
+"""The process that trains one run of a sweep: `python -m probmask.sweeps.training_process REQUEST`.
 
-It trains as `probmask train` does, and tells the sweep how it stands by lines of JSON. Its standard
-input is a pipe that the sweep holds open: when that closes, the sweep is gone, however it ended,
-and the run stops. What it has checkpointed stays.
+It trains as `probmask train` does, and sends its status to the sweep as lines of JSON on standard
+output. Its standard input is a pipe that the sweep holds open. When the pipe closes, the sweep has
+ended, even if it was killed, and the process stops. Its checkpoint stays.
+
+PyTorch is imported only after the watch on the pipe has started, because the import takes seconds.
 """
 
 import _thread
@@ -14,80 +16,87 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from probmask.training.progress import Status
+from probmask.errors import DownloadError, InputError, NonFiniteError
+from probmask.launch import is_first_rank
+from probmask.training.progress import Status
 
-_GRACE_SECONDS = 10.0
-# A run whose sweep was killed takes a moment to notice, and to let go of its directory.
+_SECONDS_TO_STOP = 10.0
+# A process whose sweep was killed needs a moment to notice it and to release its directory.
 _LOCK_SECONDS = 30.0
 
-Tell = Callable[[Mapping[str, Any]], None]
+Send = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to train, and where; as one argument of a command line."""
+    """The run to train; passed as one argument of the command line.
+
+    Args:
+        directory: Directory of the run.
+        resume: Whether the directory contains an unfinished run.
+        config: Configuration as a table.
+    """
 
     directory: str
     resume: bool
     config: Mapping[str, Any]
 
     def to_text(self) -> str:
-        """The request as JSON."""
+        """Return the request as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """The request that was made to text."""
+        """Return the request that `to_text` wrote."""
         return cls(**json.loads(text))
 
 
-def execute(request: Request, tell: Tell) -> None:
-    """Train, and tell how it stands, up to its end or the reason why there is none."""
-    from probmask.errors import InputError
-
+def execute(request: Request, send: Send) -> None:
+    """Train the run; send its status, then a message that it finished or why it failed."""
     try:
-        _train(request, tell)
-    except (OSError, InputError) as error:
-        tell({"kind": "failed", "reason": str(error)})
+        _train(request, send)
+    except (OSError, InputError, NonFiniteError, DownloadError) as error:
+        send({"kind": "failed", "reason": str(error)})
     except Exception as error:
         traceback.print_exc()
         reason = " ".join(str(error).split()) or "no message"
-        tell({"kind": "failed", "reason": f"{type(error).__name__}: {reason}"})
+        send({"kind": "failed", "reason": f"{type(error).__name__}: {reason}"})
     else:
-        tell({"kind": "finished"})
+        send({"kind": "finished"})
 
 
-def _train(request: Request, tell: Tell) -> None:
+def _train(request: Request, send: Send) -> None:
     from probmask.training.config import parse_config
     from probmask.training.origins import Origins
-    from probmask.training.record_format import INDIFFERENT
+    from probmask.training.record_format import NEUTRAL_KEYS
     from probmask.training.run import train
     from probmask.training.run_directory import RunDirectory
 
     config = parse_config(request.config, origins=Origins("the sweep"))
     directory = RunDirectory(Path(request.directory))
     if request.resume:
-        _wait_for_lock(directory.path)
-        # As it was begun: it may be on other threads than it would be begun with now.
-        begun = directory.read_config()
-        config = replace(begun, **{key: getattr(config, key) for key in INDIFFERENT})
+        with suppress(InputError), directory.locked(timeout=_LOCK_SECONDS):
+            pass  # a process of a killed sweep has released the directory
+        # Keep the settings that the run was started with, such as its number of threads.
+        started = directory.read_config()
+        config = replace(started, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
 
-    def make_reporter(title: str, total_steps: int) -> _Telling:
-        return _Telling(tell, title, total_steps)
+    def make_reporter(_: str, total_steps: int) -> _StatusSender:
+        return _StatusSender(send, total_steps)
 
     train(config, out=directory.path, resume=request.resume, make_reporter=make_reporter)
 
 
-class _Telling:
-    """Hands on where the run is."""
+class _StatusSender:
+    """Reporter that sends every status to the sweep."""
 
-    def __init__(self, tell: Tell, title: str, total_steps: int) -> None:
-        self._tell, self._title, self._total_steps = tell, title, total_steps
+    def __init__(self, send: Send, total_steps: int) -> None:
+        self._send, self._total_steps = send, total_steps
 
     def __enter__(self) -> Self:
         return self
@@ -95,49 +104,34 @@ class _Telling:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, status: "Status") -> None:
-        """Tell the sweep."""
-        self._tell({"kind": "status", "total_steps": self._total_steps, **asdict(status)})
-
-
-def _wait_for_lock(path: Path) -> None:
-    from probmask.errors import InputError
-    from probmask.training.run_directory import RunDirectory
-
-    end = time.monotonic() + _LOCK_SECONDS
-    while time.monotonic() < end:
-        try:
-            with RunDirectory(path).locked():
-                return
-        except InputError:
-            time.sleep(0.2)
+    def show(self, status: Status) -> None:
+        """Send the status."""
+        self._send({"kind": "status", "total_steps": self._total_steps, **asdict(status)})
 
 
 def _stop_with_the_sweep() -> None:
-    """Wait until the sweep lets go of our standard input, then stop."""
+    """Wait until the sweep closes our standard input, then stop."""
     while os.read(0, 1024):
         pass
     _thread.interrupt_main()
-    time.sleep(_GRACE_SECONDS)
+    time.sleep(_SECONDS_TO_STOP)
     os._exit(130)
 
 
 def main() -> int:
-    """Serve one request."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    """Execute the request in the first argument; return the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore it
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever else is printed is for the log
+    os.dup2(2, 1)  # other output goes to the log
 
-    from probmask.launch import is_first_rank
-
-    def tell(message: Mapping[str, Any]) -> None:
+    def send(message: Mapping[str, Any]) -> None:
         if is_first_rank():
             lines.write(json.dumps(message) + "\n")
             lines.flush()
 
     try:
-        execute(Request.from_text(sys.argv[1]), tell)
+        execute(Request.from_text(sys.argv[1]), send)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -1,1 +1,1 @@
-"""Training from a configuration: loop, checkpoints, run directory, evaluation."""
+"""Training from a configuration: run, loop, checkpoints, run directory, record."""

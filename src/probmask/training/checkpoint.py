@@ -1,7 +1,8 @@
-"""Checkpoints: nested state as one safetensors file, written atomically, read without pickle.
+"""Checkpoints: nested state in one safetensors file, written atomically and read without pickle.
 
-Tensors are the file's tensors, everything else is JSON in its header. A digest over both tells a
-damaged file from a good one before anything of it is used.
+Tensors are the file's tensors; everything else is JSON in its header. A digest over both detects
+a damaged file before any of it is used. The format is our own because `torch.save` writes pickle,
+and no file that probmask reads may contain pickle.
 """
 
 import hashlib
@@ -23,7 +24,12 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a nesting of dicts, lists, tuples, numbers, texts and tensors to ``path``."""
+    """Write nested dicts, lists and tuples of numbers, strings and tensors to ``path``.
+
+    Raises:
+        TypeError: ``state`` contains another type.
+        OSError: The file cannot be written. A previous checkpoint at ``path`` stays intact.
+    """
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_encode(state, tensors), allow_nan=True)
     metadata = {"format": _FORMAT, "state": tree, "digest": _digest(tree, tensors)}
@@ -31,7 +37,11 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read what `write_checkpoint` wrote, or raise `CheckpointError` if the file is damaged."""
+    """Return the state that `write_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or not a checkpoint.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -40,12 +50,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise _damaged(path, str(error)) from error
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(
-            f"{path}: is not a checkpoint of this version of probmask; go on with the version that "
-            "wrote it, or start anew with another --out."
+            f"{path}: is not a checkpoint of this version of probmask; resume with the version "
+            "that wrote it, or start a new run with another --out."
         )
     if metadata.get("digest") != _digest(metadata.get("state", ""), tensors):
         raise _damaged(path, "its digest does not match its content")
-    # Copies: what is mapped would hold on to a file that is about to be replaced.
+    # Copy: the tensors are mapped from a file that the next checkpoint replaces.
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
     state: dict[str, Any] = _decode(json.loads(metadata["state"]), copies)
     return state
@@ -53,7 +63,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{path}: the checkpoint is damaged ({reason}); restore it from a copy, or start anew "
+        f"{path}: the checkpoint is damaged ({reason}); restore it from a copy, or start a new run "
         "with another --out."
     )
 
@@ -68,7 +78,7 @@ def _digest(tree: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Turn a state into JSON; a one-key object marks each kind that JSON has no word for."""
+    """Return the state as JSON values; an object with one key stands for each non-JSON type."""
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Tensor):
@@ -80,7 +90,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_encode(item, tensors) for item in value]}
-    raise TypeError(f"a checkpoint cannot hold {type(value).__name__}")
+    raise TypeError(f"a checkpoint cannot store a {type(value).__name__}")
 
 
 def _decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""The configuration of a run: a TOML file, flags on top of it, and nothing unknown."""
+"""The configuration of a run: a TOML file, overrides, and defaults that fit the data set."""
 
 import copy
 import math
@@ -16,12 +16,25 @@ from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import check_model_settings
 from probmask.parsing import parse, read_toml
-from probmask.training.origins import CHECKED, Origins, refuse_unknown_keys
+from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
+
+DEFAULT_METHOD = "probmask"
+_DEFAULT_SPARSITY = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """SGD on the weights; its rate follows a cosine after a linear warm-up."""
+    """SGD on the weights. The learning rate warms up linearly, then follows a cosine to zero.
+
+    Args:
+        lr: Largest learning rate.
+        momentum: Momentum of SGD.
+        weight_decay: L2 penalty on the weights.
+        nesterov: Use Nesterov momentum.
+        warmup_epochs: Epochs of the linear warm-up, which may be a fraction.
+        clip_norm: Largest norm of the gradient, or None for no clipping.
+        every: Whether the learning rate changes at every update ("step") or once per epoch.
+    """
 
     lr: float = 0.1
     momentum: float = 0.9
@@ -41,25 +54,42 @@ class OptimizerConfig:
             )
         if self.nesterov and self.momentum == 0:
             raise InputError(
-                "optimizer(nesterov=True, momentum=0): Nesterov's step needs a momentum; set one."
+                "optimizer(nesterov=True, momentum=0): Nesterov momentum needs a momentum above 0."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides a training run.
+    """Everything that determines a training run.
 
-    ``method`` holds the method's name and its settings; ``model_args`` go to the function that
-    builds the model, ``data_args`` are the settings of the data set. ``select_on`` says what runs
-    are to be compared by when one of them is chosen: with "val" a part of the training images is
-    held out and the finished network measured on it, so that the test images are left for the
-    final figure; with "none" all images train. ``include`` and ``exclude`` are patterns of names
-    of weights that are masked beside the usual ones, or not at all. ``batch_size`` is over all
-    devices together. ``dense_twin`` trains a dense network first, under the same settings, to
-    compare with. ``channels_last`` lays images out pixel by pixel, which is faster for most
-    networks of convolutions but not for all. A checkpoint is written every
-    ``checkpoint_seconds``, and ``workers`` processes read image files; neither has an influence on
-    the result.
+    Args:
+        data: Name of the data set.
+        data_dir: Directory of the data set, for data sets that are files.
+        data_args: Settings of the data set.
+        select_on: Score by which runs are compared when one of them is selected. "val" holds out a
+            part of the training images, and measures the finished network on it, so that the test
+            images are used only for the final figure. "test" and "none" train on all images.
+        model: Name of the model, or ``package.module:function``.
+        model_args: Arguments of the function that builds the model.
+        include: Patterns of names of weights to mask in addition to the usual ones.
+        exclude: Patterns of names of weights to leave dense.
+        method: Name and settings of the method.
+        epochs: Number of passes over the training images.
+        batch_size: Images per update, over all devices together.
+        seed: Determines all randomness.
+        label_smoothing: Fraction of every label that is spread over all classes.
+        optimizer: Optimizer of the weights.
+        dense_twin: Also train a dense network with the same settings, for comparison.
+        accelerator: Accelerator of Lightning Fabric.
+        devices: Number of devices.
+        strategy: Strategy of Lightning Fabric.
+        precision: "32-true" or "bf16-mixed".
+        channels_last: Store images with the channels last, which is faster for most convolutional
+            networks.
+        threads: Number of CPU threads, or None for PyTorch's default.
+        workers: Number of processes that read image files, or None for one per core.
+        checkpoint_seconds: Seconds between checkpoints.
+        tensorboard: Write the metrics for TensorBoard too.
     """
 
     data: str = "digits"
@@ -71,7 +101,7 @@ class TrainConfig:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     method: Mapping[str, Any] = field(
-        default_factory=lambda: {"name": "probmask", "sparsity": 0.98}
+        default_factory=lambda: {"name": DEFAULT_METHOD, "sparsity": _DEFAULT_SPARSITY}
     )
     epochs: int = 60
     batch_size: int = 64
@@ -98,8 +128,8 @@ class TrainConfig:
         )
         if self.optimizer.warmup_epochs >= self.epochs:
             raise InputError(
-                f"optimizer(warmup_epochs={self.optimizer.warmup_epochs:g}): the training has "
-                f"{self.epochs} epochs; warm up for fewer."
+                f"optimizer(warmup_epochs={self.optimizer.warmup_epochs:g}): the warm-up must be "
+                f"shorter than the training of {self.epochs} epochs."
             )
         if self.threads is not None:
             check_count("train", "threads", self.threads, least=1, meaning="threads")
@@ -107,13 +137,13 @@ class TrainConfig:
             check_count("train", "workers", self.workers, least=0, meaning="processes")
         if self.batch_size % self.devices:
             raise InputError(
-                f"train(batch_size={self.batch_size}, devices={self.devices}): the batch is split "
-                "evenly over the devices; choose a multiple."
+                f"train(batch_size={self.batch_size}, devices={self.devices}): every batch is "
+                "split evenly over the devices; choose a multiple."
             )
 
 
-# The keys whose values `TrainConfig` has rules for.
-_CHECKED_TOGETHER = (
+# The keys whose values `TrainConfig` checks.
+_CHECKED_KEYS = (
     "epochs",
     "batch_size",
     "seed",
@@ -126,14 +156,14 @@ _CHECKED_TOGETHER = (
 )
 
 _SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
-# What makes sense for a data set where neither file nor flag says otherwise.
+# Defaults that depend on the data set.
 _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
-    # One thread: on so small a problem a second gains little, and loses much on a busy machine.
-    # And on the CPU, where the same seed gives the same bits.
+    # One thread, because a second gains little on a problem this small and costs much on a busy
+    # machine. The CPU, because there the same seed gives bit-identical results.
     "digits": {"model": "smallconv", "dense_twin": True, "threads": 1, "accelerator": "cpu"},
     "cifar10": _SMALL_IMAGES,
     "cifar100": _SMALL_IMAGES,
-    # The paper's settings, which are STR's.
+    # The settings of the paper, taken from STR.
     "imagenet": {
         "model": "resnet50",
         "epochs": 100,
@@ -150,72 +180,95 @@ _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
 
 
 def load_config(path: str | Path | None, overrides: Sequence[tuple[str, Any]] = ()) -> TrainConfig:
-    """Read a TOML file, put ``key = value`` overrides on top (dotted keys), and check it all."""
+    """Read the configuration of a run from a TOML file, apply overrides, and check it.
+
+    Args:
+        path: TOML file, or None to start from the defaults.
+        overrides: Pairs of a dotted key and its value, such as ``("method.sparsity", 0.9)``. Later
+            pairs win over earlier ones and over the file.
+
+    Returns:
+        The complete configuration. Keys that are not given have defaults that fit the data set.
+
+    Raises:
+        InputError: The file cannot be read, a key is unknown, or a value is wrong.
+
+    Example:
+        >>> import probmask
+        >>> config = probmask.load_config(None, [("data", "cifar10"), ("epochs", 3)])
+        >>> config.model, config.batch_size, config.epochs
+        ('resnet20', 128, 3)
+    """
     table = read_toml(Path(path)) if path is not None else {}
-    over = frozenset(key for key, _ in overrides)
-    return complete_config(
-        table, overrides, origins=Origins(None if path is None else str(path), over)
-    )
+    overridden = frozenset(key for key, _ in overrides)
+    origins = Origins(None if path is None else str(path), overridden)
+    return complete_config(table, overrides, origins=origins)
 
 
 def complete_config(
     given: Mapping[str, Any], overrides: Sequence[tuple[str, Any]] = (), *, origins: Origins
 ) -> TrainConfig:
-    """Make a configuration of what is given and of defaults that make sense for its data."""
+    """Fill in the defaults of the data set, then check and return the configuration."""
     table = copy.deepcopy(dict(given))
     for key, value in overrides:
         assign(table, key, value)
     data = table.get("data", TrainConfig.data)
     method = table.get("method")
     if isinstance(method, Mapping) and method.get("name") == "dense":
-        table.setdefault("dense_twin", False)  # it would be the same run twice
+        table.setdefault("dense_twin", False)  # the twin would repeat the run
     for key, value in _DEFAULTS_BY_DATA.get(str(data), {}).items():
-        table[key] = _filled_up(table[key], value) if key in table else copy.copy(value)
+        table[key] = _with_defaults(table[key], value) if key in table else copy.copy(value)
     if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
         table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
     return parse_config(table, origins=origins)
 
 
 def parse_config(table: Mapping[str, Any], *, origins: Origins) -> TrainConfig:
-    """Make a configuration of a mapping; unknown keys and wrong types are errors."""
-    known = dict(table)
-    refuse_unknown_keys(known, kind=TrainConfig, optimizer=OptimizerConfig, origins=origins)
-    if isinstance(known.get("method", {}), Mapping):
-        method = {"name": "probmask", **known.get("method", {})}
+    """Return the configuration in a mapping; raise `InputError` for unknown keys and wrong types.
+
+    The defaults of the data set are not filled in.
+    """
+    table = {"data": TrainConfig.data, **table}
+    method = table.get("method", {})
+    if isinstance(method, Mapping):
+        method = {"name": DEFAULT_METHOD, **method}
         if method["name"] != "dense":
-            method.setdefault("sparsity", 0.98)
-        known["method"] = method
-    with origins.told(*_CHECKED_TOGETHER):
-        config = parse(TrainConfig, known, prefix="", source=origins.of)
+            method.setdefault("sparsity", _DEFAULT_SPARSITY)
+        table["method"] = method
+    reject_unknown_keys(table, kind=TrainConfig, optimizer=OptimizerConfig, origins=origins)
+    with origins.name_source(*_CHECKED_KEYS):
+        config = parse(TrainConfig, table, prefix="", source=origins.source_of)
     make_method(config, origins)
-    naming = origins.naming
-    with origins.told("data_args"):
-        check_settings(config.data, config.data_args, naming=naming("data"), source=origins.of)
-    with origins.told("model_args"):
-        model, settings = config.model, config.model_args
-        check_model_settings(model, settings, naming=naming("model"), source=origins.of)
+    source = origins.source_of
+    with origins.name_source("data_args"):
+        label = origins.label("data")
+        check_settings(config.data, config.data_args, naming=label, source=source)
+    with origins.name_source("model_args"):
+        label = origins.label("model")
+        check_model_settings(config.model, config.model_args, naming=label, source=source)
     return config
 
 
 def make_method(config: TrainConfig, origins: Origins = CHECKED) -> Method:
-    """The method that the configuration names, with its settings."""
+    """Return the method that the configuration names, with its settings."""
     settings = dict(config.method)
-    kind = lookup("method", origins.naming("method.name"), str(settings.pop("name")), METHODS)
-    with origins.told("method"):
-        return parse(kind, settings, prefix="method.", source=origins.of)
+    kind = lookup("method", origins.label("method.name"), str(settings.pop("name")), METHODS)
+    with origins.name_source("method"):
+        return parse(kind, settings, prefix="method.", source=origins.source_of)
 
 
 def to_table(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as plain nested dictionaries; None is left out, as TOML has none.
+    """Return the configuration as nested dictionaries that TOML can represent.
 
-    Among the method's settings it is spelt "none": its default may be something else.
+    TOML has no None, so keys whose value is None are omitted. In the table of the method, None is
+    written as "none", because the default of such a setting may be another value.
     """
     method = {key: "none" if value is None else value for key, value in config.method.items()}
     return _without_none({**asdict(config), "method": method})
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML would, or as Python its True and False; all else is a string."""
+    """Parse a value as TOML, or as Python's True or False; any other text is a string."""
     if text in ("True", "False"):
         return text == "True"
     try:
@@ -226,19 +279,19 @@ def parse_value(text: str) -> Any:
 
 
 def as_dense_twin(config: TrainConfig) -> TrainConfig:
-    """The same run with nothing removed."""
+    """Return the configuration of the dense twin: the same run without pruning."""
     return replace(config, method={"name": "dense"}, dense_twin=False)
 
 
-def _filled_up(given: Any, default: Any) -> Any:
-    """What is given, and of a table also the defaults of those keys that are not."""
+def _with_defaults(given: Any, default: Any) -> Any:
+    """Return the given value; if both are tables, fill in the keys that it lacks."""
     if isinstance(given, Mapping) and isinstance(default, Mapping):
         return {**default, **given}
     return given
 
 
 def assign(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a key of nested tables, which its dots lead through."""
+    """Set a dotted key of nested tables."""
     *parents, last = dotted.split(".")
     for parent in parents:
         table = table.setdefault(parent, {})

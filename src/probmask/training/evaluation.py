@@ -4,16 +4,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from probmask.data import DataSource
 from probmask.errors import InputError
 from probmask.masking.batchnorm import evaluating
+from probmask.masking.macs import count_macs
+from probmask.masking.sites import find_sites
+
+# Pixels per forward pass: 500 images of CIFAR or 41 of ImageNet fit.
+_PIXELS_PER_BATCH = 500 * 64 * 64
 
 
 @dataclass(frozen=True)
 class Score:
-    """How many images were classified correctly."""
+    """Number of correctly classified images."""
 
     correct: int
     total: int
@@ -24,43 +29,8 @@ class Score:
         return 100 * self.correct / self.total
 
     def as_table(self) -> dict[str, Any]:
-        """As it stands in a record."""
+        """Return the score as records store it."""
         return {"correct": self.correct, "total": self.total, "accuracy": self.accuracy}
-
-
-# So many pixels go through the network at once: 500 images of CIFAR, 41 of ImageNet.
-_PIXELS_AT_ONCE = 500 * 64 * 64
-
-
-def check_fits(
-    model: nn.Module,
-    data: DataSource,
-    *,
-    device: torch.device | None = None,
-    trained_on: Any = None,
-) -> None:
-    """Refuse a network and data that do not belong together; ``trained_on`` names its classes."""
-    shape = "×".join(str(size) for size in data.image_shape)
-    try:
-        with evaluating(model):
-            output = model(torch.zeros(1, *data.image_shape, device=device))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"--data {data.name}: the network does not take its {shape} images: {reason}."
-        ) from error
-    if output.shape != (1, data.classes):
-        raise InputError(
-            f"--data {data.name}: has {data.classes} classes, but the network gives an output of "
-            f"shape {tuple(output.shape[1:])} for an image; take the data it was made for."
-        )
-    if isinstance(trained_on, list) and data.class_names is not None:
-        for ours, theirs in zip(trained_on, data.class_names, strict=False):
-            if ours != theirs:
-                raise InputError(
-                    f"--data {data.name}: has a class {theirs!r} where the network was trained on "
-                    f"{ours!r}; take the data it was made for."
-                )
 
 
 def evaluate_model(
@@ -70,16 +40,94 @@ def evaluate_model(
     part: Literal["val", "test"] = "test",
     device: torch.device | None = None,
 ) -> Score:
-    """Classify all images of the part, in evaluation mode; every module's mode is restored."""
+    """Classify all images of a part of the data, in evaluation mode.
+
+    Args:
+        model: Network on ``device``. Every module's mode is restored afterwards.
+        data: Data set, whose batches are moved to ``device``.
+        part: "test", or "val" for the images that were held out from training.
+        device: Device of the model; the default is the CPU.
+
+    Returns:
+        The number of correct answers and of images.
+
+    Raises:
+        InputError: No image of the part can be read.
+    """
     correct = total = 0
     _, height, width = data.image_shape
-    batch_size = max(1, min(500, _PIXELS_AT_ONCE // (height * width)))
-    images = data.testing if part == "test" else data.validation
+    batch_size = max(1, min(500, _PIXELS_PER_BATCH // (height * width)))
+    batches = data.testing if part == "test" else data.validation
     with evaluating(model):
-        for batch in images(batch_size=batch_size):
-            guess = model(batch.images.to(device)).argmax(1)
-            correct += int((guess == batch.labels.to(device)).sum())
+        for batch in batches(batch_size=batch_size):
+            predicted = model(batch.images.to(device)).argmax(1)
+            correct += int((predicted == batch.labels.to(device)).sum())
             total += len(batch.labels)
     if total == 0:
-        raise InputError(f"--data {data.name}: has no {part} image that can be read.")
+        raise InputError(f"--data {data.name}: none of its {part} images can be read.")
     return Score(correct, total)
+
+
+def check_model(model: nn.Module, data: DataSource, *, name: str) -> None:
+    """Raise `InputError` unless the model ``name`` can be trained on the data."""
+    try:
+        output = _output_for_one_image(model, data)
+    except RuntimeError as error:
+        raise InputError(
+            f"--model {name}: cannot process the {_shape(data)} images of {data.name}: "
+            f"{_one_line(error)}."
+        ) from error
+    if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < data.classes:
+        found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(
+            f"--model {name}: returns {found} for an image, but {data.name} has {data.classes} "
+            "classes; it must return one number per class."
+        )
+    count_macs(model, find_sites(model), torch.zeros(1, *data.image_shape))
+
+
+def check_fits(
+    model: nn.Module,
+    data: DataSource,
+    *,
+    device: torch.device | None = None,
+    trained_on: Any = None,
+) -> None:
+    """Raise `InputError` unless a trained network can be evaluated on the data.
+
+    ``trained_on`` lists the names of the classes that the network was trained on, if known.
+    """
+    try:
+        output = _output_for_one_image(model, data, device)
+    except RuntimeError as error:
+        raise InputError(
+            f"--data {data.name}: the network cannot process its {_shape(data)} images: "
+            f"{_one_line(error)}."
+        ) from error
+    if output.shape != (1, data.classes):
+        raise InputError(
+            f"--data {data.name}: has {data.classes} classes, but the network returns an output of "
+            f"shape {tuple(output.shape[1:])} for an image; pass the data it was trained on."
+        )
+    if isinstance(trained_on, list) and data.class_names is not None:
+        for ours, theirs in zip(trained_on, data.class_names, strict=False):
+            if ours != theirs:
+                raise InputError(
+                    f"--data {data.name}: has a class {theirs!r} where the network was trained on "
+                    f"{ours!r}; pass the data it was trained on."
+                )
+
+
+def _output_for_one_image(
+    model: nn.Module, data: DataSource, device: torch.device | None = None
+) -> Any:
+    with evaluating(model):
+        return model(torch.zeros(1, *data.image_shape, device=device))
+
+
+def _shape(data: DataSource) -> str:
+    return "×".join(str(size) for size in data.image_shape)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

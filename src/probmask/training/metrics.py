@@ -1,4 +1,4 @@
-"""The metrics log: JSON lines for tables and plots, and the same numbers for TensorBoard."""
+"""The metrics log of a run: JSON lines, and the same numbers for TensorBoard."""
 
 import json
 import os
@@ -12,14 +12,21 @@ from typing import Any, Self
 from probmask.errors import InputError
 from probmask.masking.masker import Histogram
 
-_LONGEST_HISTORY = 100
+_MAX_HISTORY = 100  # lines of the log that a record stores
 
 
 class MetricsLog:
-    """Appends one line per epoch; after a crash it goes on where the checkpoint left it."""
+    """Appends one line per epoch; a resumed run continues at the checkpoint's position."""
 
     def __init__(self, path: Path, tensorboard: Path | None, *, length: int, step: int) -> None:
-        """Open the log and drop what was written after ``length`` bytes, or after ``step``."""
+        """Open the log and drop everything that was written after the checkpoint.
+
+        Args:
+            path: The file of JSON lines.
+            tensorboard: Directory for TensorBoard, or None to write none.
+            length: Number of bytes of ``path`` to keep.
+            step: First step that will be written; TensorBoard hides earlier events from it on.
+        """
         path.touch()
         os.truncate(path, min(length, path.stat().st_size))
         self._file = path.open("a", encoding="utf-8")
@@ -27,7 +34,7 @@ class MetricsLog:
 
     @property
     def length(self) -> int:
-        """The number of bytes written so far; a checkpoint remembers it."""
+        """Number of bytes written so far; checkpoints store it."""
         self._file.flush()
         return os.fstat(self._file.fileno()).st_size
 
@@ -37,18 +44,18 @@ class MetricsLog:
         values: Mapping[str, Any],
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
     ) -> None:
-        """Add a line."""
+        """Append a line."""
         line = {"step": step, **values}
         if histograms:
-            line["histograms"] = {name: asdict(shape) for name, shape in histograms.items()}
+            line["histograms"] = {name: asdict(each) for name, each in histograms.items()}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
             for name, histogram in histograms.items():
-                _draw(self._board, name, histogram, step)
-            # Now, not within two minutes: a run that is killed goes on behind what it has logged.
+                _add_histogram(self._board, name, histogram, step)
+            # By default TensorBoard writes every two minutes, and a killed run would lose events.
             self._board.flush()
 
     def __enter__(self) -> Self:
@@ -58,16 +65,19 @@ class MetricsLog:
         self.close()
 
     def close(self) -> None:
-        """Write out what is still in memory."""
+        """Flush and close the files."""
         self._file.close()
         if self._board is not None:
             self._board.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """All lines of a log.
+    """Return all lines of a log.
 
-    A torn last line, which a process that was killed has left, is passed over.
+    An incomplete last line, left by a killed process, is ignored.
+
+    Raises:
+        InputError: A complete line is not valid.
     """
     *complete, _ = path.read_bytes().split(b"\n")
     lines = []
@@ -77,40 +87,40 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise InputError(f"{path}: line {number} is damaged ({error}).") from error
         if not isinstance(line, dict) or not isinstance(line.get("epoch"), int):
-            raise InputError(f"{path}: line {number} is not that of an epoch.")
+            raise InputError(f"{path}: line {number} does not describe an epoch.")
         lines.append(line)
     return lines
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log: some 100 evenly spaced ones, among them the last.
+    """Return about 100 evenly spaced lines of a log, including the last one.
 
-    The last line that holds a histogram is always there: it may be the only one. A torn last line,
-    which a process that was killed has left, is passed over.
+    For every histogram, the last line that contains it is included. An incomplete last line, left
+    by a killed process, is ignored.
     """
     *complete, _ = path.read_text(encoding="utf-8").split("\n")
     lines: list[dict[str, Any]] = [json.loads(line) for line in complete]
-    stride = -(-len(lines) // _LONGEST_HISTORY) or 1
-    kept = set(range(len(lines) - 1, -1, -stride))
-    kept.update(
+    stride = -(-len(lines) // _MAX_HISTORY) or 1
+    selected = set(range(len(lines) - 1, -1, -stride))
+    selected.update(
         {name: at for at, line in enumerate(lines) for name in line.get("histograms", ())}.values()
     )
-    return [lines[at] for at in sorted(kept)]
+    return [lines[at] for at in sorted(selected)]
 
 
-def _draw(board: Any, name: str, histogram: Histogram, step: int) -> None:
-    """Hand TensorBoard the counts; sums of values it takes from the middles of the bins."""
+def _add_histogram(board: Any, name: str, histogram: Histogram, step: int) -> None:
+    """Write a histogram to TensorBoard; the sums of values are estimated from the bin centres."""
     width = (histogram.high - histogram.low) / len(histogram.counts)
-    limits = [histogram.low + width * (place + 1) for place in range(len(histogram.counts))]
-    middles = [limit - width / 2 for limit in limits]
-    pairs = list(zip(middles, histogram.counts, strict=True))
+    limits = [histogram.low + width * (index + 1) for index in range(len(histogram.counts))]
+    centres = [limit - width / 2 for limit in limits]
+    pairs = list(zip(centres, histogram.counts, strict=True))
     board.add_histogram_raw(
         name,
         min=histogram.low,
         max=histogram.high,
         num=sum(histogram.counts),
-        sum=sum(middle * count for middle, count in pairs),
-        sum_squares=sum(middle * middle * count for middle, count in pairs),
+        sum=sum(centre * count for centre, count in pairs),
+        sum_squares=sum(centre * centre * count for centre, count in pairs),
         bucket_limits=limits,
         bucket_counts=list(histogram.counts),
         global_step=step,
@@ -118,7 +128,7 @@ def _draw(board: Any, name: str, histogram: Histogram, step: int) -> None:
 
 
 def _open_board(directory: Path, step: int) -> Any:
-    # TensorBoard takes a second to import, so only a run that logs to it pays for it.
+    # Imported here because it takes a second, which only runs with TensorBoard should pay.
     from torch.utils.tensorboard import SummaryWriter
 
     _wait_for_the_next_second(directory)
@@ -126,12 +136,13 @@ def _open_board(directory: Path, step: int) -> Any:
 
 
 def _wait_for_the_next_second(directory: Path) -> None:
-    """Let a file that another process began within this second be the earlier one by its name.
+    """Wait until our event file gets a later name than the existing ones.
 
-    TensorBoard reads files in the order of their names, which say the second and the process.
+    TensorBoard reads event files in the order of their names, which contain the second at which
+    the file was created, and the process id.
     """
     seconds = [path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*")]
     newest = max((int(second) for second in seconds if second.isdigit()), default=0)
-    rest = newest + 1 - time.time()
-    if 0 < rest <= 1:
-        time.sleep(rest)
+    remaining = newest + 1 - time.time()
+    if 0 < remaining <= 1:
+        time.sleep(remaining)

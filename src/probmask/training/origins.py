@@ -1,4 +1,4 @@
-"""Where the settings of a run come from: errors name the file or the flag that is to be mended."""
+"""Where the settings of a run come from, so that errors name the file or the flag to correct."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,85 +14,98 @@ from probmask.models import MODELS
 from probmask.parsing import unknown_key
 
 _COMMAND_LINE = "the command line"
-# The flags of `probmask train` that take a name.
+# Flags of `probmask train` for keys whose value is a registered name.
 _FLAGS = {"data": "--data", "model": "--model", "method.name": "--method"}
 
 
 @dataclass(frozen=True)
 class Origins:
-    """A file or a command, and the keys that were set over what it says.
+    """Origin of every key: a source, and the keys that the command line overrides.
 
-    Without a ``source`` all of them were set on the command line. ``flagged`` says whether those
-    that take a name have flags of their own there, or go by ``--set``.
+    Args:
+        source: Name of the file or command. None if every key is from the command line.
+        overridden: Dotted keys that the command line sets.
+        has_flags: Whether the command has ``--data``, ``--model`` and ``--method``. Otherwise
+            errors name ``--set``.
     """
 
     source: str | None = None
-    over: frozenset[str] = frozenset()
-    flagged: bool = True
+    overridden: frozenset[str] = frozenset()
+    has_flags: bool = True
 
-    def of(self, key: str) -> str:
-        """Where the value of a key is from."""
-        return _COMMAND_LINE if self._in_file(key) is None else str(self.source)
+    def source_of(self, key: str) -> str:
+        """Return the name of the source that sets a key."""
+        return str(self.source) if self._from_source(key) else _COMMAND_LINE
 
-    def naming(self, key: str) -> str:
-        """What stands before a name that is not known."""
-        file = self._in_file(key)
-        if file is not None:
-            return f"{file}: {key} ="
-        return _FLAGS[key] if self.flagged else f"--set {key} ="
+    def label(self, key: str) -> str:
+        """Return the text that precedes the value of a key in an error."""
+        if self._from_source(key):
+            return f"{self.source}: {key} ="
+        return _FLAGS[key] if self.has_flags else f"--set {key} ="
 
     @contextmanager
-    def told(self, *keys: str) -> Iterator[None]:
-        """Put the file before an error about these keys, if all of them are from there.
+    def name_source(self, *keys: str) -> Iterator[None]:
+        """Prefix an `InputError` with the source, if the source sets all of these keys.
 
-        Not before one that begins with a place already.
+        Errors that already start with a source stay as they are.
         """
         try:
             yield
         except InputError as error:
-            elsewhere = any(key.partition(".")[0] in keys for key in self.over)
-            places = ("--", f"{_COMMAND_LINE}: ", f"{self.source}: ")
-            if self.source is None or elsewhere or str(error).startswith(places):
+            overridden = any(key.partition(".")[0] in keys for key in self.overridden)
+            sources = ("--", f"{_COMMAND_LINE}: ", f"{self.source}: ")
+            if self.source is None or overridden or str(error).startswith(sources):
                 raise
             raise InputError(f"{self.source}: {error}") from error
 
-    def _in_file(self, key: str) -> str | None:
-        """The source, unless the key or a table that it is in was set over it."""
-        above = any(key == other or key.startswith(f"{other}.") for other in self.over)
-        return None if above else self.source
+    def _from_source(self, key: str) -> bool:
+        """Whether neither the key nor a table that contains it is overridden."""
+        overridden = any(key == other or key.startswith(f"{other}.") for other in self.overridden)
+        return self.source is not None and not overridden
 
 
-# Of configurations that are right already.
+# For configurations that were checked before, so no error is expected.
 CHECKED = Origins()
 
 
-def refuse_unknown_keys(
+def reject_unknown_keys(
     table: Mapping[str, Any], *, kind: type[Any], optimizer: type[Any], origins: Origins
 ) -> None:
-    """Refuse a key that no ``kind`` has; for one that belongs into a table, say into which."""
-    known = names_of(kind)
+    """Raise `InputError` for a key that ``kind`` does not have, and suggest a known key.
+
+    A key that belongs to a nested table is suggested with the name of that table.
+
+    Args:
+        table: Configuration, with ``data`` and ``method.name`` filled in.
+        kind: Dataclass of the configuration.
+        optimizer: Dataclass of the table ``optimizer``.
+        origins: Origins of the keys.
+    """
+    known = _field_names(kind)
     for key in table:
         if key not in known:
-            meant = {**_in_tables(table, optimizer), **{name: name for name in known}}
-            close = closest(key, meant)
-            hint = suggestion(key, known) if close is None else f"did you mean {meant[close]!r}?"
-            raise unknown_key(key, hint, origins.of)
+            candidates = {**_nested_keys(table, optimizer), **{name: name for name in known}}
+            close = closest(key, candidates)
+            hint = (
+                suggestion(key, known) if close is None else f"did you mean {candidates[close]!r}?"
+            )
+            raise unknown_key(key, hint, origins.source_of)
 
 
-def names_of(kind: type[Any]) -> list[str]:
-    """The names of a dataclass's fields."""
+def _field_names(kind: type[Any]) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _in_tables(table: Mapping[str, Any], optimizer: type[Any]) -> dict[str, str]:
-    """What may be set of the chosen method, network and data, with the table that it goes into."""
-    method = table.get("method", {})
-    chosen = METHODS.get(str(method.get("name", "probmask") if isinstance(method, Mapping) else ""))
-    model, data = MODELS.get(str(table.get("model"))), DATA.get(str(table.get("data", "digits")))
+def _nested_keys(table: Mapping[str, Any], optimizer: type[Any]) -> dict[str, str]:
+    """Return the dotted name of every key of the nested tables, by its last part."""
+    settings = table.get("method")
+    name = settings.get("name") if isinstance(settings, Mapping) else None
+    method = METHODS.get(str(name))
+    model, data = MODELS.get(str(table.get("model"))), DATA.get(str(table.get("data")))
     tables: dict[str, Iterable[str]] = {
-        "data_args": () if data is None else names_of(type(data.defaults)),
+        "data_args": () if data is None else _field_names(type(data.defaults)),
         "model_args": () if model is None else inspect.signature(model.build).parameters,
-        "method": ("name",) if chosen is None else ("name", *names_of(chosen)),
-        "optimizer": names_of(optimizer),
+        "method": ("name",) if method is None else ("name", *_field_names(method)),
+        "optimizer": _field_names(optimizer),
     }
-    return {name: f"{table}.{name}" for table, names in tables.items() for name in names}
+    return {key: f"{table}.{key}" for table, keys in tables.items() for key in keys}

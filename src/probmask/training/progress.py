@@ -1,13 +1,14 @@
-"""What a person sees while a network trains: a bar in a terminal, some lines in a file."""
+"""Progress of a run: a bar in a terminal, or lines of text elsewhere."""
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
-_LONGEST_SILENCE = 30.0  # seconds, in the first ten minutes
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,18 @@ class Reporter(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
     def show(self, status: Status) -> None:
-        """Show where the run is."""
+        """Show the state of the run."""
+
+
+# Makes a reporter for a title and a number of updates.
+MakeReporter = Callable[[str, int], Reporter]
 
 
 class Quiet:
     """Shows nothing."""
 
     def __init__(self, title: str, total_steps: int) -> None:
-        """Take what a bar takes, and need none of it."""
+        """Accept the arguments of the other reporters."""
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +60,7 @@ class Quiet:
         pass
 
     def show(self, status: Status) -> None:
-        """Show nothing."""
+        """Do nothing."""
 
 
 class Bar:
@@ -67,7 +72,7 @@ class Bar:
 
         self._progress = Progress(
             TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=None),  # what the others leave
+            BarColumn(bar_width=None),  # the width that the other columns leave
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
@@ -89,16 +94,17 @@ class Bar:
 
 
 class Lines:
-    """A line after each tenth of the training, and after a silence that has become long.
+    """Prints a line after each tenth of the training, and after a long time without one.
 
-    Silences are as long as a twentieth of the time so far, so that days do not fill a log.
+    A long time is 30 seconds, or a twentieth of the time so far if that is more, so that a training
+    of days does not fill a log.
     """
 
     def __init__(self, title: str, total_steps: int) -> None:
         self._title, self._total = title, total_steps
-        self._began: tuple[int, float] | None = None
+        self._first: tuple[int, float] | None = None  # step and time of the first status
         self._tenths = 0
-        self._spoke = time.monotonic()
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -107,23 +113,22 @@ class Lines:
         pass
 
     def show(self, status: Status) -> None:
-        """Print a line if it is time for one."""
+        """Print a line if one is due."""
         now = time.monotonic()
-        if self._began is None:  # of a resumed run not the first update
-            self._began = status.step, now
+        if self._first is None:  # a resumed run does not start at step 1
+            self._first = status.step, now
             self._tenths = 10 * (status.step - 1) // self._total
-        begun = self._began[1]
         tenths = 10 * status.step // self._total
         epoch_ended = status.step % (self._total // status.epochs) == 0
-        silence = max(_LONGEST_SILENCE, (now - begun) / 20)
-        if (epoch_ended and tenths > self._tenths) or now - self._spoke >= silence:
-            self._tenths, self._spoke = tenths, now
-            print(f"{self._title}: {status}{self._left(status.step, now)}", file=sys.stderr)
+        limit = max(_SECONDS_BETWEEN_LINES, (now - self._first[1]) / 20)
+        if (epoch_ended and tenths > self._tenths) or now - self._last_line >= limit:
+            self._tenths, self._last_line = tenths, now
+            print(f"{self._title}: {status}{self._time_left(status.step, now)}", file=sys.stderr)
 
-    def _left(self, step: int, now: float) -> str:
-        assert self._began is not None
-        first, begun = self._began
-        if not first < step < self._total:
+    def _time_left(self, step: int, now: float) -> str:
+        assert self._first is not None
+        first_step, first_time = self._first
+        if not first_step < step < self._total:
             return ""
-        seconds = round((now - begun) / (step - first) * (self._total - step))
+        seconds = round((now - first_time) / (step - first_step) * (self._total - step))
         return f", {timedelta(seconds=seconds)} left"

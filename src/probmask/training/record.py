@@ -1,4 +1,4 @@
-"""The record of a run: everything that tables, plots and comparisons are made from."""
+"""The record of a run, from which tables, plots and comparisons are made."""
 
 import importlib.metadata
 import os
@@ -23,6 +23,22 @@ from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.record_format import RECORD_FORMAT
 from probmask.version import __version__
 
+# Keys of a record that the artifact's header repeats.
+_METADATA_KEYS = (
+    "model",
+    "model_args",
+    "data",
+    "data_args",
+    "image_shape",
+    "class_names",
+    "method",
+    "seed",
+    "epochs",
+    "sparsity",
+    "test",
+    "versions",
+)
+
 
 def make_record(
     config: TrainConfig,
@@ -37,7 +53,11 @@ def make_record(
     device: torch.device,
     devices: int,
 ) -> dict[str, Any]:
-    """Measure the finished network, and put down what it is and how it came about."""
+    """Measure the finished network; return its record.
+
+    ``updates`` and ``seconds`` are the length of the training, ``devices`` the number of processes
+    that shared every batch.
+    """
     sites = find_sites(model, include=config.include, exclude=config.exclude)
     macs = count_macs(model, sites, torch.zeros(1, *data.image_shape, device=device))
     layers = [
@@ -54,7 +74,7 @@ def make_record(
     settings = make_method(config).full_settings()
     kept = [layer.kept for layer in summary.layers]
     sparse = macs.sparse(kept)
-    # In the currency that was asked for.
+    # A budget in FLOPs is reached in FLOPs.
     reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
     test = evaluate_model(model, data, device=device)
     selection = _selection_score(config, data, model, test, device)
@@ -103,8 +123,19 @@ def make_record(
     }
 
 
+def artifact_metadata(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a record that the artifact's header stores."""
+    metadata = {key: record[key] for key in _METADATA_KEYS}
+    layers = record["layers"]
+    metadata["macs_per_weight"] = {layer["name"]: layer["macs_per_weight"] for layer in layers}
+    return metadata
+
+
 def versions() -> dict[str, str]:
-    """What computes a run; Numba, where it is installed, whose kernels round otherwise."""
+    """Return the versions of everything that influences the result.
+
+    Numba is listed if it is installed, because its kernels round differently.
+    """
     found = {
         "probmask": __version__,
         "torch": torch.__version__,
@@ -116,7 +147,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_name() -> str | None:
-    """What the processor calls itself, where the system tells."""
+    """Return the processor's model name, or None if the system does not provide it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -128,14 +159,14 @@ def cpu_name() -> str | None:
 def _selection_score(
     config: TrainConfig, data: DataSource, model: nn.Module, test: Score, device: torch.device
 ) -> Score | None:
-    """What this run is to be compared with others by."""
+    """Return the score by which runs are compared when one of them is selected."""
     if config.select_on == "val":
         return evaluate_model(model, data, part="val", device=device)
     return test if config.select_on == "test" else None
 
 
 def _resolved_data_args(data: DataSource) -> dict[str, Any]:
-    """The settings of the data as they were used, so that they can be used again."""
+    """Return the settings of the data, defaults included, so that they can be reused."""
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in asdict(data.settings).items()

@@ -1,8 +1,11 @@
-"""What a reader of records must know; without PyTorch, for reading them is quick."""
+"""Facts about records that readers need.
 
-# Of the record's keys; raised when one changes its meaning.
+They are separate from `record` because readers, such as `probmask compare`, start without PyTorch.
+"""
+
+# Version of the record's keys. Increase it when a key changes its meaning.
 RECORD_FORMAT = 3
 
-# What of a configuration has no influence on the result, and may therefore be another after a
-# resume. Data may have moved; whether it is still the same is asked of its content.
-INDIFFERENT = frozenset(("checkpoint_seconds", "data_dir", "tensorboard", "workers"))
+# Configuration keys that do not influence the result, so they may differ when a run is resumed.
+# The data may have moved; a fingerprint of its content shows whether it is still the same.
+NEUTRAL_KEYS = frozenset(("checkpoint_seconds", "data_dir", "tensorboard", "workers"))

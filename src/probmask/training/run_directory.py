@@ -1,17 +1,16 @@
-"""The directory of a run: its configuration, metrics, checkpoint, artifact and record.
+"""The directory of a run: its files, its lock, and the state that they show.
 
-config.toml             the resolved configuration
+config.toml             the complete configuration
 metrics.jsonl           one line per epoch
-tensorboard/            the same for TensorBoard
-checkpoint.safetensors  while the run is not finished
+tensorboard/            the same numbers for TensorBoard
+checkpoint.safetensors  exists while the run is unfinished
 model.safetensors       the finished network
-record.json             what came out; its presence means that the run is finished
+record.json             the results; it exists if the run is finished
+dense/                  the same files of the dense twin
 """
 
 import json
 import os
-import platform
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from probmask.errors import InputError
 from probmask.files import write_atomically
@@ -26,21 +26,21 @@ from probmask.masking.method import Phase
 from probmask.training.config import TrainConfig, load_config, make_method, to_table
 from probmask.training.metrics import read_log
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such lock; there, two processes are the user's affair
-    fcntl = None  # type: ignore[assignment]
-
-
-_LEFTOVER = ".probmask-*.tmp"  # what `write_atomically` calls its unfinished files
+_CONFIG = "config.toml"
+_TWIN = "dense"
+_TEMPORARY = ".probmask-*.tmp"  # unfinished files of `write_atomically`
+# A process that only asks whether the directory is locked holds the lock for a moment.
+_LOCK_SECONDS = 0.2
+# Keys of a record that `probmask watch` shows.
+_SHOWN_KEYS = {"method", "layers", "kept", "size", "macs", "test", "bytes", "seconds"}
 
 
 class RunDirectory:
-    """Paths of a run, and what may be done with them."""
+    """Paths of the files of a run, and how they are created, locked, read and written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.toml"
+        self.config = path / _CONFIG
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoint = path / "checkpoint.safetensors"
@@ -50,105 +50,117 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run is finished."""
         return self.record.exists()
 
     @property
     def busy(self) -> bool:
-        """Whether another process trains in it; where there are no locks, whether one may."""
-        try:
-            with self.lock.open("rb") as file:
-                return _is_locked(file.fileno()) if fcntl is not None else not self.finished
-        except FileNotFoundError:
-            return False
+        """Whether a process is training in the directory.
 
-    def create(self, config: TrainConfig) -> None:
-        """Make the directory for a new run; one that is in use is refused, untouched."""
+        An unfinished run whose lock this user may not open counts as busy.
+        """
+        if not self.lock.exists():
+            return False
         try:
-            if self.path.exists() and (not self.path.is_dir() or self._in_use()):
+            with FileLock(self.lock, blocking=False):
+                return False
+        except Timeout:
+            return True
+        except OSError:
+            return not self.finished
+
+    def check_unused(self) -> None:
+        """Raise `InputError` if the path is a file or a directory that contains files."""
+        try:
+            if self.path.exists() and (not self.path.is_dir() or self._has_files()):
                 raise InputError(
                     f"--out {self.path}: is already in use; choose another, or pass --resume to "
-                    "go on with the run in it."
+                    "continue the run in it."
                 )
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def create(self, config: TrainConfig) -> None:
+        """Create the directory of a new run.
+
+        Raises:
+            InputError: The directory is in use, and stays as it is, or it cannot be written.
+        """
+        self.check_unused()
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"--out {self.path}: cannot be made or written ({error.strerror}); choose a "
-                "writable directory."
-            ) from error
+            raise self._not_writable(error) from error
         write_atomically(self.config, tomli_w.dumps(to_table(config)).encode(), overwrite=False)
 
-    def _in_use(self) -> bool:
-        # What a process was killed over before it had begun is not a use.
-        return any(not path.match(_LEFTOVER) for path in self.path.iterdir())
-
     def read_config(self) -> TrainConfig:
-        """The configuration of the run that is in the directory."""
+        """Return the configuration of the run in the directory."""
         if not self.config.exists():
-            raise InputError(f"--resume {self.path}: there is no run in it (no config.toml).")
+            raise InputError(f"--resume {self.path}: contains no run (no {_CONFIG}).")
         return load_config(self.config)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from training in the same directory.
+    def locked(self, *, timeout: float = _LOCK_SECONDS) -> Iterator[None]:
+        """Keep other processes from training in the directory.
 
-        The system lifts the lock when the process ends, however it ends.
+        The system releases the lock when the process ends, even if it is killed.
+
+        Raises:
+            InputError: Another process still holds the lock after ``timeout`` seconds.
         """
-        with self.lock.open("w") as file:
-            if fcntl is not None:
-                try:
-                    # Not flock: processes that read images would inherit it, and hold it for some
-                    # seconds after this one was killed.
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except (BlockingIOError, PermissionError) as error:
-                    raise InputError(
-                        f"--resume {self.path}: another process is training in it; "
-                        "wait for it, or end it."
-                    ) from error
+        lock = FileLock(self.lock, timeout=timeout)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise InputError(
+                f"--resume {self.path}: another process is training in it; wait until it ends, or "
+                "stop it."
+            ) from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Write the record, which finishes the run."""
+        """Write the record, which marks the run as finished."""
         text = json.dumps(record, indent=2, allow_nan=False) + "\n"
         write_atomically(self.record, text.encode(), overwrite=True)
 
     def read_record(self) -> dict[str, Any]:
-        """The record of a finished run."""
+        """Return the record of a finished run."""
         try:
             record: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
         except ValueError as error:
             raise InputError(
-                f"{self.record}: is damaged ({error}); delete it to finish the run anew."
+                f"{self.record}: is damaged ({error}); delete it and pass --resume to finish the "
+                "run again."
             ) from error
         return record
 
     def remove_leftovers(self) -> None:
-        """Delete what a killed process was in the middle of writing."""
-        for leftover in self.path.glob(_LEFTOVER):
+        """Delete temporary files that a killed process left."""
+        for leftover in self.path.glob(_TEMPORARY):
             leftover.unlink()
 
+    def _has_files(self) -> bool:
+        # A process that was killed while it wrote the configuration leaves a temporary file.
+        return any(not path.match(_TEMPORARY) for path in self.path.iterdir())
 
-def _is_locked(file: int) -> bool:
-    """Ask for the lock of another process without taking it: a run may be about to start."""
-    write, begin = fcntl.F_WRLCK, os.SEEK_SET
-    # struct flock: type, whence, start, length, process; on BSD and macOS in another order.
-    if platform.system() == "Linux":
-        asked = struct.pack("hhqqi4x", write, begin, 0, 0, 0)
-        (kind,) = struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_GETLK, asked))
-    else:
-        asked = struct.pack("qqihhi", 0, 0, 0, write, begin, 0)
-        (kind,) = struct.unpack_from("h", fcntl.fcntl(file, fcntl.F_GETLK, asked), offset=20)
-    return bool(kind != fcntl.F_UNLCK)
+    def _not_writable(self, error: OSError) -> InputError:
+        return InputError(
+            f"--out {self.path}: cannot be created or written ({error.strerror}); choose a "
+            "writable directory."
+        )
 
 
 def recorded_place(artifact: Path) -> str | None:
-    """Where the data of a run lay, if the artifact still lies in the directory of the run."""
+    """Return the data directory of the run that wrote an artifact, if the run is next to it."""
     directory = RunDirectory(artifact.parent)
     return directory.read_config().data_dir if directory.config.exists() else None
 
 
 def unused_directory(stem: Path) -> Path:
-    """``stem``, or ``stem-2``, ``stem-3``, … if there is something there already."""
+    """Return the first of ``stem``, ``stem-2``, ``stem-3``, … that does not exist."""
     candidate, count = stem, 1
     while candidate.exists():
         count += 1
@@ -156,18 +168,12 @@ def unused_directory(stem: Path) -> Path:
     return candidate
 
 
-_TWIN = "dense"
-_CONFIG = "config.toml"
-# What is shown of a record.
-_RESULTS = {"method", "layers", "kept", "size", "macs", "test", "bytes", "seconds"}
-
-
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment.
+    """State of a run, read from its directory.
 
-    ``history`` has a line per epoch that is over. A run that nobody trains and that has no record
-    is "stopped". ``twin`` is the dense network that is trained beside it, once there is one.
+    ``history`` has a line per finished epoch. A run is "stopped" if it has no record and no process
+    trains it. ``twin`` is the state of the dense twin, if its directory exists.
     """
 
     path: Path
@@ -180,73 +186,79 @@ class RunState:
 
     @property
     def epochs(self) -> int:
-        """The epochs of all phases."""
+        """Number of epochs of all phases."""
         return sum(phase.epochs for phase in self.phases)
 
     @property
     def epoch(self) -> int:
-        """How many of them are over."""
+        """Number of finished epochs."""
         return int(self.history[-1]["epoch"]) if self.history else 0
 
     @property
     def phase(self) -> int:
-        """The number of the phase that the next epoch belongs to, or of the last one."""
+        """Index of the phase of the next epoch, or of the last phase."""
         end = 0
-        for number, phase in enumerate(self.phases):
+        for index, phase in enumerate(self.phases):
             end += phase.epochs
             if self.epoch < end:
-                return number
+                return index
         return len(self.phases) - 1
 
     @property
     def owner(self) -> Path:
-        """The directory that is resumed: a twin's run is resumed with the run it belongs to."""
+        """The directory to resume. A twin is resumed with the run that it belongs to."""
         return _owner(self.path)
 
     @property
     def at_work(self) -> "RunState":
-        """What is trained at the moment: the twin comes first."""
-        waits = self.record is None and not self.history
-        return self.twin if waits and self.twin is not None else self
+        """The run that is training: first the twin, then the run itself."""
+        waiting = self.record is None and not self.history
+        return self.twin if waiting and self.twin is not None else self
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run that is in a directory, or all runs below it, sorted; twins belong to their runs."""
+    """Return the directory itself if it is a run, otherwise all runs below it, sorted.
+
+    Twins are not listed; they belong to their runs.
+
+    Raises:
+        InputError: The directory does not exist, or contains no run.
+    """
     if not path.is_dir():
-        raise InputError(f"{path}: no such directory; expected that of a run, or of several.")
-    runs = [path] if (path / _CONFIG).exists() else sorted(_below(path))
+        raise InputError(f"{path}: no such directory; pass the directory of a run, or of runs.")
+    runs = [path] if (path / _CONFIG).exists() else sorted(_runs_below(path))
     if not runs:
-        raise InputError(f"{path}: there is no run in it (no {_CONFIG}).")
+        raise InputError(f"{path}: contains no run (no {_CONFIG}).")
     return runs
 
 
-def _below(path: Path) -> Iterator[Path]:
-    for place, directories, files in os.walk(path):
+def _runs_below(path: Path) -> Iterator[Path]:
+    for parent, directories, files in os.walk(path):
         if _CONFIG in files:
             directories.clear()
-            yield Path(place)
+            yield Path(parent)
 
 
 class RunReader:
-    """Reads runs again and again, those that have not changed only once."""
+    """Reads the states of runs repeatedly; files that have not changed are read once."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[object, RunState]] = {}
+        self._cache: dict[Path, tuple[object, RunState]] = {}
 
     def read(self, path: Path) -> RunState:
-        """The run as it is now."""
-        # Before the record is looked for: it is written before the lock is given up.
-        trains = RunDirectory(_owner(path)).busy
-        stamp = (trains, *(_stamp(path, part) for part in ("", _TWIN)))
-        known = self._known.get(path)
-        if known is None or known[0] != stamp:
-            known = stamp, _read(path, trains=trains)
-            self._known[path] = known
-        return known[1]
+        """Return the current state of a run."""
+        # The lock first: a run writes its record before it releases the lock.
+        busy = RunDirectory(_owner(path)).busy
+        stamp = (busy, *(_stamp(path, part) for part in ("", _TWIN)))
+        cached = self._cache.get(path)
+        if cached is None or cached[0] != stamp:
+            cached = stamp, _read_state(path, busy=busy)
+            self._cache[path] = cached
+        return cached[1]
 
 
 def _stamp(path: Path, part: str) -> object:
-    """What changes whenever a file of the run does."""
+    """Return a value that changes whenever a file of the run changes."""
     directory = RunDirectory(path / part)
     stats: list[tuple[int, int, int] | None] = []
     for file in (directory.config, directory.metrics, directory.record):
@@ -259,25 +271,25 @@ def _stamp(path: Path, part: str) -> object:
     return tuple(stats)
 
 
-def _read(path: Path, *, trains: bool) -> RunState:
+def _read_state(path: Path, *, busy: bool) -> RunState:
     directory = RunDirectory(path)
     config = load_config(directory.config)
-    record = _read_record(directory) if directory.finished else None
+    record = _read_complete_record(directory) if directory.finished else None
     twin = path / _TWIN
     return RunState(
         path=path,
         config=config,
-        status="finished" if record is not None else "training" if trains else "stopped",
+        status="finished" if record is not None else "training" if busy else "stopped",
         phases=make_method(config).phases(config.epochs),
         history=tuple(read_log(directory.metrics)) if directory.metrics.exists() else (),
         record=record,
-        twin=_read(twin, trains=trains) if (twin / _CONFIG).exists() else None,
+        twin=_read_state(twin, busy=busy) if (twin / _CONFIG).exists() else None,
     )
 
 
-def _read_record(directory: RunDirectory) -> dict[str, Any]:
+def _read_complete_record(directory: RunDirectory) -> dict[str, Any]:
     record: object = directory.read_record()
-    if not isinstance(record, dict) or not record.keys() >= _RESULTS:
+    if not isinstance(record, dict) or not record.keys() >= _SHOWN_KEYS:
         raise InputError(f"{directory.record}: is not the record of a run.")
     return record
 

@@ -1,3 +1,5 @@
+"""The projection: against two references, its KKT conditions and a quadratic program."""
+
 import math
 import re
 import threading
@@ -16,7 +18,7 @@ from probmask.core.projection.passes import kernels_over
 from probmask.errors import InputError, NonFiniteError
 from reference.projection import project, project_huge, project_with_costs
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("backend")
 
 SHAPES = [(7,), (3, 5), (), (4, 2, 3, 3), (0,), (1,), (2, 0, 3), (250, 270)]
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -54,7 +56,7 @@ def draw(name: str, seed: int = 0, shapes: Sequence[tuple[int, ...]] = SHAPES) -
 
 
 def draw_costs(probs: Sequence[Tensor]) -> list[Tensor | float]:
-    """Numbers and tensors in turn."""
+    """Return numbers and tensors alternately."""
     return [torch.rand_like(z) + 0.1 if i % 2 else 0.5 + i for i, z in enumerate(probs)]
 
 
@@ -68,7 +70,7 @@ def flat_costs(costs: Sequence[Tensor | float], probs: Sequence[Tensor]) -> np.n
 
 
 def slack(s: np.ndarray, keep: float, c: np.ndarray | float = 1.0) -> float:
-    """How far off an entry inside (0, 1) may be if v is so that Σ c·s is off by 1e-6·keep."""
+    """Return the error of an entry in (0, 1) if Σ c·s is off by 1e-6·keep."""
     slope = (c**2 * ((s > 0) & (s < 1))).sum()
     return 1e-6 * keep * float(np.max(c) / (slope or 1.0))
 
@@ -77,13 +79,13 @@ def off(probs: Sequence[Tensor], keep: float, c: np.ndarray | float = 1.0) -> fl
     return abs(float((c * flat(probs)).sum()) - keep) / keep
 
 
-# Against the twins
+# Against the references
 
 
 @pytest.mark.parametrize("fraction", [1e-5, 0.001, 0.02, 0.5, 0.99, 1.1])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_the_twin(name: str, fraction: float, dtype: torch.dtype) -> None:
+def test_equals_the_reference(name: str, fraction: float, dtype: torch.dtype) -> None:
     probs = [z.to(dtype) for z in draw(name)]
     z = flat(probs)
     keep = fraction * np.clip(z, 0, 1).sum()
@@ -96,7 +98,7 @@ def test_equals_the_twin(name: str, fraction: float, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("fraction", [0.001, 0.1, 0.9, 2.0])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_equals_the_twin_with_costs(name: str, fraction: float) -> None:
+def test_equals_the_reference_with_costs(name: str, fraction: float) -> None:
     probs = draw(name)
     costs = draw_costs(probs)
     z, c = flat(probs), flat_costs(costs, probs)
@@ -111,7 +113,7 @@ def test_equals_the_twin_with_costs(name: str, fraction: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_equals_the_twin_at_random_shapes(seed: int) -> None:
+def test_equals_the_reference_at_random_shapes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shapes = [tuple(rng.integers(0, 12, rng.integers(0, 4))) for _ in range(rng.integers(1, 9))]
     probs = draw(list(DISTRIBUTIONS)[seed % len(DISTRIBUTIONS)], seed, [*shapes, (3,)])
@@ -162,7 +164,7 @@ def test_equals_a_quadratic_program(seed: int, with_costs: bool) -> None:
     np.testing.assert_allclose(flat(probs), expected, atol=3e-6)
 
 
-# Ugly inputs
+# Odd inputs
 
 VALUES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, 0.5, -1.0, 2.0, 1e-45, 1e-40, 2.0**-24, 1 - 2.0**-24]),
@@ -177,7 +179,7 @@ VALUES = st.one_of(
 @example([[1.0] * 5, [1.0] * 5], 1.0)
 @example([[1e-45, 1e-45, 2e-45]], 0.5)
 @example([[2.0**20] * 6, [2.0**20 + 1]], 0.3)
-def test_survives_ugly_inputs(rows: list[list[float]], fraction: float) -> None:
+def test_odd_inputs(rows: list[list[float]], fraction: float) -> None:
     probs = [torch.tensor(row, dtype=torch.float32) for row in rows]
     z = flat(probs)
     keep = fraction * len(z)
@@ -207,7 +209,7 @@ def test_all_equal_share_the_budget(value: float, n: int, fraction: float) -> No
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_huge_ties_share_what_larger_ones_leave(seed: int, dtype: torch.dtype) -> None:
+def test_huge_ties_share_the_rest_of_the_budget(seed: int, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
     levels = torch.tensor([-FLOAT32_MAX, -1e30, 0.7, 1e20, 1e30, FLOAT32_MAX], dtype=dtype)
     probs = [levels[torch.randint(0, 6, shape)] for shape in ((1000,), (30, 40), (0,))]
@@ -240,7 +242,7 @@ def test_costs_of_any_scale() -> None:
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_no_budget_keeps_nothing(name: str) -> None:
+def test_a_budget_of_zero_keeps_nothing(name: str) -> None:
     probs = draw(name)
     v = project_(probs, 0.0)
     assert not flat(probs).any()
@@ -255,7 +257,7 @@ def test_an_ample_budget_only_clips(keep: float) -> None:
         assert torch.equal(s, z.clamp(0, 1))
 
 
-def test_all_zero_and_nothing_at_all() -> None:
+def test_zeros_and_empty_inputs() -> None:
     probs = [torch.zeros(4), torch.zeros(0)]
     assert project_(probs, 1.0) == 0.0
     assert not flat(probs).any()
@@ -314,9 +316,9 @@ def test_same_input_same_bits() -> None:
     assert len(set(results)) == 1
 
 
-def test_the_number_of_threads_changes_no_bit(way: str) -> None:
-    if way == "plain":
-        pytest.skip("PyTorch's sums depend on the threads")
+def test_the_number_of_threads_changes_no_bit(backend: str) -> None:
+    if backend == "plain":
+        pytest.skip("PyTorch's sums depend on the number of threads")
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -338,7 +340,7 @@ def test_compiled_and_plain_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(s, t, atol=4e-7 * v, rtol=1e-6)
 
 
-def test_a_tensor_knows_that_it_was_written() -> None:
+def test_writing_increments_the_version_of_a_tensor() -> None:
     probs = [torch.rand(40), torch.nn.Parameter(torch.rand(6, 5)), torch.rand(4, 6).t()]
     versions = [z._version for z in probs]
     project_(probs, 3.0)
@@ -351,7 +353,7 @@ def test_a_tensor_knows_that_it_was_written() -> None:
 
 
 def views(z: Tensor) -> list[Tensor]:
-    """The same (8, 6, 3, 3) entries: channels last, transposed, every other, offset, sliced."""
+    """Return the same (8, 6, 3, 3) entries: channels last, transposed, strided and sliced."""
     every_other = torch.full((8, 12, 3, 3), 9.0)[:, ::2]
     sliced = torch.full((10, 6, 5, 3), 9.0)[1:9, :, 1:4]
     return [
@@ -362,7 +364,7 @@ def views(z: Tensor) -> list[Tensor]:
     ]
 
 
-def test_layout_does_not_matter() -> None:
+def test_the_memory_order_does_not_matter() -> None:
     torch.manual_seed(0)
     z, c = torch.rand(8, 6, 3, 3), 0.5 + torch.rand(8, 6, 3, 3)
     expected = z.clone()
@@ -377,7 +379,7 @@ def test_layout_does_not_matter() -> None:
             torch.testing.assert_close(trial, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_what_surrounds_a_slice_stays() -> None:
+def test_entries_outside_a_slice_do_not_change() -> None:
     whole = torch.full((10, 10), 0.9)
     project_([whole[2:5, ::3]], 3.0)
     assert int((whole == 0.9).sum()) == 100 - 12
@@ -409,7 +411,7 @@ def test_non_finite_input_names_the_site_and_changes_nothing(bad: float, positio
     probs = [torch.rand(3, 3), torch.rand(70_000), torch.rand(2)]
     probs[1][position] = bad
     before = [z.clone() for z in probs]
-    rule = "NaN and infinity have no projection; nothing was changed"
+    rule = "NaN and infinity have no projection. No tensor was changed"
     with pytest.raises(NonFiniteError, match=re.escape(f"project_(tensor 1): {rule}")):
         project_(probs, 1.0)
     with pytest.raises(NonFiniteError, match=re.escape(f"project_(conv2): {rule}")):
@@ -421,17 +423,21 @@ def test_non_finite_input_names_the_site_and_changes_nothing(bad: float, positio
 @pytest.mark.parametrize(
     ("keep", "options", "message"),
     [
-        (-1, {}, "project_(keep=-1): keep is the budget for Σ c·s, must be ≥ 0; to keep 2 % of n"),
-        (math.nan, {}, "project_(keep=nan): keep is the budget for Σ c·s, must be ≥ 0;"),
+        (
+            -1,
+            {},
+            "project_(keep=-1): keep is the budget for Σ c·s and must be ≥ 0; to keep 2 % of n",
+        ),
+        (math.nan, {}, "project_(keep=nan): keep is the budget for Σ c·s and must be ≥ 0;"),
         (
             1,
             {"names": ["a"]},
-            "project_(1 names for 2 tensors): names belong to tensors one to one;",
+            "project_(1 names for 2 tensors): pass one for each tensor",
         ),
         (
             1,
             {"costs": [1.0] * 3},
-            "project_(3 costs for 2 tensors): costs belong to tensors one to",
+            "project_(3 costs for 2 tensors): pass one for each tensor",
         ),
         (1, {"costs": [1.0, 0.0]}, "project_(cost 0.0 for tensor 1): costs must be positive and"),
         (1, {"costs": [-2.0, 1.0]}, "project_(cost -2.0 for tensor 0): costs must be positive and"),
@@ -454,7 +460,7 @@ def test_non_finite_input_names_the_site_and_changes_nothing(bad: float, positio
         ),
     ],
 )
-def test_errors_say_what_to_do(keep: float, options: dict[str, object], message: str) -> None:
+def test_wrong_input_raises(keep: float, options: dict[str, object], message: str) -> None:
     probs = [torch.full((4,), 0.9), torch.full((2, 3), 0.9)]
     with pytest.raises(InputError, match=re.escape(message)):
         project_(probs, keep, **options)
@@ -462,10 +468,10 @@ def test_errors_say_what_to_do(keep: float, options: dict[str, object], message:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
-def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+def test_other_dtypes_raise(dtype: torch.dtype) -> None:
     probs = [torch.ones(4), torch.ones(4, dtype=dtype)]
     message = (
-        f"project_(tensor 1 of dtype {dtype}): a budget can only be met in float32 or float64;"
+        f"project_(tensor 1 of dtype {dtype}): the budget can only be met in float32 or float64;"
     )
     with pytest.raises(InputError, match=re.escape(message)):
         project_(probs, 1.0)
@@ -476,7 +482,7 @@ def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
 
 
 class Ranks:
-    """An all-reduce between threads, summing in the order of the ranks."""
+    """All-reduce between threads that sums in the order of the ranks."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=60)
@@ -533,7 +539,7 @@ def test_shards_agree_with_the_whole(name: str, keep: float) -> None:
 
 
 def test_ranks_with_and_without_kernels_agree() -> None:
-    """fp64 on one of them has no kernels; all look at the same values of v."""
+    """One rank has fp64 tensors and no kernels; all ranks evaluate the same values of v."""
     probs = draw("after Adam", shapes=[(300_000,), (64, 10)])
     shards = [[probs[0][:1000].clone()], [probs[0][1000:].double(), probs[1].clone()]]
     v = project_(probs, 3000.0)
@@ -543,7 +549,7 @@ def test_ranks_with_and_without_kernels_agree() -> None:
     assert abs(sum(flat(shard).sum() for shard in shards) - 3000.0) < 3e-3
 
 
-def test_every_rank_hears_of_a_nan() -> None:
+def test_every_rank_raises_for_nan() -> None:
     first, second = project_shards([[torch.ones(3)], [torch.tensor([1.0, math.nan])]], 1.0)
     assert "project_(a tensor of another rank): NaN" in str(first)
     assert "project_(tensor 0): NaN" in str(second)

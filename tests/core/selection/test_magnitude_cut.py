@@ -1,4 +1,4 @@
-"""The cut by magnitude: compiled and plain against a sort, ties and odd values included."""
+"""The magnitude cut: compiled and plain against a sort, with ties and odd values."""
 
 import math
 
@@ -13,7 +13,7 @@ from probmask.core.selection.magnitude_search import MagnitudeSearch
 from probmask.errors import NonFiniteError
 from reference.selection import select_top
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("backend")
 
 NAMES = ["a", "b", "c"]
 
@@ -24,14 +24,14 @@ def check(weights, scales, keep):
     expected = select_top(values, keep)
     assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
     assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
-    masks, threshold = cut_joined(values, keep)  # what a GPU does
+    masks, threshold = cut_joined(values, keep)  # as on a GPU
     assert all(torch.equal(mine, true) for mine, true in zip(masks, expected, strict=True))
     assert threshold == pytest.approx(cut_between(values, expected), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 37, 300, 599, 600])
 @pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (0.3, 7.0, 1.0)])
-def test_it_keeps_what_a_sort_keeps(keep, scales):
+def test_it_equals_a_sort(keep, scales):
     torch.manual_seed(keep)
     check([torch.randn(10, 20), torch.randn(100), torch.randn(3, 10, 10)], scales, keep)
 
@@ -51,7 +51,7 @@ def test_ties_and_extremes(entries):
     run()
 
 
-def test_threads_share_the_work():
+def test_several_threads_give_the_exact_cut():
     torch.manual_seed(0)
     weights = [torch.randn(100_000).mul(50).round() for _ in range(3)]  # many are equal
     keep = 100_001
@@ -63,7 +63,7 @@ def test_threads_share_the_work():
 
 
 def misleading(count):
-    """Small where a sample of runs looks, large elsewhere."""
+    """Return values that are small where the sample looks, and large elsewhere."""
     weight = torch.randn(count)
     weight[: count // 64 * 64].view(-1, 64)[::2] *= 1e-3
     return weight
@@ -82,28 +82,28 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("keep", [1, 3000, 60_000, 139_999])
-def test_a_sample_may_mislead_but_the_cut_is_exact(name, keep):
+def test_the_cut_is_exact_even_if_the_sample_misleads(name, keep):
     torch.manual_seed(0)
     weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
     masks, threshold = cut_by_magnitude(weights, (1.0,) * 3, keep, NAMES)
     values = torch.cat([w.abs() for w in weights])
     order = values.argsort(descending=True, stable=True)
     assert torch.equal(torch.cat(masks).nonzero().flatten(), order[:keep].sort().values)
-    kept, removed = (float(values[order[k]]) for k in (keep - 1, keep))
-    assert threshold == pytest.approx(removed + keep / 140_000 * (kept - removed), rel=1e-12, abs=0)
+    kept, pruned = (float(values[order[k]]) for k in (keep - 1, keep))
+    assert threshold == pytest.approx(pruned + keep / 140_000 * (kept - pruned), rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("name", ["normal", "misleading", "equal but one"])
-def test_by_the_sample_or_by_histograms_the_value_is_the_same(name):
+def test_windows_and_histograms_find_the_same_value(name):
     kernels = pytest.importorskip("probmask.core.selection.magnitude_kernels")
     torch.manual_seed(0)
     weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
     cut = MagnitudeSearch(kernels, weights, (1.0, 2.0, 0.5))
     for keep in (1, 3000, 60_000, 139_999):
-        exact = cut._anywhere(keep)
-        hits = name == "normal" and 1 < keep < 139_999  # extremes may be anywhere
-        assert cut._near(keep) in ((exact,) if hits else (None, exact))
-        counts, above, _ = cut._window(exact[0] - 100)
+        exact = cut._search_histograms(keep)
+        hits = name == "normal" and 1 < keep < 139_999  # a sample cannot predict extremes
+        assert cut._search_windows(keep) in ((exact,) if hits else (None, exact))
+        counts, above, _ = cut._count_window(exact[0] - 100)
         assert above + counts[101:].sum() + exact[1] == keep
         assert counts[100] >= exact[1]
 
@@ -129,7 +129,7 @@ def test_a_few_equal_values_or_many(equal, taken):
     check(weights, (1.0,) * 3, sum(int((w.abs() > 1.5).sum()) for w in weights) + taken)
 
 
-def test_masks_are_written_where_they_are_wanted():
+def test_masks_are_written_to_given_tensors():
     torch.manual_seed(0)
     weights = [torch.randn(8, 6, 3, 3) for _ in range(3)]
     weights[1] = weights[1].contiguous(memory_format=torch.channels_last)
@@ -139,18 +139,18 @@ def test_masks_are_written_where_they_are_wanted():
     masks, same = cut_by_magnitude(weights, (1.0,) * 3, 100, NAMES, into=into)
     assert same == threshold
     assert all(map(torch.equal, masks, expected))
-    if masks[0] is into[0]:  # a graph that has saved one of them must be told
+    if masks[0] is into[0]:  # graphs that saved the old masks become invalid
         assert all(mask._version > old for mask, old in zip(into, before, strict=True))
     else:
         assert all(bool(mask.all()) for mask in into)
-    into[1] = into[1].contiguous()  # not as the weight lies
+    into[1] = into[1].contiguous()  # another memory order than the weight
     masks, _ = cut_by_magnitude(weights, (1.0,) * 3, 100, NAMES, into=into)
     assert all(map(torch.equal, masks, expected))
     assert masks[1] is not into[1]
 
 
 @pytest.mark.parametrize("keep", [1, 50, 300, 431])
-def test_equal_values_go_by_the_index_whatever_the_layout(keep):
+def test_ties_go_by_row_major_index_in_any_memory_order(keep):
     torch.manual_seed(0)
     weights = [torch.randint(-3, 4, (8, 6, 3, 3)).float() for _ in range(3)]
     expected = select_top([w.abs() for w in weights], keep)
@@ -165,21 +165,21 @@ def test_equal_values_go_by_the_index_whatever_the_layout(keep):
         assert all(torch.equal(m, e) for m, e in zip(masks, right, strict=True))
 
 
-def test_infinity_is_large_and_nan_is_refused():
+def test_infinity_is_the_largest_value_and_nan_raises():
     weights = [torch.tensor([1.0, -torch.inf, 0.5]), torch.ones(2), torch.zeros(1)]
     assert cut_by_magnitude(weights, (1.0,) * 3, 1, NAMES)[0][0].tolist() == [False, True, False]
     weights[1][0] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"\(b\) holds a NaN"):
+    with pytest.raises(NonFiniteError, match=r"\(b\) contains NaN"):
         cut_by_magnitude(weights, (1.0,) * 3, 1, NAMES)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 3, 4])
-def test_joined_values_tell_of_a_nan(keep):
+def test_joined_values_with_nan_give_a_nan_threshold(keep):
     values = [torch.tensor([1.0, float("nan")]), torch.tensor([2.0, 3.0])]
     assert math.isnan(cut_joined(values, keep)[1])
 
 
-def test_joined_values_are_cut_alike_by_deterministic_algorithms():
+def test_deterministic_algorithms_give_the_same_cut():
     torch.manual_seed(0)
     values = [torch.randn(40).mul(3).round().abs() for _ in range(3)]
     masks, threshold = cut_joined(values, 31)

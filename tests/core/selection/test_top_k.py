@@ -1,3 +1,5 @@
+"""Exact top-k: against a sort of all entries, with ties, minima, costs and odd values."""
+
 import math
 
 import numpy as np
@@ -25,7 +27,7 @@ def same(got: list[Tensor], expected: list[Tensor]) -> bool:
 
 @st.composite
 def tensor(draw, shape, dtype):
-    """A tensor of that shape; contiguous, transposed in memory or with gaps between entries."""
+    """Return a tensor that is contiguous, transposed in memory, or has gaps between entries."""
     n = math.prod(shape)
     numbers = draw(st.lists(draw(st.sampled_from([FEW, ANY])), min_size=n, max_size=n))
     layout = draw(st.sampled_from(["contiguous", "transposed", "gaps"]))
@@ -37,7 +39,7 @@ def tensor(draw, shape, dtype):
 
 @st.composite
 def problem(draw):
-    """Values, ties or None, minima or None, for up to five matrices, some of them empty."""
+    """Return values, ties or None, and minima or None, for up to five matrices, some empty."""
     sides = st.integers(0, 4)
     shapes = draw(st.lists(st.tuples(sides, sides), min_size=1, max_size=5))
     values = [draw(tensor(s, draw(st.sampled_from(DTYPES)))) for s in shapes]
@@ -48,7 +50,7 @@ def problem(draw):
 
 @settings(deadline=None, max_examples=100)
 @given(problem(), st.data())
-def test_select_top_equals_the_sorted_list(given_, data):
+def test_select_top_equals_the_reference(given_, data):
     values, ties, minimum = given_
     keep = data.draw(st.integers(sum(minimum or []), sum(v.numel() for v in values)))
 
@@ -60,7 +62,7 @@ def test_select_top_equals_the_sorted_list(given_, data):
 
 @settings(deadline=None, max_examples=100)
 @given(problem(), st.data())
-def test_select_within_equals_the_sequential_walk(given_, data):
+def test_select_within_equals_the_reference(given_, data):
     values, ties, minimum = given_
     cost = data.draw(st.sampled_from([st.integers(1, 9), st.floats(1e-3, 9)]))
     costs = data.draw(st.lists(cost, min_size=len(values), max_size=len(values)))
@@ -77,7 +79,7 @@ def test_select_within_equals_the_sequential_walk(given_, data):
 
 @settings(deadline=None, max_examples=50)
 @given(problem(), st.data())
-def test_equal_costs_within_an_integer_budget_are_select_top(given_, data):
+def test_select_within_with_unit_costs_equals_select_top(given_, data):
     values, ties, minimum = given_
     keep = data.draw(st.integers(sum(minimum or []), sum(v.numel() for v in values)))
     within = select_within(values, [1] * len(values), keep, ties=ties, minimum=minimum)
@@ -105,7 +107,7 @@ def test_large_tensors_equal_a_full_lexicographic_sort(dtype, decimals):
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_neighbouring_floats_are_told_apart(dtype, sign):
+def test_neighboring_floats_are_distinguished(dtype, sign):
     steps = torch.randperm(5000, generator=torch.Generator().manual_seed(1))
     x = sign * (1 + steps.to(dtype) * torch.finfo(dtype).eps)
     (mask,) = select_top([x], 1234)
@@ -128,13 +130,13 @@ def test_negative_zero_equals_zero_and_infinities_are_numbers():
     assert mask.tolist() == [False, True]
 
 
-def test_the_minimum_comes_first_and_is_not_added_on_top():
+def test_the_minimum_is_taken_first_and_counts_towards_keep():
     values = [torch.tensor([9.0, 8.0, 7.0]), torch.tensor([1.0, 2.0])]
     assert kept_counts(select_top(values, 3, minimum=[0, 1])) == [2, 1]
     assert kept_counts(select_top(values, 3, minimum=[1, 0])) == [3, 0]
 
 
-def test_cheaper_entries_further_down_are_still_taken():
+def test_cheaper_entries_further_down_are_still_kept():
     values = [torch.tensor([9.0, 6.0]), torch.tensor([8.0, 7.0]), torch.tensor([5.0, 4.0, 3.0])]
     # 9 costs 5, 8 costs 3: 2 of 10 are left; 7 (3) and 6 (5) no longer fit, 5 and 4 (1 each) do.
     masks = select_within(values, [5, 3, 1], 10)
@@ -147,11 +149,11 @@ def test_no_tensors_and_empty_tensors():
     assert [m.shape for m in select_top([torch.empty(0, 3), torch.empty(0)], 0)] == [(0, 3), (0,)]
 
 
-def test_an_infinite_budget_takes_everything():
+def test_an_infinite_budget_keeps_everything():
     assert kept_counts(select_within([torch.rand(3, 4)], [2.5], INF)) == [12]
 
 
-def test_trainable_values_are_read_and_left_alone():
+def test_values_that_require_grad_do_not_change():
     x = torch.rand(3, 4, requires_grad=True)
     before = x.detach().clone()
     (mask,) = select_top([x], 5, ties=[x])
@@ -161,27 +163,27 @@ def test_trainable_values_are_read_and_left_alone():
 
 X = [torch.arange(6.0).reshape(2, 3), torch.arange(4.0)]
 NAN = [torch.zeros(3), torch.tensor([0.0, math.nan])]
-SPARSITY = "there are; for a sparsity pass n - round(sparsity * n)."
-KEEP = "keep is the number of entries to keep, from 0 to the 10 " + SPARSITY
+SPARSITY = "for a sparsity pass n - round(sparsity * n)."
+KEEP = "keep is the number of entries to keep, an integer from 0 to 10; " + SPARSITY
 ERRORS = [
     (lambda: select_top(X, 11), f"select_top(keep=11): {KEEP}"),
     (lambda: select_top(X, -1), f"select_top(keep=-1): {KEEP}"),
     (lambda: select_top(X, 0.02), f"select_top(keep=0.02): {KEEP}"),
     (
         lambda: select_top(X, 5, minimum=[3, 3]),
-        "select_top(keep=5): the minima ask for 6 entries, which do not fit.",
+        "select_top(keep=5): the minima require 6 entries, which exceeds the budget.",
     ),
     (
         lambda: select_within(X, [2, 1], 6, minimum=[3, 1]),
-        "select_within(budget=6): the minima ask for 4 entries, which do not fit.",
+        "select_within(budget=6): the minima require 4 entries, which exceeds the budget.",
     ),
     (
         lambda: select_top(X, 9, minimum=[0, 5]),
-        "select_top(keep=9): minimum[1] is 5; tensor 1 has 4 entries, so it is 0 to 4.",
+        "select_top(keep=9): minimum[1] is 5; it must be from 0 to 4, the size of tensor 1.",
     ),
     (
         lambda: select_top(X, 9, minimum=[-1, 5]),
-        "select_top(keep=9): minimum[0] is -1; tensor 0 has 6 entries, so it is 0 to 6.",
+        "select_top(keep=9): minimum[0] is -1; it must be from 0 to 6, the size of tensor 0.",
     ),
     (
         lambda: select_top(X, 9, minimum=[1]),
@@ -201,29 +203,29 @@ ERRORS = [
     ),
     (
         lambda: select_within(X, [1, 0.0], 9),
-        "select_within(budget=9): costs[1] is 0.0; a cost is positive and finite.",
+        "select_within(budget=9): costs[1] is 0.0; it must be positive and finite.",
     ),
     (
         lambda: select_within(X, [1, math.nan], 9),
-        "select_within(budget=9): costs[1] is nan; a cost is positive and finite.",
+        "select_within(budget=9): costs[1] is nan; it must be positive and finite.",
     ),
     (
         lambda: select_within(X, [1, 1], -0.5),
-        "select_within(budget=-0.5): budget is what the kept entries may cost together, 0 or more.",
+        "select_within(budget=-0.5): budget is the largest total cost of the kept entries, ≥ 0.",
     ),
     (
         lambda: select_within(X, [1, 1], math.nan),
-        "select_within(budget=nan): budget is what the kept entries may cost together, 0 or more.",
+        "select_within(budget=nan): budget is the largest total cost of the kept entries, ≥ 0.",
     ),
     (
         lambda: select_top([torch.arange(3)], 1),
-        "select_top(keep=1): values[0] is torch.int64; only floats are ordered here.",
+        "select_top(keep=1): values[0] is torch.int64; pass floating-point tensors.",
     ),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS, ids=[m for _, m in ERRORS])
-def test_wrong_input_is_named(call, message):
+def test_wrong_input_raises(call, message):
     with pytest.raises(InputError) as error:
         call()
     assert str(error.value) == message
@@ -234,15 +236,15 @@ def test_wrong_input_is_named(call, message):
     ("names", "where"),
     [(None, "values[1]"), (["conv1.weight", "fc.weight"], "values[1] (fc.weight)")],
 )
-def test_nan_is_an_error_that_names_the_tensor(names, where, dtype):
+def test_nan_raises_and_the_error_names_the_tensor(names, where, dtype):
     values = [x.to(dtype) for x in NAN]
     with pytest.raises(NonFiniteError) as error:
         select_top(values, 1, names=names)
-    expected = f"select_top(keep=1): {where} holds a NaN, which has no place in an order; "
-    expected += "look for a loss or gradient that diverged."
+    expected = f"select_top(keep=1): {where} contains NaN, which cannot be ordered. "
+    expected += "Look for a loss or a gradient that diverged."
     assert str(error.value) == expected
 
 
-def test_nan_among_the_ties_is_an_error_even_where_no_tie_is_looked_at():
-    with pytest.raises(NonFiniteError, match=r"ties\[1\] holds a NaN"):
+def test_nan_among_the_ties_raises_even_if_no_tie_is_needed():
+    with pytest.raises(NonFiniteError, match=r"ties\[1\] contains NaN"):
         select_within([torch.ones(3), torch.zeros(2)], [1, 1], 0, ties=NAN)

@@ -1,6 +1,7 @@
-"""Passes of the projection, compiled. Mypy is told in pyproject.toml that Numba has the types.
+"""Kernels of `CompiledPasses`.
 
-What reads an fp32 number computes in fp64: as vector code this takes no longer than memory does.
+They read fp32 and compute in fp64: vectorized, this is as fast as memory. Numba infers the types;
+pyproject.toml excludes this file from mypy.
 """
 
 import numpy as np
@@ -8,8 +9,8 @@ from numba import njit
 
 from probmask.core.vector_math import bits_of, float_of
 
-# Reordered, or a sum would be one long chain; in the same way for the same length. `survey` has
-# made sure that there is no NaN.
+# "reassoc" lets LLVM vectorize a sum; the order of its terms depends only on their number. "nnan"
+# is safe, because the projection raises first if `survey` finds a NaN.
 _SUMS = {
     "nogil": True,
     "cache": True,
@@ -23,21 +24,21 @@ _LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 @njit(**_PLAIN)
 def survey(z):
-    """Least and largest entry; one of them is not finite, or NaN, if some entry is.
+    """Return the smallest and the largest entry; one of them is infinite or NaN if an entry is.
 
-    By integers in the order of the floats, beyond whose infinities the NaNs lie: those have vector
-    instructions that lose none.
+    Compares integers in the order of the floats, in which NaNs are beyond the infinities. Minimum
+    and maximum of integers are vectorized and, unlike those of floats, do not lose a NaN.
     """
     low, high = _MOST, _LEAST
     for i in range(len(z)):
         bits = bits_of(z[i])
         rank = np.int32(bits ^ np.int32(np.int32(bits >> _SIGN) & _MAGNITUDE))
         low, high = min(low, rank), max(high, rank)
-    return _ranked(low), _ranked(high)
+    return _float_of_rank(low), _float_of_rank(high)
 
 
 @njit(inline="always")
-def _ranked(rank):
+def _float_of_rank(rank):
     return float_of(np.int32(rank ^ np.int32(np.int32(rank >> _SIGN) & _MAGNITUDE)))
 
 
@@ -47,7 +48,7 @@ def _clipped(z, shift):
 
 
 @njit(**_SUMS)
-def kept(z, shift):
+def clipped_sum(z, shift):
     """Σ clip(z - shift, 0, 1)."""
     total = 0.0
     for i in range(len(z)):
@@ -56,8 +57,8 @@ def kept(z, shift):
 
 
 @njit(**_SUMS)
-def spent(z, shift):
-    """The same, and how many entries are strictly between 0 and 1 after it."""
+def sum_and_count(z, shift):
+    """Return Σ s with s = clip(z - shift, 0, 1), and the number of entries with 0 < s < 1."""
     total, between = 0.0, 0
     for i in range(len(z)):
         s = _clipped(z[i], shift)
@@ -68,13 +69,13 @@ def spent(z, shift):
 
 @njit(**_SUMS)
 def write(z, shift):
-    """z <- clip(z - shift, 0, 1)."""
+    """z ← clip(z - shift, 0, 1), in place."""
     for i in range(len(z)):
         z[i] = _clipped(z[i], shift)
 
 
 @njit(**_SUMS)
 def write_mixed(z, one, other, share):
-    """z <- share clip(z - one, 0, 1) + (1 - share) clip(z - other, 0, 1)."""
+    """z ← share clip(z - one, 0, 1) + (1 - share) clip(z - other, 0, 1), in place."""
     for i in range(len(z)):
         z[i] = share * _clipped(z[i], one) + (1.0 - share) * _clipped(z[i], other)

@@ -1,4 +1,7 @@
-"""Exact selection of the entries that are kept under one budget."""
+"""Selection of the entries that are kept under one budget: exact top-k, magnitude cut, soft top-k.
+
+`select_top` and `select_within` take any values. `cut_by_magnitude` selects by |w| and is faster.
+"""
 
 from probmask.core.selection.magnitude_cut import cut_between, cut_by_magnitude
 from probmask.core.selection.soft_top_k import soft_top

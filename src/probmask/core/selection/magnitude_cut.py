@@ -1,10 +1,7 @@
-"""The largest weights of all tensors, and the threshold between them and the rest.
+"""The largest weights of all tensors, and the threshold between them and the pruned weights.
 
-The value at which the budget ends is found as by Floyd and Rivest: a sample tells about where it
-is, and a pass counts what is above that, and every value close to it; if it was not close enough,
-once more. If the sample misleads altogether, two histograms, of the upper and of the lower bits of
-the magnitudes, find the value in any case. A last pass writes the masks. Exact, and the same as
-`select_top` gives.
+The masks are exact, ties included, and equal to those of `select_top`. On the CPU the compiled
+`MagnitudeSearch` finds them, on a GPU one k-th value of the joined tensors, elsewhere `select_top`.
 """
 
 import math
@@ -14,7 +11,7 @@ import torch
 from torch import Tensor
 
 from probmask.core.kernel_runner import kernels_for
-from probmask.core.memory import as_stored
+from probmask.core.memory import storage_vectors
 from probmask.core.selection.magnitude_search import MagnitudeSearch
 from probmask.core.selection.top_k import select_top
 
@@ -27,16 +24,37 @@ def cut_by_magnitude(
     *,
     into: Sequence[Tensor] | None = None,
 ) -> tuple[list[Tensor], float]:
-    """Masks of the `keep` largest |w|·scale jointly, and the threshold of `cut_between` for them.
+    """Masks of the ``keep`` largest |w|·scale of all tensors jointly, and their threshold θ.
 
-    Equal values go by the earlier tensor, then by the lower row-major index. The masks are new
-    tensors, or, where they can be written there at once, those of ``into``.
+    Among equal values the entry of the earlier tensor is kept, then the entry with the lower
+    row-major index.
+
+    Args:
+        weights: the tensors w.
+        scales: one positive factor per tensor.
+        keep: the number of weights to keep.
+        names: the names of the tensors, for error messages.
+        into: boolean tensors that the compiled search overwrites with the masks, where their
+            memory order allows it. Use the returned masks in any case.
+
+    Returns:
+        One boolean mask per tensor, and θ as defined by `cut_between`.
+
+    Raises:
+        InputError: if ``keep`` is out of range.
+        NonFiniteError: if a tensor contains NaN.
+
+    Example:
+        >>> weights = [torch.tensor([3.0, -1.0]), torch.tensor([-4.0, 2.0])]
+        >>> masks, threshold = cut_by_magnitude(weights, [1.0, 1.0], 2, ["a", "b"])
+        >>> [mask.tolist() for mask in masks], threshold
+        ([[True, False], [True, False]], 2.5)
     """
     weights = [weight.detach() for weight in weights]
     kernels = kernels_for("selection.magnitude_kernels", *weights)
     size = sum(weight.numel() for weight in weights)
-    simple = all(w.dtype == torch.float32 and as_stored(w) for w in weights)
-    if kernels is not None and simple and 0 < keep < size:
+    dense_fp32 = all(w.dtype == torch.float32 and storage_vectors(w) for w in weights)
+    if kernels is not None and dense_fp32 and 0 < keep < size:
         found = MagnitudeSearch(kernels, weights, scales).masks(keep, into)
         if found is not None:
             return found
@@ -49,33 +67,44 @@ def cut_by_magnitude(
         masks, threshold = cut_joined(values, keep)
         if not math.isnan(threshold):
             return masks, threshold
-    masks = select_top(values, keep, names=names)
+    masks = select_top(values, keep, names=names)  # raises for NaN
     return masks, cut_between(values, masks)
 
 
 def cut_between(values: Sequence[Tensor], masks: Sequence[Tensor]) -> float:
-    """θ = (1 - k)·max removed + k·min kept, k the fraction kept: the (1 - k)-quantile of values.
+    """θ = (1 - k)·max pruned + k·min kept, with k the fraction kept: the (1 - k)-quantile.
 
-    That is the linearly interpolated quantile at position (1 - k)(n - 1), so that exactly the kept
-    entries lie above it, but for ties. It is 0 if everything is kept. Values are not negative.
+    This is the linearly interpolated quantile at position (1 - k)(n - 1). Exactly the kept entries
+    are above it, except for ties.
+
+    Args:
+        values: the tensors, not negative.
+        masks: the masks of the largest entries, one per tensor.
+
+    Returns:
+        θ, which is 0 if all entries are kept.
+
+    Example:
+        >>> cut_between([torch.tensor([1.0, 2.0, 4.0])], [torch.tensor([False, False, True])])
+        2.6666666666666665
     """
     pairs = [pair for pair in zip(values, masks, strict=True) if pair[0].numel()]
     if not pairs:
         return 0.0
-    # Together, for a GPU waits whenever a number is asked for.
+    # One transfer for all tensors: every transfer waits for the GPU.
     facts = torch.stack([_extremes(value, mask).to(pairs[0][0].device) for value, mask in pairs])
-    counts, most, smallest = facts.cpu().unbind(1)
+    counts, maxima, minima = facts.cpu().unbind(1)
     kept, size = int(counts.sum()), sum(value.numel() for value, _ in pairs)
-    removed, least = float(most.amax()), float(smallest.amin())
+    pruned, least = float(maxima.amax()), float(minima.amin())
     if kept == size:
         return 0.0
-    return removed if kept == 0 else removed + kept / size * (least - removed)
+    return pruned if kept == 0 else pruned + kept / size * (least - pruned)
 
 
 def cut_joined(values: Sequence[Tensor], keep: int) -> tuple[list[Tensor], float]:
-    """The same of values that are joined for it: for a GPU, which has to be waited for only once.
+    """Return masks and threshold of the joined tensors, with one wait for the GPU.
 
-    The threshold is NaN if some value is, and the masks mean nothing.
+    If a value is NaN, the threshold is NaN and the masks are undefined.
     """
     flat = torch.cat([value.reshape(-1) for value in values])
     size = len(flat)
@@ -83,8 +112,8 @@ def cut_joined(values: Sequence[Tensor], keep: int) -> tuple[list[Tensor], float
         least = _kth_largest(flat, keep)
         above, equal = flat > least, flat == least
         mask = above | (equal & (equal.cumsum(0) <= keep - above.count_nonzero()))
-        removed = flat.masked_fill(mask, 0.0).amax().double()
-        threshold = removed + keep / size * (least.double() - removed)
+        pruned = flat.masked_fill(mask, 0.0).amax().double()
+        threshold = pruned + keep / size * (least.double() - pruned)
         threshold = torch.where(flat.amax().isnan(), torch.nan, threshold)
     else:
         mask = torch.full_like(flat, keep == size, dtype=torch.bool)
@@ -95,15 +124,15 @@ def cut_joined(values: Sequence[Tensor], keep: int) -> tuple[list[Tensor], float
 
 
 def _kth_largest(flat: Tensor, k: int) -> Tensor:
-    """The k-th largest entry; a NaN counts as the largest."""
+    """Return the k-th largest entry; NaN counts as the largest."""
     place = len(flat) - k
     if torch.are_deterministic_algorithms_enabled():
-        return flat.sort().values[place]  # on a GPU it refuses kthvalue, for the index it gives too
+        return flat.sort().values[place]  # kthvalue raises: on a GPU its index is not deterministic
     return flat.kthvalue(place + 1).values
 
 
 def _extremes(value: Tensor, mask: Tensor) -> Tensor:
-    """How many entries are kept, the largest removed (0 if none is), the least kept; in fp64."""
+    """Return the number kept, the largest pruned value (0 if none) and the smallest kept, fp64."""
     found = (
         mask.count_nonzero(),
         value.masked_fill(mask, 0.0).amax(),

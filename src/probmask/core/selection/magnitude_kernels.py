@@ -1,6 +1,7 @@
-"""Passes of the magnitude cut, compiled. Mypy is told in pyproject.toml that Numba has the types.
+"""Kernels of `MagnitudeSearch`: passes over the bits of |x| scale.
 
-The bits of a float that is not negative, read as an integer, are in the order of the floats.
+The bits of a nonnegative float, read as an integer, have the order of the floats. Numba infers the
+types; pyproject.toml excludes this file from mypy.
 """
 
 import numpy as np
@@ -9,33 +10,34 @@ from numba import njit
 from probmask.core.vector_math import bits_of
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
-LOW = 15  # bits of the second digit; the first has the 16 above it
+LOW = 15  # number of lower bits; there are 16 upper bits
 _LOW = np.int32(LOW)
-_BLOCK = 64
+_BLOCK = 64  # entries handled together
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
 
 @njit(**_OPTIONS)
-def count_first(x, scale, counts):
-    """Count the first digits of |x| scale."""
+def count_upper(x, scale, counts):
+    """Add the histogram of the upper bits of |x| scale to ``counts``."""
     for i in range(len(x)):
         counts[bits_of(abs(x[i]) * scale) >> _LOW] += 1
 
 
 @njit(**_OPTIONS)
-def count_second(x, scale, first, counts):
-    """Count the second digits of those with this first digit."""
+def count_lower(x, scale, upper, counts):
+    """Add the histogram of the lower bits of the entries with these upper bits to ``counts``."""
     for i in range(len(x)):
         bits = bits_of(abs(x[i]) * scale)
-        if bits >> _LOW == first:
+        if bits >> _LOW == upper:
             counts[bits & _LOW_MASK] += 1
 
 
 @njit(**_OPTIONS)
 def count_window(x, scale, base, counts):
-    """Count the bits of |x| scale from ``base`` on; how many are above them, and the largest bits.
+    """Count each value of a window that begins at ``base``; ``counts`` has one bin per value.
 
-    Few are inside: most blocks are looked at by vector code only.
+    Returns the number of entries above the window, and the largest bits of all entries. Few
+    entries are inside the window, so most blocks need only the first, vectorized loop.
     """
     end = np.int32(base + len(counts))
     above, top = 0, np.int32(0)
@@ -58,9 +60,10 @@ def count_window(x, scale, base, counts):
 
 @njit(**_OPTIONS)
 def mark(x, scale, cut, out, places):
-    """out = |x| scale > cut, by their bits; how many are equal, and the largest below, or -1.
+    """out = (bits of |x| scale) > cut.
 
-    ``places`` takes where the equal ones are, as far as there is room.
+    Returns the number of entries equal to the cut, and the largest bits below it, or -1. Writes
+    the places of the first equal entries to ``places``.
     """
     equal, below = 0, np.int32(-1)
     for begin in range(0, len(x), _BLOCK):

@@ -1,9 +1,9 @@
-"""Exact global selection: which entries of several tensors are kept under one joint budget.
+"""Exact global top-k: which entries of several tensors are kept under one joint budget.
 
-All entries stand in one order: the larger value first; among equal values (-0.0 equals 0.0) the
-larger tie; among equal ties the earlier tensor, then the lower row-major index. The order is never
-written out, nor are the tensors joined or sorted: the value at which the budget ends is found
-digit by digit, from histograms of the floats seen as integers of the same order.
+All entries have one total order: the larger value first; among equal values (-0.0 equals 0.0) the
+larger tie; among equal ties the earlier tensor, then the lower row-major index. The tensors are
+neither joined nor sorted. A radix search finds the value at which the budget ends: the bits of a
+float, read as an integer of the same order, are counted in histograms, one digit per pass.
 """
 
 import math
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from probmask.errors import InputError, NonFiniteError
 
-_DIGIT = 11  # bits per histogram: 16 KiB for each tensor; float32 has three digits, float64 six
+_DIGIT = 11  # bits per histogram (16 KiB per tensor); float32 has three digits, float64 six
 _BINS = 1 << _DIGIT
-_CHUNK = 1 << 18  # entries per pass: what is computed from them stays in the cache
+_CHUNK = 1 << 18  # entries per pass: intermediate results stay in the cache
 
 
 def select_top(
@@ -28,19 +28,38 @@ def select_top(
     minimum: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> list[Tensor]:
-    """Masks m of the `keep` largest entries of all tensors jointly: argmax Σ m·v with Σ m = keep.
+    """argmax over masks m of Σ m·v subject to Σ m = keep: the ``keep`` largest entries jointly.
 
-    Equal values are decided by the larger `ties`; equal ties by the earlier tensor, then the lower
-    row-major index, so the result is unique. At least `minimum[i]` entries of tensor i are kept:
-    its own best are taken first, then the rest globally. `names` are for the error messages.
+    The result is unique: among equal values the entry with the larger tie is kept, among equal
+    ties the entry of the earlier tensor, then the entry with the lower row-major index.
+
+    Args:
+        values: the tensors v, floating point, of any shapes.
+        keep: the number of entries to keep in all tensors together.
+        ties: tensors of the same shapes that order equal values.
+        minimum: the number of entries to keep at least in each tensor. Each tensor's largest
+            entries are taken first; they count towards ``keep``.
+        names: the names of the tensors, for error messages.
+
+    Returns:
+        One boolean mask per tensor, True where an entry is kept.
+
+    Raises:
+        InputError: if ``keep`` or a minimum is out of range, or shapes do not match.
+        NonFiniteError: if a tensor contains NaN.
+
+    Example:
+        >>> masks = select_top([torch.tensor([5.0, 1.0]), torch.tensor([3.0, 4.0])], 2)
+        >>> [mask.tolist() for mask in masks]
+        [[True, False], [False, True]]
     """
     n = sum(v.numel() for v in values)
     if not (0 <= keep <= n and keep == int(keep)):
         raise InputError(
-            f"select_top(keep={keep}): keep is the number of entries to keep, from 0 to the {n} "
-            "there are; for a sparsity pass n - round(sparsity * n)."
+            f"select_top(keep={keep}): keep is the number of entries to keep, an integer from 0 to "
+            f"{n}; for a sparsity pass n - round(sparsity * n)."
         )
-    # If every entry costs 1, the greedy walk ends exactly when `keep` are taken.
+    # With unit costs, the greedy selection stops after exactly `keep` entries.
     budget = _Budget([1.0] * len(values), keep)
     return _select(f"select_top(keep={keep})", budget, values, ties, minimum, names)
 
@@ -68,42 +87,75 @@ def select_within(
     minimum: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> list[Tensor]:
-    """Masks of the greedy walk down the order of `select_top`: take each entry that still fits.
+    """Greedy knapsack: in the order of `select_top`, keep each entry that fits into the budget.
 
-    An entry of tensor i costs `costs[i]`. One that no longer fits is passed over, and cheaper ones
-    further down are still taken. Numbers kept fit if math.fsum(c * k for c, k in zip(costs, kept))
-    <= budget, in float64: a test the caller can repeat, and exact for integer costs. The minimum
-    is taken first and counts against the budget.
+    An entry of tensor i costs ``costs[i]``. An entry that does not fit is skipped, and cheaper
+    entries further down are still kept. Numbers of kept entries fit if
+    math.fsum(c * k for c, k in zip(costs, kept)) <= budget in float64. The caller can repeat this
+    test; it is exact for integer costs.
+
+    Args:
+        values: the tensors, floating point, of any shapes.
+        costs: the positive cost of an entry of each tensor.
+        budget: the largest total cost.
+        ties: tensors of the same shapes that order equal values.
+        minimum: the number of entries to keep at least in each tensor; taken first and counted
+            against the budget.
+        names: the names of the tensors, for error messages.
+
+    Returns:
+        One boolean mask per tensor, True where an entry is kept.
+
+    Raises:
+        InputError: if the budget, a cost or a minimum is out of range, or shapes do not match.
+        NonFiniteError: if a tensor contains NaN.
+
+    Example:
+        >>> values = [torch.tensor([9.0, 7.0]), torch.tensor([8.0, 6.0])]
+        >>> [mask.tolist() for mask in select_within(values, costs=[3, 1], budget=5)]
+        [[True, False], [True, True]]
     """
     call = f"select_within(budget={budget})"
     if not budget >= 0:
-        raise InputError(f"{call}: budget is what the kept entries may cost together, 0 or more.")
+        raise InputError(f"{call}: budget is the largest total cost of the kept entries, ≥ 0.")
     _check_length(call, "costs", costs, values)
     for i, cost in enumerate(costs):
         if not 0 < cost < math.inf:
-            raise InputError(f"{call}: costs[{i}] is {cost}; a cost is positive and finite.")
+            raise InputError(f"{call}: costs[{i}] is {cost}; it must be positive and finite.")
     return _select(call, _Budget(costs, budget), values, ties, minimum, names)
 
 
 def kept_counts(masks: Sequence[Tensor]) -> list[int]:
-    """Number of True entries of each mask: k[i] = Σ m[i]."""
+    """k[i] = Σ m[i]: the number of kept entries of each mask.
+
+    Args:
+        masks: boolean masks.
+
+    Returns:
+        One integer per mask.
+
+    Example:
+        >>> kept_counts([torch.tensor([True, False]), torch.tensor([True, True])])
+        [1, 2]
+    """
     return [int(torch.count_nonzero(m)) for m in masks]
 
 
 class _Budget:
-    """Σ costs[i]·kept[i] ≤ total; the sum is correctly rounded, so it never falls as kept grows."""
+    """Σ costs[i]·kept[i] ≤ total. The sum is correctly rounded, so it is monotonic in kept."""
 
     def __init__(self, costs: Sequence[float], total: float) -> None:
         self.costs, self.total = [float(c) for c in costs], float(total)
         self.kept = [0] * len(costs)
 
     def fits(self, extra: Mapping[int, int]) -> bool:
+        """Return whether this number of further entries fits, by tensor."""
         kept = [k + extra.get(i, 0) for i, k in enumerate(self.kept)]
         return math.fsum(c * k for c, k in zip(self.costs, kept, strict=True)) <= self.total
 
-    def room(self, i: int, most: int) -> int:
-        """How many more entries of tensor i fit, up to `most`."""
-        return bisect_left(range(1, most + 1), True, key=lambda q: not self.fits({i: q}))
+    def fitting(self, i: int, limit: int) -> int:
+        """Return the number of further entries of tensor i that fit, at most ``limit``."""
+        return bisect_left(range(1, limit + 1), True, key=lambda q: not self.fits({i: q}))
 
 
 def _select(
@@ -125,35 +177,37 @@ def _select(
     masks = [torch.zeros_like(v, dtype=torch.bool) for v in levels[0]]
     if minimum is not None:
         _check_minimum(call, budget, masks, minimum)
-        for i, least in enumerate(minimum):
-            _walk(_Budget([1.0], least), [[level[i]] for level in levels], masks[i : i + 1])
-            budget.kept[i] = least
-    _walk(budget, levels, masks)
+        for i, count in enumerate(minimum):
+            _fill(_Budget([1.0], count), [[level[i]] for level in levels], masks[i : i + 1])
+            budget.kept[i] = count
+    _fill(budget, levels, masks)
     return [m.view(v.shape) for m, v in zip(masks, values, strict=True)]
 
 
 def _flat(
-    call: str, what: str, tensors: Sequence[Tensor], names: Sequence[str] | None
+    call: str, label: str, tensors: Sequence[Tensor], names: Sequence[str] | None
 ) -> list[Tensor]:
-    """The tensors as vectors in row-major order, all float32, or float64 if one of them is."""
+    """Return the tensors as row-major vectors, all float32, or float64 if one of them is."""
     wide = any(x.dtype == torch.float64 for x in tensors)
     flat = []
     for i, x in enumerate(tensors):
-        name = f"{what}[{i}]" + (f" ({names[i]})" if names else "")
+        name = f"{label}[{i}]" + (f" ({names[i]})" if names else "")
         if not x.is_floating_point():
-            raise InputError(f"{call}: {name} is {x.dtype}; only floats are ordered here.")
+            raise InputError(f"{call}: {name} is {x.dtype}; pass floating-point tensors.")
         if x.numel() and x.detach().amax().isnan():  # the maximum is NaN if any entry is
             raise NonFiniteError(
-                f"{call}: {name} holds a NaN, which has no place in an order; look for a loss or "
+                f"{call}: {name} contains NaN, which cannot be ordered. Look for a loss or a "
                 "gradient that diverged."
             )
         flat.append(x.detach().reshape(-1).to(torch.float64 if wide else torch.float32))
     return flat
 
 
-def _check_length(call: str, what: str, given: Sequence[object], tensors: Sequence[Tensor]) -> None:
+def _check_length(
+    call: str, label: str, given: Sequence[object], tensors: Sequence[Tensor]
+) -> None:
     if len(given) != len(tensors):
-        counts = f"{len(given)} {what} for {len(tensors)} tensors"
+        counts = f"{len(given)} {label} for {len(tensors)} tensors"
         raise InputError(f"{call}: {counts}; pass one for each tensor.")
 
 
@@ -161,70 +215,75 @@ def _check_minimum(
     call: str, budget: _Budget, masks: Sequence[Tensor], minimum: Sequence[int]
 ) -> None:
     _check_length(call, "minima", minimum, masks)
-    for i, (least, m) in enumerate(zip(minimum, masks, strict=True)):
-        if not 0 <= least <= len(m):
-            rule = f"tensor {i} has {len(m)} entries, so it is 0 to {len(m)}."
-            raise InputError(f"{call}: minimum[{i}] is {least}; {rule}")
+    for i, (count, m) in enumerate(zip(minimum, masks, strict=True)):
+        if not 0 <= count <= len(m):
+            rule = f"it must be from 0 to {len(m)}, the size of tensor {i}."
+            raise InputError(f"{call}: minimum[{i}] is {count}; {rule}")
     if not budget.fits(dict(enumerate(minimum))):
-        raise InputError(f"{call}: the minima ask for {sum(minimum)} entries, which do not fit.")
+        raise InputError(
+            f"{call}: the minima require {sum(minimum)} entries, which exceeds the budget."
+        )
 
 
-def _walk(budget: _Budget, levels: list[list[Tensor]], masks: list[Tensor]) -> None:
-    """The greedy walk in rounds: take the longest prefix that fits, drop what never fits again.
+def _fill(budget: _Budget, levels: list[list[Tensor]], masks: list[Tensor]) -> None:
+    """Keep entries greedily, in rounds; a round keeps the longest prefix of the order that fits.
 
-    As the cost only grows, a tensor of which one more entry does not fit is done. Of the others
-    everything up to this point of the order is taken: what lies ahead is what the mask leaves out.
+    The cost only grows, so a tensor is finished as soon as one more of its entries does not fit.
+    The other tensors keep all their entries up to this point of the order, so the entries that
+    remain are those outside the mask.
     """
-    ahead = list(range(len(masks)))
-    while ahead := [i for i in ahead if budget.kept[i] < len(masks[i]) and budget.fits({i: 1})]:
-        _take_prefix(budget, levels, masks, ahead)
+    unfinished = list(range(len(masks)))
+    while unfinished := [
+        i for i in unfinished if budget.kept[i] < len(masks[i]) and budget.fits({i: 1})
+    ]:
+        _take_prefix(budget, levels, masks, unfinished)
 
 
 def _take_prefix(
-    budget: _Budget, levels: list[list[Tensor]], masks: list[Tensor], ahead: list[int]
+    budget: _Budget, levels: list[list[Tensor]], masks: list[Tensor], unfinished: list[int]
 ) -> None:
-    tied = {i: ~masks[i] for i in ahead}
+    tied = {i: ~masks[i] for i in unfinished}
     for level in levels:
-        threshold = _threshold(budget, {i: _where(tied[i], level[i]) for i in ahead})
-        for i in ahead:
+        threshold = _threshold(budget, {i: _entries(tied[i], level[i]) for i in unfinished})
+        for i in unfinished:
             above = tied[i] & (level[i] > threshold)
             masks[i] |= above
             budget.kept[i] += int(above.sum())
             tied[i] &= level[i] == threshold
-    for i in ahead:  # equal on every level: by position
+    for i in unfinished:  # entries equal on every level: by position
         places = tied[i].nonzero().flatten()
-        room = budget.room(i, len(places))
-        masks[i][places[:room]] = True
-        budget.kept[i] += room
+        count = budget.fitting(i, len(places))
+        masks[i][places[:count]] = True
+        budget.kept[i] += count
 
 
-def _where(mask: Tensor, x: Tensor) -> Tensor:
+def _entries(mask: Tensor, x: Tensor) -> Tensor:
     return x if bool(mask.all()) else x[mask]  # no copy in the first round
 
 
 def _threshold(budget: _Budget, entries: dict[int, Tensor]) -> float:
-    """t = max {t : not all entries x ≥ t fit}, an entry itself; -inf if they all fit.
+    """t = max {t : the entries x ≥ t do not all fit}, which is an entry; -inf if all entries fit.
 
-    Each pass settles one more digit of t and goes on with the entries that have t's digits so far.
+    Each pass finds one more digit of t and continues with the entries that share its digits.
     """
     dtype = next(iter(entries.values())).dtype
     bits = torch.finfo(dtype).bits
     above = dict.fromkeys(entries, 0)
-    low = -1 << (bits - 1)  # the least integer with t's digits so far
+    low = -1 << (bits - 1)  # the smallest integer with the digits of t found so far
     for shift in (*range(bits - _DIGIT, 0, -_DIGIT), 0):
-        counts = {i: _at_least(x, shift, low) for i, x in entries.items() if len(x)}
-        fitting, above = _lowest_that_fits(budget, above, counts)
-        if fitting == 0:  # in the first pass only: later ones look into a bin that does not fit
+        counts = {i: _counts_from(x, shift, low) for i, x in entries.items() if len(x)}
+        fitting, above = _lowest_fitting_bin(budget, above, counts)
+        if fitting == 0:  # only in the first pass: later passes split a bin that does not fit
             return -math.inf
         low += (fitting - 1) << shift
         entries = {i: _with_digits(entries[i], shift, low) for i in counts}
-    return _float(low, dtype)
+    return _float_from(low, dtype)
 
 
-def _lowest_that_fits(
+def _lowest_fitting_bin(
     budget: _Budget, above: dict[int, int], counts: dict[int, Tensor]
 ) -> tuple[int, dict[int, int]]:
-    """The lowest bin that fits together with all higher ones, and the entries down to there."""
+    """Return the lowest bin that fits with all higher bins, and the entries down to it."""
 
     def down_to(d: int) -> dict[int, int]:
         return above | {i: above[i] + int(count[d]) for i, count in counts.items()}
@@ -233,31 +292,32 @@ def _lowest_that_fits(
     return d, down_to(d)
 
 
-def _at_least(x: Tensor, shift: int, low: int) -> Tensor:
-    """How many entries lie in bin d, counted from `low`, or higher, for d = 0, …, _BINS (none)."""
+def _counts_from(x: Tensor, shift: int, low: int) -> Tensor:
+    """Return for d = 0, …, _BINS the number of entries in bin d or higher, bin 0 being at low."""
     histogram = torch.zeros(_BINS + 1, dtype=torch.int64, device=x.device)
     for chunk in torch.split(x, _CHUNK):
-        bins = (_ordered(chunk) >> shift) - (low >> shift)
+        bins = (_ordered_bits(chunk) >> shift) - (low >> shift)
         histogram += torch.bincount(bins, minlength=_BINS + 1)
     return histogram.flip(0).cumsum(0).flip(0).cpu()
 
 
 def _with_digits(x: Tensor, shift: int, low: int) -> Tensor:
-    return torch.cat([c[_ordered(c) >> shift == low >> shift] for c in torch.split(x, _CHUNK)])
+    chunks = torch.split(x, _CHUNK)
+    return torch.cat([c[_ordered_bits(c) >> shift == low >> shift] for c in chunks])
 
 
-def _ordered(x: Tensor) -> Tensor:
-    """Integers in the order of the floats: the bits, those of negative numbers reversed.
+def _ordered_bits(x: Tensor) -> Tensor:
+    """Return integers in the order of the floats: the bits, reversed for negative numbers.
 
-    Here -0.0 comes just below 0.0. A threshold that falls between the two does no harm: what is
-    above and what is tied is asked of the floats, for which they are equal.
+    In this order -0.0 comes just below 0.0. A threshold between the two is harmless, because
+    `_take_prefix` compares the floats, which are equal.
     """
     bits = x.view(torch.int64 if x.dtype == torch.float64 else torch.int32)
     return bits ^ ((bits >> (torch.iinfo(bits.dtype).bits - 1)) & torch.iinfo(bits.dtype).max)
 
 
-def _float(key: int, dtype: torch.dtype) -> float:
-    """The float whose ordered integer is `key`."""
+def _float_from(ordered: int, dtype: torch.dtype) -> float:
+    """Return the float with these `_ordered_bits`."""
     integer = torch.int64 if dtype == torch.float64 else torch.int32
-    bits = key ^ torch.iinfo(integer).max if key < 0 else key
+    bits = ordered ^ torch.iinfo(integer).max if ordered < 0 else ordered
     return float(torch.tensor(bits, dtype=integer).view(dtype))

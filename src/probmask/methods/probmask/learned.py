@@ -231,9 +231,7 @@ class ProbMask(Method):
             )
         ramp = (settings.ramp_begin, settings.ramp_end)
         setting = f"freeze_at={settings.freeze_at:g}"
-        warn_of_early_choice(
-            "ProbMask", setting, settings.freeze_at, ramp, final=1 - self.sparsity
-        )
+        warn_of_early_choice("ProbMask", setting, settings.freeze_at, ramp, final=1 - self.sparsity)
         return ProbMasker(self, sites, context, budget)
 
     def rate_for(self, total_steps: int) -> float:

@@ -1,4 +1,8 @@
-"""What threads inside compiled code need to wait for each other."""
+"""The compiled driver: it runs the operations of a program one after the other.
+
+All operations work on one arena of floats. `operation_table` defines the columns of the table.
+Numba infers the types of compiled code, so pyproject.toml exempts this file from mypy.
+"""
 
 import hashlib
 import sys
@@ -14,21 +18,21 @@ from numba.extending import intrinsic
 from probmask.runtime.kernels.elementwise import (
     activate,
     combine,
+    interleave,
     pack,
-    phases,
     pointer,
-    spread,
+    split_phases,
     unpack,
 )
-from probmask.runtime.kernels.layer_kernels import convolve, multiply, pool
+from probmask.runtime.kernels.layer_kernels import convolve, linear, pool
 from probmask.runtime.kernels.operation_table import (
     CURVE,
     ENTRIES,
+    EXTERNAL,
     HEIGHT,
     IMAGE_WIDTH,
     KIND,
     OTHER,
-    OUTSIDE,
     ROWS,
     SCRATCH,
     SCRATCH_SIZE,
@@ -41,15 +45,13 @@ from probmask.runtime.kernels.operation_table import (
 from probmask.runtime.kernels.vectors import WIDTH
 
 _LONG = ir.IntType(64)
-
-
-# Rounds of looking before the processor is offered to others.
-_PATIENCE = 4000
+# Number of times that a waiting thread reads the counter before it yields the processor.
+_SPINS = 4000
 
 
 @intrinsic
-def _arrive(typing_context: Any, address: Any) -> Any:
-    """Add one to the counter at the address."""
+def _increment(typing_context: Any, address: Any) -> Any:
+    """Add one to the counter at an address, atomically."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], _LONG.as_pointer())
@@ -59,8 +61,8 @@ def _arrive(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _look(typing_context: Any, address: Any) -> Any:
-    """Read the counter at the address."""
+def _read(typing_context: Any, address: Any) -> Any:
+    """Read the counter at an address, atomically."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
         counter = builder.inttoptr(arguments[0], _LONG.as_pointer())
@@ -70,8 +72,8 @@ def _look(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def _offer_processor(typing_context: Any) -> Any:
-    """Let another thread run, where the system knows how."""
+def _yield_processor(typing_context: Any) -> Any:
+    """Let another thread run, on systems that have `sched_yield`."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, ___: Any) -> Any:
         if sys.platform != "win32":
@@ -84,28 +86,22 @@ def _offer_processor(typing_context: Any) -> Any:
 
 
 @njit(nogil=True)
-def meet(address, threads, meeting):  # type: ignore[no-untyped-def]
-    """Wait until all ``threads`` have come to the ``meeting``, counted from 1."""
-    _arrive(address)
+def _wait_for_all(address, threads, barrier):
+    """Wait until all ``threads`` have reached the barrier of this number, counted from 1."""
+    _increment(address)
     rounds = 0
-    while _look(address) < threads * meeting:
+    while _read(address) < threads * barrier:
         rounds += 1
-        if rounds > _PATIENCE:
-            _offer_processor()
+        if rounds > _SPINS:
+            _yield_processor()
 
 
-_PACK, _UNPACK, _SPREAD = int(Kind.PACK), int(Kind.UNPACK), int(Kind.SPREAD)
-
-
-_CONVOLVE, _MULTIPLY, _PHASES = int(Kind.CONVOLVE), int(Kind.MULTIPLY), int(Kind.PHASES)
-
-
+_PACK, _UNPACK, _INTERLEAVE = int(Kind.PACK), int(Kind.UNPACK), int(Kind.INTERLEAVE)
+_CONVOLVE, _LINEAR, _SPLIT_PHASES = (
+    int(kind) for kind in (Kind.CONVOLVE, Kind.LINEAR, Kind.SPLIT_PHASES)
+)
 _MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
-
-
-_ADD, _SCALE, _ACTIVATE, _COPY = int(Kind.ADD), int(Kind.SCALE), int(Kind.ACTIVATE), int(Kind.COPY)
-
-
+_MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
 # The files whose code is compiled into the driver.
 _COMPILED = (
     "driver", "elementwise", "layer_kernels", "operation_table", "tiles", "vectors",
@@ -121,96 +117,98 @@ def _execute(
     offsets,
     values,
     consts,
-    masks,
-    outside,
+    position_bits,
+    external,
     image,
     lane,
     thread,
     threads,
-    doubt,
+    nonfinite,
 ):
     kind, low, high = op[KIND], limits[0], limits[1]
-    count = op[ENTRIES] if kind == _PHASES else op[ROWS]
+    count = op[ENTRIES] if kind == _SPLIT_PHASES else op[ROWS]
     first, last = count * thread // threads, count * (thread + 1) // threads
-    if kind in (_CONVOLVE, _MULTIPLY):
+    if kind in (_CONVOLVE, _LINEAR):
         if threads > 1:
             first, last = longs[op[SPLITS] + thread], longs[op[SPLITS] + thread + 1]
         if kind == _CONVOLVE:
             convolve(
-                op, arena, longs, offsets, values, consts, masks, low, high, doubt, first, last
-            )
+                op, arena, longs, offsets, values, consts, position_bits, low, high, nonfinite,
+                first, last,
+            )  # fmt: skip
         else:
-            multiply(op, arena, longs, offsets, values, consts, low, high, doubt, first, last)
-    elif kind == _PHASES:
-        phases(op, arena, longs, first, last)
+            linear(op, arena, longs, offsets, values, consts, low, high, nonfinite, first, last)
+    elif kind == _SPLIT_PHASES:
+        split_phases(op, arena, longs, first, last)
     elif kind in (_MAX_POOL, _AVERAGE_POOL):
         place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
         scratch = arena[place : place + op[SCRATCH_SIZE]]
-        pool(op, arena, longs, consts, scratch, doubt, first, last, kind == _MAX_POOL)
+        pool(op, arena, longs, consts, scratch, nonfinite, first, last, kind == _MAX_POOL)
     elif kind == _PACK:
         size = op[ROWS] * op[HEIGHT] * op[IMAGE_WIDTH]
-        there = carray(pointer(outside[op[OUTSIDE]] + 4 * image * size), size)
-        pack(op, arena, there, doubt, first, last)
+        source = carray(pointer(external[op[EXTERNAL]] + 4 * image * size), size)
+        pack(op, arena, source, nonfinite, first, last)
     elif kind == _UNPACK:
-        unpack(op, arena, outside[op[OUTSIDE]], image, first, last)
-    elif kind == _SPREAD:
-        spread(op, arena, lane, first, last)
+        unpack(op, arena, external[op[EXTERNAL]], image, first, last)
+    elif kind == _INTERLEAVE:
+        interleave(op, arena, lane, first, last)
     else:
         start, size = first * op[SOURCE_PLANE], (last - first) * op[SOURCE_PLANE]
         x = arena[op[SOURCE] + start : op[SOURCE] + start + size]
         y = arena[op[TARGET] + start : op[TARGET] + start + size]
         if kind == _ACTIVATE:
-            activate(x, y, op[CURVE], low, high, doubt)
+            activate(x, y, op[CURVE], low, high, nonfinite)
         elif kind == _COPY:
             for i in range(size):
                 y[i] = x[i]
         else:
             z = arena[op[OTHER] + start : op[OTHER] + start + size]
-            combine(x, z, y, kind == _SCALE, low, high, doubt)
+            combine(x, z, y, kind == _MULTIPLY, low, high, nonfinite)
 
 
 def _stamp() -> int:
-    """A number that changes with the source of the compiled code, which is cached with it."""
+    """Return a number that changes with the source of the compiled code."""
     here = Path(__file__).parent
     text = b"".join((here / f"{name}.py").read_bytes() for name in _COMPILED)
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())
 
 
 def _make_driver(stamp: int) -> Any:
-    # Numba caches by this file's time and by what the function closes over; hence the stamp.
+    # Numba's cache depends on this file's time and on the values that the function closes over,
+    # but not on the other files. The stamp makes it depend on their content.
     @njit(nogil=True, error_model="numpy", cache=True)
     def run(
         table,
         limits,
-        lone,
+        ungrouped,
         arena,
         longs,
         offsets,
         values,
         consts,
-        masks,
-        outside,
+        position_bits,
+        external,
         begin,
         end,
         group,
         thread,
         threads,
-        meetings,
+        barriers,
     ):
-        """Run the operations for the images from ``begin`` to ``end``; False: do not trust it.
+        """Run the operations for images ``begin`` to ``end``; return whether all is finite.
 
-        The first ``lone`` operations run for each image by itself, the others for a ``group`` of
-        images at once. With several ``threads`` each computes its share of every operation, and
-        all meet after each.
+        The first ``ungrouped`` operations run for one image at a time, the others for a ``group``
+        of images at once. Each of several ``threads`` computes a part of every operation, and
+        waits for the others after it. ``barriers`` holds the counter that the threads share.
         """
         if stamp == 0:
             return False
-        doubt = np.zeros(WIDTH, np.float32)
-        met = 0
+        nonfinite = np.zeros(WIDTH, np.float32)
+        passed = 0
         for image in range(begin, end, group):
-            for lane in range(group + 1):  # the last round is that of all together
-                first = 0 if lane < group else lone
-                last = lone if lane < group else len(table)
+            for lane in range(group + 1):  # the last pass is for the whole group
+                first = 0 if lane < group else ungrouped
+                last = ungrouped if lane < group else len(table)
                 at = image + lane if lane < group else image
                 for i in range(first, last):
                     _execute(
@@ -221,20 +219,20 @@ def _make_driver(stamp: int) -> Any:
                         offsets,
                         values,
                         consts,
-                        masks,
-                        outside,
+                        position_bits,
+                        external,
                         at,
                         lane,
                         thread,
                         threads,
-                        doubt,
+                        nonfinite,
                     )
                     if threads > 1:
-                        met += 1
-                        meet(meetings.ctypes.data, threads, met)
+                        passed += 1
+                        _wait_for_all(barriers.ctypes.data, threads, passed)
         total = np.float32(0.0)
         for i in range(WIDTH):
-            total += doubt[i]
+            total += nonfinite[i]
         return total == 0
 
     return run

@@ -1,4 +1,4 @@
-"""What is computed number by number: activations, sums and products."""
+"""Elementwise kernels: activations, sums, products, and copies between layouts."""
 
 from typing import Any
 
@@ -26,21 +26,17 @@ from probmask.runtime.kernels.operation_table import (
     TARGET_STRIDE,
     Curve,
 )
-from probmask.runtime.kernels.vectors import every_second
+from probmask.runtime.kernels.vectors import copy_every_second
 
-# Sums may be reordered and contracted; that NaN or infinity do not occur may not be assumed.
-LOOSE = {"contract", "reassoc", "nsz"}
-
-
+# LLVM may reorder and contract sums, but may not assume that NaN and infinity do not occur.
+FAST_SUMS = {"contract", "reassoc", "nsz"}
 _SILU, _GELU, _GELU_TANH = int(Curve.SILU), int(Curve.GELU), int(Curve.GELU_TANH)
-
-
 _HARDSWISH = int(Curve.HARDSWISH)
 
 
 @intrinsic
 def _two_to_the(typing_context: Any, exponent: Any) -> Any:
-    """2 to a power between -126 and 127, by its bits."""
+    """Compute 2 ** exponent for an exponent in [-126, 127] from its bit pattern."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
         int32 = ir.IntType(32)
@@ -67,14 +63,14 @@ def _exp(x):
 
 @njit(inline="always", error_model="numpy")
 def _sigmoid(x):
-    # Below, what is left of it would be seen if multiplied with a large number.
-    left = np.float32(1.0) / (np.float32(1.0) + _exp(-x))
-    return left if x > np.float32(-87.0) else np.float32(0.0)
+    # Below -87, where `_exp` is clamped, the result is not 0; times a large x the error would show.
+    value = np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+    return value if x > np.float32(-87.0) else np.float32(0.0)
 
 
 @njit(inline="always", error_model="numpy")
 def _erf(x):
-    """Abramowitz and Stegun 7.1.26: wrong by at most 1.5e-7."""
+    """Approximate erf by Abramowitz and Stegun 7.1.26, with an error of at most 1.5e-7."""
     a = abs(x)
     t = np.float32(1.0) / (np.float32(1.0) + np.float32(0.3275911) * a)
     p = np.float32(1.061405429)
@@ -86,14 +82,14 @@ def _erf(x):
     return y if x >= 0 else -y
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def activate(x, y, curve, low, high, doubt):
-    """y = curve(x), or x between low and high; each of them has 0 where x has."""
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def activate(x, y, curve, low, high, nonfinite):
+    """y = curve(x), or x clamped to [low, high]; either maps 0 to 0, so padding stays zero."""
     n = len(x)
     total = np.float32(0.0)
     for i in range(n):
         total += x[i]
-    doubt[0] += total * np.float32(0.0)
+    nonfinite[0] += total * np.float32(0.0)
     if curve == _SILU:
         for i in range(n):
             y[i] = x[i] * _sigmoid(x[i])
@@ -115,11 +111,11 @@ def activate(x, y, curve, low, high, doubt):
             y[i] = min(max(x[i], low), high)
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def combine(x, z, y, scale, low, high, doubt):
-    """y = x + z or x · z, between low and high."""
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def combine(x, z, y, product, low, high, nonfinite):
+    """y = x + z or x · z, clamped to [low, high]."""
     total = np.float32(0.0)
-    if scale:
+    if product:
         for i in range(len(x)):
             v = x[i] * z[i]
             total += v
@@ -129,12 +125,12 @@ def combine(x, z, y, scale, low, high, doubt):
             v = x[i] + z[i]
             total += v
             y[i] = min(max(v, low), high)
-    doubt[0] += total * np.float32(0.0)
+    nonfinite[0] += total * np.float32(0.0)
 
 
 @intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer to floats."""
+    """Convert an address to a pointer to floats."""
     kind = types.CPointer(types.float32)
 
     def generate(context: Any, builder: ir.IRBuilder, _: Any, arguments: Any) -> Any:
@@ -143,9 +139,9 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return kind(types.int64), generate
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def pack(op, arena, image, doubt, first, last):
-    """Copy an image from outside into its planes."""
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def pack(op, arena, image, nonfinite, first, last):
+    """Copy an image from an external tensor into planes."""
     height, width = op[HEIGHT], op[IMAGE_WIDTH]
     total = np.float32(0.0)
     for c in range(first, last):
@@ -156,15 +152,15 @@ def pack(op, arena, image, doubt, first, last):
             for x in range(width):
                 total += source[x]
                 target[x] = source[x]
-    doubt[0] += total * np.float32(0.0)
+    nonfinite[0] += total * np.float32(0.0)
 
 
 @njit(error_model="numpy")
-def unpack(op, arena, outside, image, first, last):
-    """Copy planes to where PyTorch finds them."""
+def unpack(op, arena, external, image, first, last):
+    """Copy planes into an external tensor."""
     height, width, lanes = op[HEIGHT], op[IMAGE_WIDTH], op[LANES]
     size = op[ROWS] * height * width
-    whole = carray(pointer(outside), (image + lanes) * size)
+    whole = carray(pointer(external), (image + lanes) * size)
     for c in range(first, last):
         start = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
         for y in range(height):
@@ -180,7 +176,7 @@ def unpack(op, arena, outside, image, first, last):
 
 
 @njit(error_model="numpy")
-def spread(op, arena, lane, first, last):
+def interleave(op, arena, lane, first, last):
     """Copy the planes of an image into its lane of a group's planes."""
     lanes = op[TARGET_LANES]
     for c in range(first, last):
@@ -193,10 +189,11 @@ def spread(op, arena, lane, first, last):
 
 
 @njit(error_model="numpy")
-def phases(op, arena, longs, first, last):
-    """Copy the numbers of a phase; each entry of the table is a plane of it.
+def split_phases(op, arena, longs, first, last):
+    """Copy every ``step``-th row and column into the planes of their phases.
 
-    It says where in the source the plane begins and where in the target, its rows and columns.
+    Each entry of the table describes one plane: its offset in the source, its offset in the target,
+    its number of rows and its number of columns.
     """
     lanes, step_y, step_x = op[LANES], op[STEP_Y], op[STEP_X]
     at = arena.ctypes.data
@@ -207,7 +204,7 @@ def phases(op, arena, longs, first, last):
             source = op[SOURCE] + longs[place] + y * step_y * op[SOURCE_STRIDE] * lanes
             target = op[TARGET] + longs[place + 1] + y * op[TARGET_STRIDE] * lanes
             if lanes == 1 and step_x == 2:
-                every_second(at + 4 * source, at + 4 * target, columns)
+                copy_every_second(at + 4 * source, at + 4 * target, columns)
             elif step_x == 1:
                 row, result = arena[source:], arena[target : target + columns * lanes]
                 for x in range(columns * lanes):

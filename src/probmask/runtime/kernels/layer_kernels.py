@@ -1,21 +1,20 @@
-"""The layers with weights: sparse rows over tiles of positions, or times a vector."""
+"""Kernels of layers: sparse convolution, sparse linear layer, pooling."""
 
 import numpy as np
 from numba import njit
 
-from probmask.runtime.kernels.elementwise import LOOSE
+from probmask.runtime.kernels.elementwise import FAST_SUMS
 from probmask.runtime.kernels.operation_table import (
-    BEFORE,
     BIAS,
     BLOCKS,
-    DEPTH,
     HEIGHT,
     IMAGE_WIDTH,
     LANES,
     LINES,
-    MASK,
     OTHER,
     OTHER_PLANE,
+    PADDING_LEFT,
+    POSITION_BITS,
     ROWS,
     SOURCE,
     SOURCE_LEAD,
@@ -32,36 +31,48 @@ from probmask.runtime.kernels.operation_table import (
     TILES,
     VECTORS,
     WEIGHTS,
-    WHOLE,
-    WINDOW,
+    WHOLE_RUN,
+    WINDOW_HEIGHT,
+    WINDOW_WIDTH,
 )
-from probmask.runtime.kernels.tiles import FIRST_PART, LAST_PART, MIDDLE_PART, MOST, sparse_rows
-from probmask.runtime.kernels.vectors import WIDTH, largest_of_three_by_three, largest_of_two_by_two
+from probmask.runtime.kernels.tiles import (
+    FIRST_PART,
+    LAST_PART,
+    MAX_VECTORS,
+    MIDDLE_PART,
+    sparse_rows,
+)
+from probmask.runtime.kernels.vectors import WIDTH, max_of_2x2, max_of_3x3
 
 
 @njit(error_model="numpy")
-def convolve(op, arena, longs, offsets, values, consts, masks, low, high, doubt, first, last):
-    """Output channels from ``first`` to ``last``: all of them per tile and block of inputs."""
+def convolve(
+    op, arena, longs, offsets, values, consts, position_bits, low, high, nonfinite, first, last
+):
+    """Compute output channels ``first`` to ``last`` of a convolution.
+
+    The loops run over tiles, then over blocks of input channels, then over output channels.
+    """
     at = arena.ctypes.data
     source = at + 4 * (op[SOURCE] + op[SOURCE_LEAD])
     target = at + 4 * (op[TARGET] + op[TARGET_LEAD])
     other = at + 4 * (op[OTHER] + op[TARGET_LEAD]) if op[OTHER] >= 0 else 0
-    mask = masks.ctypes.data + 4 * op[MASK]
+    bits = position_bits.ctypes.data + 4 * op[POSITION_BITS]
     line = 4 * op[TARGET_STRIDE] * op[LANES]
     rows, blocks = op[ROWS], op[BLOCKS]
     done = 0
     for tile in range(op[TILES]):
         if op[LINES] > 0:
-            shape = op[LINES] * (MOST + 1) + op[VECTORS]
+            shape = op[LINES] * (MAX_VECTORS + 1) + op[VECTORS]
             skipped = tile * op[LINES] * line
         else:
             vectors = op[VECTORS] * (tile + 1) // op[TILES] - done
-            shape = MOST + 1 + vectors
+            shape = MAX_VECTORS + 1 + vectors
             skipped = 4 * WIDTH * done
             done += vectors
         here = target + skipped
         for block in range(blocks):
-            # What the blocks before have summed is in the target, and is added like a residual.
+            # The sums of earlier blocks are in the target; they are added like a residual.
             before, plane = here, 4 * op[TARGET_PLANE]
             if block == 0:
                 before, plane = other + skipped if other != 0 else 0, 4 * op[OTHER_PLANE]
@@ -81,21 +92,21 @@ def convolve(op, arena, longs, offsets, values, consts, masks, low, high, doubt,
                 consts.ctypes.data + 4 * (op[BIAS] + block * rows),
                 before,
                 plane,
-                mask + skipped,
+                bits + skipped,
                 line,
                 stage,
                 low,
                 high,
-                doubt.ctypes.data,
+                nonfinite.ctypes.data,
             )
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def multiply(op, arena, longs, offsets, values, consts, low, high, doubt, first, last):
-    """Rows times a vector, four sums at a time."""
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def linear(op, arena, longs, offsets, values, consts, low, high, nonfinite, first, last):
+    """Multiply rows ``first`` to ``last`` with a vector, with four accumulators."""
     starts = longs[op[STARTS] :]
     base = op[SOURCE]
-    wrong = np.float32(0.0)
+    checked = np.float32(0.0)
     for r in range(first, last):
         a = b = c = d = np.float32(0.0)
         k, end = starts[r] + op[WEIGHTS], starts[r + 1] + op[WEIGHTS]
@@ -111,55 +122,55 @@ def multiply(op, arena, longs, offsets, values, consts, low, high, doubt, first,
         total = (a + b) + (c + d) + consts[op[BIAS] + r]
         if op[OTHER] >= 0:
             total += arena[op[OTHER] + r]
-        wrong += total * np.float32(0.0)
+        checked += total * np.float32(0.0)
         arena[op[TARGET] + r] = min(max(total, low), high)
-    doubt[0] += wrong
+    nonfinite[0] += checked
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def pool(op, arena, longs, consts, scratch, doubt, first, last, largest):
-    """The channels from ``first`` to ``last``.
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def pool(op, arena, longs, consts, scratch, nonfinite, first, last, is_max):
+    """Pool channels ``first`` to ``last``.
 
-    The table has first and last row of each output row, first and last column of each output
-    column; the divisors of averages are constants, one per position.
+    The table holds the start and end row of each output row's windows, then the start and end
+    column of each output column's. The constants hold one factor per position for averages.
     """
     lanes, height, width, table = op[LANES], op[HEIGHT], op[IMAGE_WIDTH], op[TABLE]
     columns, step = op[SOURCE_WIDTH] * lanes, op[SOURCE_STRIDE] * lanes
     if (
-        largest
+        is_max
         and lanes == 1
         and op[STEP_X] == 2
-        and 2 <= op[WINDOW] <= 3
-        and op[DEPTH] <= op[WINDOW]
+        and 2 <= op[WINDOW_WIDTH] <= 3
+        and op[WINDOW_HEIGHT] <= op[WINDOW_WIDTH]
     ):
-        _pool_in_pairs(op, arena, longs, first, last)
+        _max_pool_stride_two(op, arena, longs, first, last)
         return
     windows = longs[table + 2 * height : table + 2 * height + 2 * width]
     middle = scratch[:columns]
-    whole = not largest and lanes == 1 and op[WHOLE] > 0
+    whole = not is_max and lanes == 1 and op[WHOLE_RUN] > 0
     for c in range(first, last):
         source = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
         target = op[TARGET] + c * op[TARGET_PLANE] + op[TARGET_LEAD]
         if whole:
-            total = _sum(arena[source : source + op[WHOLE]])
-            doubt[0] += total * np.float32(0.0)  # the sum's overflow
+            total = _sum(arena[source : source + op[WHOLE_RUN]])
+            nonfinite[0] += total * np.float32(0.0)  # detects overflow of the sum
             arena[target] = total * consts[op[BIAS]]
             continue
         for y in range(height):
             top, bottom = longs[table + 2 * y], longs[table + 2 * y + 1]
             out = target + y * op[TARGET_STRIDE] * lanes
             result = arena[out : out + width * lanes]
-            _over_rows(arena[source + top * step :], middle, step, bottom - top, largest)
-            _over_columns(middle, windows, result, lanes, largest)
-            if not largest:
+            _reduce_rows(arena[source + top * step :], middle, step, bottom - top, is_max)
+            _reduce_columns(middle, windows, result, lanes, is_max)
+            if not is_max:
                 divisors = consts[op[BIAS] + y * width : op[BIAS] + (y + 1) * width]
                 for x in range(width):
                     for lane in range(lanes):
-                        doubt[0] += result[x * lanes + lane] * np.float32(0.0)
+                        nonfinite[0] += result[x * lanes + lane] * np.float32(0.0)
                         result[x * lanes + lane] *= divisors[x]
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
+@njit(error_model="numpy", fastmath=FAST_SUMS)
 def _sum(numbers):
     total = np.float32(0.0)
     for i in range(len(numbers)):
@@ -168,12 +179,14 @@ def _sum(numbers):
 
 
 @njit(error_model="numpy")
-def _pool_in_pairs(op, arena, longs, first, last):
-    """Largest of two or three columns at distance two; windows cut by the padding one by one.
+def _max_pool_stride_two(op, arena, longs, first, last):
+    """Max-pool windows of 2 × 2 or 3 × 3 with stride two in vectors.
 
-    By addresses: a view of an array per row would take longer than the row.
+    Windows that the border cuts are pooled one by one. The code works on addresses, because
+    creating an array view per row would take longer than the row itself.
     """
-    window, before, width, step = op[WINDOW], op[BEFORE], op[IMAGE_WIDTH], op[SOURCE_STRIDE]
+    window, before = op[WINDOW_WIDTH], op[PADDING_LEFT]
+    width, step = op[IMAGE_WIDTH], op[SOURCE_STRIDE]
     table, windows = op[TABLE], op[TABLE] + 2 * op[HEIGHT]
     at = arena.ctypes.data
     begin = (before + 1) // 2
@@ -189,18 +202,18 @@ def _pool_in_pairs(op, arena, longs, first, last):
             middle = upper + 4 * step * min(1, rows - 1)
             lower = upper + 4 * step * min(2, rows - 1)
             if window == 2:
-                largest_of_two_by_two(upper, middle, at + 4 * (out + begin), end - begin)
+                max_of_2x2(upper, middle, at + 4 * (out + begin), end - begin)
             else:
-                largest_of_three_by_three(upper, middle, lower, at + 4 * (out + begin), end - begin)
+                max_of_3x3(upper, middle, lower, at + 4 * (out + begin), end - begin)
             for x in range(width - (end - begin)):
                 cut = x if x < begin else x + end - begin
                 left, right = longs[windows + 2 * cut], longs[windows + 2 * cut + 1]
-                arena[out + cut] = _largest_of_one(arena, source, step, rows, left, right)
+                arena[out + cut] = _max_of_window(arena, source, step, rows, left, right)
 
 
 @njit(error_model="numpy")
-def _largest_of_one(arena, source, step, rows, left, right):
-    """The largest number of one window."""
+def _max_of_window(arena, source, step, rows, left, right):
+    """Return the maximum of one window."""
     best = np.float32(-np.inf)
     for k in range(rows):
         for column in range(left, right):
@@ -208,14 +221,14 @@ def _largest_of_one(arena, source, step, rows, left, right):
     return best
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def _over_rows(source, middle, step, rows, largest):
-    """The rows of the windows of an output row, column by column."""
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _reduce_rows(source, middle, step, rows, is_max):
+    """Reduce the rows of an output row's windows, column by column."""
     for i in range(len(middle)):
         middle[i] = source[i]
     for k in range(1, rows):
         row = source[k * step : k * step + len(middle)]
-        if largest:
+        if is_max:
             for i in range(len(middle)):
                 middle[i] = row[i] if row[i] > middle[i] else middle[i]
         else:
@@ -223,9 +236,9 @@ def _over_rows(source, middle, step, rows, largest):
                 middle[i] += row[i]
 
 
-@njit(error_model="numpy", fastmath=LOOSE)
-def _over_columns(middle, windows, result, lanes, largest):
-    """The columns of a row's windows, for all lanes at once."""
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _reduce_columns(middle, windows, result, lanes, is_max):
+    """Reduce the columns of an output row's windows, for all lanes."""
     for x in range(len(windows) // 2):
         here = result[x * lanes : (x + 1) * lanes]
         first = middle[windows[2 * x] * lanes : (windows[2 * x] + 1) * lanes]
@@ -233,7 +246,7 @@ def _over_columns(middle, windows, result, lanes, largest):
             here[lane] = first[lane]
         for k in range(windows[2 * x] + 1, windows[2 * x + 1]):
             more = middle[k * lanes : (k + 1) * lanes]
-            if largest:
+            if is_max:
                 for lane in range(lanes):
                     here[lane] = max(here[lane], more[lane])
             else:

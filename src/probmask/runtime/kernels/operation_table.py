@@ -1,30 +1,30 @@
-"""The table that the compiled driver reads: what each column of an operation's row means.
+"""The table that the compiled driver reads: one row per operation, one column per field.
 
-Places in the arena and sizes are counted in floats, unless a name says otherwise.
+Offsets into the arena and sizes are counted in floats unless a comment says otherwise.
 """
 
 from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What an operation does."""
+    """Kind of an operation."""
 
-    PACK = 0  # an image from outside into planes
-    UNPACK = 1  # planes into an image outside
-    SPREAD = 2  # an image's planes into its lane of a group's planes
+    PACK = 0  # copy an image from an external tensor into planes
+    UNPACK = 1  # copy planes into an external tensor
+    INTERLEAVE = 2  # copy an image's planes into its lane of a group's planes
     CONVOLVE = 3  # sparse rows over runs of positions
-    MULTIPLY = 4  # sparse rows times a vector
-    PHASES = 5  # planes into the planes of their phases, for strides
+    LINEAR = 4  # sparse rows times a vector
+    SPLIT_PHASES = 5  # copy planes into one plane per phase, for strided layers
     MAX_POOL = 6
     AVERAGE_POOL = 7
     ADD = 8
-    SCALE = 9  # two tensors, element by element
+    MULTIPLY = 9  # two tensors, elementwise
     ACTIVATE = 10
-    COPY = 11  # planes to another place: concatenation
+    COPY = 11  # copy planes to another offset, for concatenation
 
 
 class Curve(IntEnum):
-    """An activation function that is more than a clamp."""
+    """Activation function that is more than a clamp."""
 
     NONE = 0
     SILU = 1
@@ -34,94 +34,67 @@ class Curve(IntEnum):
 
 
 class Field(IntEnum):
-    """The columns."""
+    """Column of the table."""
 
     KIND = 0
-    SOURCE = 1  # place of the first float of the input tensor
-    OTHER = 2  # place of the second input tensor; -1: none
-    TARGET = 3
-    ROWS = 4  # output channels
-    SOURCE_PLANE = 5
+    SOURCE = 1  # arena offset of the input tensor
+    OTHER = 2  # arena offset of the second input tensor; -1 if there is none
+    TARGET = 3  # arena offset of the output tensor
+    ROWS = 4  # number of output channels
+    SOURCE_PLANE = 5  # floats from one channel to the next
     TARGET_PLANE = 6
     OTHER_PLANE = 7
-    SOURCE_LEAD = 8  # from a plane's first float to its first position
+    SOURCE_LEAD = 8  # floats from the start of a plane to its first position
     TARGET_LEAD = 9
-    SOURCE_STRIDE = 10  # positions from one row of the image to the next
+    SOURCE_STRIDE = 10  # positions from one image row to the next
     TARGET_STRIDE = 11
-    HEIGHT = 12  # of the output; of the image for PACK, UNPACK, SPREAD and PHASES
+    HEIGHT = 12  # of the output; of the image for PACK, UNPACK, INTERLEAVE and SPLIT_PHASES
     WIDTH = 13
-    LANES = 14  # images side by side at each position
-    OUTSIDE = 15  # which tensor outside
-    STARTS = 16  # place in the longs of the table of where rows begin
-    WEIGHTS = 17  # place of the first weight in offsets and values
-    BIAS = 18  # place in the constants
-    MASK = 19  # place in the masks
-    VECTORS = 20  # in a run, or in a line
-    TILES = 21  # that the run is cut into, or the lines
-    SPLITS = 22  # place in the longs of the first row of each thread
-    TABLE = 23  # place in the longs of a table of windows or phases
-    ENTRIES = 24  # entries of that table
+    LANES = 14  # number of images interleaved at each position
+    EXTERNAL = 15  # index of the external tensor
+    STARTS = 16  # offset in the longs: where the weights of each row start
+    WEIGHTS = 17  # offset of the first weight in the offsets and values
+    BIAS = 18  # offset in the constants
+    POSITION_BITS = 19  # offset in the position bits
+    VECTORS = 20  # number of vectors in a run, or in a line of a tile
+    TILES = 21  # number of tiles
+    SPLITS = 22  # offset in the longs: first row of each thread
+    TABLE = 23  # offset in the longs: table of windows or phases
+    ENTRIES = 24  # number of entries in that table
     CURVE = 25
-    STEP_Y = 26  # the stride of PHASES
-    STEP_X = 27  # also that of pooling with windows of one size
-    SCRATCH = 28  # place of a row of floats per thread
+    STEP_Y = 26  # stride of SPLIT_PHASES
+    STEP_X = 27  # likewise; also the column stride of pooling with windows of equal width
+    SCRATCH = 28  # arena offset of the scratch rows, one per thread
     SCRATCH_SIZE = 29
     TARGET_LANES = 30
-    SOURCE_WIDTH = 31  # of the image that is pooled
-    WINDOW = 32  # columns of each window; 0: they differ
-    BEFORE = 33  # columns of padding before the first
-    LINES = 34  # rows of the image in a tile; 0: tiles are parts of the run
-    BLOCKS = 35  # of input channels, whose weights come one after the other
-    WHOLE = 36  # floats of a run, where the window is all of the image; 0: it is not
-    DEPTH = 37  # rows of the deepest window
+    SOURCE_WIDTH = 31  # width of the pooled image
+    WINDOW_WIDTH = 32  # width of every pooling window; 0 if the widths differ
+    PADDING_LEFT = 33  # padding columns on the left of the pooled image
+    LINES = 34  # image rows in a tile; 0 if a tile is a part of the run
+    BLOCKS = 35  # number of blocks of input channels; each block has its own weights
+    WHOLE_RUN = 36  # length of the run if one window covers the image; otherwise 0
+    WINDOW_HEIGHT = 37  # height of the tallest pooling window
 
 
 COLUMNS = len(Field)
-
-
-_F = {field.name: int(field) for field in Field}
-
-
-KIND, SOURCE, OTHER, TARGET, ROWS = (_F[n] for n in ("KIND", "SOURCE", "OTHER", "TARGET", "ROWS"))
-
-
-SOURCE_PLANE, TARGET_PLANE = _F["SOURCE_PLANE"], _F["TARGET_PLANE"]
-
-
-OTHER_PLANE = _F["OTHER_PLANE"]
-
-
-SOURCE_LEAD, TARGET_LEAD = _F["SOURCE_LEAD"], _F["TARGET_LEAD"]
-
-
-SOURCE_STRIDE, TARGET_STRIDE = _F["SOURCE_STRIDE"], _F["TARGET_STRIDE"]
-
-
-HEIGHT, IMAGE_WIDTH, LANES, OUTSIDE = _F["HEIGHT"], _F["WIDTH"], _F["LANES"], _F["OUTSIDE"]
-
-
-STARTS, WEIGHTS, BIAS, MASK = _F["STARTS"], _F["WEIGHTS"], _F["BIAS"], _F["MASK"]
-
-
-VECTORS, TILES, SPLITS = _F["VECTORS"], _F["TILES"], _F["SPLITS"]
-
-
-TABLE, ENTRIES, CURVE = _F["TABLE"], _F["ENTRIES"], _F["CURVE"]
-
-
-STEP_Y, STEP_X = _F["STEP_Y"], _F["STEP_X"]
-
-
-SCRATCH, SCRATCH_SIZE = _F["SCRATCH"], _F["SCRATCH_SIZE"]
-
-
-TARGET_LANES, SOURCE_WIDTH = _F["TARGET_LANES"], _F["SOURCE_WIDTH"]
-
-
-WINDOW, BEFORE = _F["WINDOW"], _F["BEFORE"]
-
-
-LINES, BLOCKS, WHOLE = _F["LINES"], _F["BLOCKS"], _F["WHOLE"]
-
-
-DEPTH = _F["DEPTH"]
+# The columns as plain integers: Numba cannot index by an IntEnum. The image's width is called
+# IMAGE_WIDTH here, because WIDTH is the number of floats in a vector.
+_COLUMN = {field.name: int(field) for field in Field}
+KIND, SOURCE, OTHER, TARGET = (_COLUMN[name] for name in ("KIND", "SOURCE", "OTHER", "TARGET"))
+ROWS = _COLUMN["ROWS"]
+SOURCE_PLANE, TARGET_PLANE = _COLUMN["SOURCE_PLANE"], _COLUMN["TARGET_PLANE"]
+OTHER_PLANE = _COLUMN["OTHER_PLANE"]
+SOURCE_LEAD, TARGET_LEAD = _COLUMN["SOURCE_LEAD"], _COLUMN["TARGET_LEAD"]
+SOURCE_STRIDE, TARGET_STRIDE = _COLUMN["SOURCE_STRIDE"], _COLUMN["TARGET_STRIDE"]
+HEIGHT, IMAGE_WIDTH, LANES = _COLUMN["HEIGHT"], _COLUMN["WIDTH"], _COLUMN["LANES"]
+EXTERNAL = _COLUMN["EXTERNAL"]
+STARTS, WEIGHTS, BIAS = _COLUMN["STARTS"], _COLUMN["WEIGHTS"], _COLUMN["BIAS"]
+POSITION_BITS = _COLUMN["POSITION_BITS"]
+VECTORS, TILES, SPLITS = _COLUMN["VECTORS"], _COLUMN["TILES"], _COLUMN["SPLITS"]
+TABLE, ENTRIES, CURVE = _COLUMN["TABLE"], _COLUMN["ENTRIES"], _COLUMN["CURVE"]
+STEP_Y, STEP_X = _COLUMN["STEP_Y"], _COLUMN["STEP_X"]
+SCRATCH, SCRATCH_SIZE = _COLUMN["SCRATCH"], _COLUMN["SCRATCH_SIZE"]
+TARGET_LANES, SOURCE_WIDTH = _COLUMN["TARGET_LANES"], _COLUMN["SOURCE_WIDTH"]
+WINDOW_WIDTH, WINDOW_HEIGHT = _COLUMN["WINDOW_WIDTH"], _COLUMN["WINDOW_HEIGHT"]
+PADDING_LEFT = _COLUMN["PADDING_LEFT"]
+LINES, BLOCKS, WHOLE_RUN = _COLUMN["LINES"], _COLUMN["BLOCKS"], _COLUMN["WHOLE_RUN"]

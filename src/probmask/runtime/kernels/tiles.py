@@ -1,9 +1,10 @@
-"""The innermost loops, written as LLVM vector code: one tile of positions, all rows of a layer.
+"""The innermost loops as LLVM vector code: one tile of positions, all rows of a layer.
 
-A tile is a few lines of a few vectors each, of one output channel: a run of neighbouring positions
-(one line), or rows of the image without the padding between them (several). It stays in registers
-while the non-zero weights of the channel go by: each costs one load of its offset, one broadcast of
-its value, and one multiply-add per vector straight from the input.
+A tile is a few lines of a few vectors each, of one output channel. It is either a run of
+neighbouring positions (one line) or several image rows without the padding between them. The tile
+stays in registers while the kernel iterates over the non-zero weights of the channel. Each weight
+costs one load of its offset, one broadcast of its value, and one multiply-add per vector that reads
+the input from memory.
 """
 
 from typing import Any
@@ -29,52 +30,45 @@ from probmask.runtime.kernels.vectors import (
     total,
 )
 
-# Vectors in a tile: with AVX2 there are sixteen registers, and two more are needed.
-MOST = 12
-
-
-# Lines and vectors per line of the tiles that there are.
+# Largest number of vectors in a tile: AVX2 has sixteen registers, and some are needed for others.
+MAX_VECTORS = 12
+# The tile shapes that have code: lines, and vectors per line.
 SHAPES = tuple(
     (lines, vectors)
     for lines in (1, 2, 3, 4, 6, 8)
-    for vectors in range(1, MOST + 1)
-    if lines * vectors <= MOST
+    for vectors in range(1, MAX_VECTORS + 1)
+    if lines * vectors <= MAX_VECTORS
 )
-
-
-# Fewer accumulators than this would wait for each other: several weights then go by at once.
-_LEAST_ACCUMULATORS = 8
-
-
-# What a tile's function takes, in this order. Addresses are in bytes.
+# With fewer accumulators, multiply-adds would wait for each other: small tiles process several
+# weights at once.
+_MIN_ACCUMULATORS = 8
+# Arguments of a tile's function, in order. Addresses are in bytes.
 _ARGUMENTS = (
-    ("source", LONG),  # the input at the tile's first position, first channel
-    ("offsets", LONG),  # of each non-zero weight: where its input lies, in floats from source
+    ("source", LONG),  # address of the input at the tile's first position, first channel
+    ("offsets", LONG),  # per non-zero weight: offset of its input from source, in floats
     ("values", LONG),
-    ("starts", LONG),  # of each row: where its weights begin
-    ("first", LONG),  # rows
-    ("last", LONG),
+    ("starts", LONG),  # per row: index of its first weight
+    ("first", LONG),  # first row
+    ("last", LONG),  # one past the last row
     ("target", LONG),
-    ("plane", LONG),  # bytes between the channels of the output
+    ("plane", LONG),  # bytes from one output channel to the next
     ("bias", LONG),
-    ("residual", LONG),  # 0: there is none
+    ("residual", LONG),  # 0 if there is none
     ("residual_plane", LONG),
-    ("mask", LONG),  # all ones where a position is one, zeros in the padding
-    ("line", LONG),  # bytes between the lines of a tile
-    ("stage", LONG),  # which part of the rows' weights this is, see below
+    ("position_bits", LONG),  # all ones at positions of the image, zeros in the padding
+    ("line", LONG),  # bytes from one line of the tile to the next
+    ("stage", LONG),  # which part of the rows' weights: FIRST_PART, MIDDLE_PART or LAST_PART
     ("low", FLOAT),
     ("high", FLOAT),
-    ("doubt", LONG),  # a vector that becomes NaN if any result is not finite
+    ("nonfinite", LONG),  # address of a vector that becomes NaN if a result is not finite
 )
-
-
-# The weights of a row may come in several parts, which add to what is in the target already.
+# The weights of a row may come in several parts. Each part adds to the sums in the target.
 FIRST_PART, MIDDLE_PART, LAST_PART = 0, 1, 2
 
 
 def shape_number(lines: int, vectors: int) -> int:
-    """How `sparse_rows` is told the shape of a tile."""
-    return lines * (MOST + 1) + vectors
+    """Encode the shape of a tile as the integer that `sparse_rows` takes."""
+    return lines * (MAX_VECTORS + 1) + vectors
 
 
 @intrinsic
@@ -92,14 +86,14 @@ def sparse_rows(
     bias: Any,
     residual: Any,
     residual_plane: Any,
-    mask: Any,
+    position_bits: Any,
     line: Any,
     stage: Any,
     low: Any,
     high: Any,
-    doubt: Any,
+    nonfinite: Any,
 ) -> Any:
-    """Compute a tile of the shape for the rows from ``first`` to ``last``."""
+    """Compute one tile for the rows from ``first`` to ``last``."""
     longs, floats = [types.int64] * 15, [types.float32] * 2
     signature = types.void(*longs, *floats, types.int64)
 
@@ -136,7 +130,7 @@ def _tile_function(module: ir.Module, lines: int, vectors: int) -> ir.Function:
 
 
 class _Tile:
-    """Emits the code of one shape."""
+    """Emits the code for one tile shape."""
 
     def __init__(
         self, builder: ir.IRBuilder, given: dict[str, ir.Value], lines: int, vectors: int
@@ -146,12 +140,12 @@ class _Tile:
         self.count = lines * vectors
 
     def row(self, row: ir.Value) -> tuple[ir.Value, ...]:
-        """One output channel: its weights go by, then what follows the layer is applied."""
+        """Emit one output channel: sum the products, then add the residual, clamp and store."""
         builder, given = self.builder, self.given
         begin, after = (builder.append_basic_block(name) for name in ("begin", "after_row"))
         start = item(builder, given["starts"], row, LONG)
         end = item(builder, given["starts"], builder.add(row, ir.Constant(LONG, 1)), LONG)
-        # A row without weights in a middle part leaves its sums as they are.
+        # A row without weights in a middle part does not change its sums.
         idle = builder.and_(
             builder.icmp_signed("==", start, end),
             builder.icmp_signed("==", given["stage"], ir.Constant(LONG, MIDDLE_PART)),
@@ -174,7 +168,7 @@ class _Tile:
         return ()
 
     def _places(self, address: ir.Value) -> list[tuple[ir.Value, int]]:
-        """Of each vector: the address of its line, and its number there."""
+        """Return, for each vector, the address of its line and its index in the line."""
         lines = [address]
         while len(lines) < self.lines:
             lines.append(self.builder.add(lines[-1], self.given["line"]))
@@ -184,7 +178,7 @@ class _Tile:
         builder, count = self.builder, self.count
         bias = splat(builder, item(builder, self.given["bias"], row, FLOAT))
         sums: tuple[ir.Value, ...] = (bias,) * count
-        at_once = max(1, _LEAST_ACCUMULATORS // count)
+        at_once = max(1, _MIN_ACCUMULATORS // count)
         if at_once > 1:
             rest = builder.srem(builder.sub(end, start), ir.Constant(LONG, at_once))
             middle = builder.sub(end, rest)
@@ -200,7 +194,7 @@ class _Tile:
     def _weights(
         self, index: ir.Value, sums: tuple[ir.Value, ...], at_once: int
     ) -> tuple[ir.Value, ...]:
-        """The products of some weights, each added to sums of its own."""
+        """Multiply ``at_once`` weights with their inputs; each has its own accumulators."""
         builder, given = self.builder, self.given
         new = []
         for k in range(at_once):
@@ -238,19 +232,21 @@ class _Tile:
         return tuple(results)
 
     def _finish(self, sums: tuple[ir.Value, ...], target: ir.Value) -> None:
-        """Clamp and store; the padding stays zero."""
+        """Clamp and store the results; the padding stays zero."""
         builder, given = self.builder, self.given
-        # 0 · (sum of all results) is NaN if one of them, or their sum, is not finite.
+        # 0 · (sum of the results) is NaN if a result, or the sum, is not finite.
         noted = multiply_add(
-            builder, total(builder, sums), ZERO, load(builder, given["doubt"], 0, VECTOR)
+            builder, total(builder, sums), ZERO, load(builder, given["nonfinite"], 0, VECTOR)
         )
-        store(builder, noted, given["doubt"], 0)
+        store(builder, noted, given["nonfinite"], 0)
         low, high = splat(builder, given["low"]), splat(builder, given["high"])
-        masks = self._places(given["mask"])
-        for value, (mask, j), (line, _) in zip(sums, masks, self._places(target), strict=True):
+        bits_at = self._places(given["position_bits"])
+        for value, (bits_line, j), (line, _) in zip(
+            sums, bits_at, self._places(target), strict=True
+        ):
             value = builder.select(builder.fcmp_ordered(">", value, low), value, low)
             value = builder.select(builder.fcmp_ordered("<", value, high), value, high)
             if self.lines == 1:
-                bits = builder.and_(builder.bitcast(value, BITS), load(builder, mask, j, BITS))
+                bits = builder.and_(builder.bitcast(value, BITS), load(builder, bits_line, j, BITS))
                 value = builder.bitcast(bits, VECTOR)
             store(builder, value, line, j)

@@ -1,4 +1,4 @@
-"""LLVM vector code piece by piece: loops, loads, stores and multiply-adds."""
+"""Building blocks of LLVM vector code: loops, loads, stores, multiply-adds, rows of stride two."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,16 +8,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-# Floats in a vector register; LLVM splits a vector where registers are smaller (NEON).
+# Floats in a vector register. LLVM splits the vectors where registers are smaller (NEON).
 WIDTH = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
-
-
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-
-
 VECTOR, BITS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
-
-
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -29,7 +23,10 @@ def loop(
     carried: tuple[ir.Value, ...],
     body: Callable[[ir.Value, tuple[ir.Value, ...]], tuple[ir.Value, ...]],
 ) -> tuple[ir.Value, ...]:
-    """Emit a loop; what ``body`` returns is carried to its next round, and in the end returned."""
+    """Emit a loop and return its carried values.
+
+    ``body`` gets the index and the carried values, and returns their new values.
+    """
     head, inside, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
     before = builder.block
     builder.branch(head)
@@ -53,7 +50,7 @@ def loop(
 
 
 def total(builder: ir.IRBuilder, terms: tuple[ir.Value, ...]) -> ir.Value:
-    """The sum, in pairs."""
+    """Emit a pairwise sum."""
     while len(terms) > 1:
         pairs = zip(terms[::2], terms[1::2], strict=False)
         rest = terms[len(terms) // 2 * 2 :]
@@ -62,112 +59,113 @@ def total(builder: ir.IRBuilder, terms: tuple[ir.Value, ...]) -> ir.Value:
 
 
 def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a · b + c, rounded once."""
+    """Emit a · b + c, rounded once."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")  # type: ignore[no-untyped-call]
     return builder.call(function, [a, b, c])
 
 
 def item(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
-    """One number of an array at an address."""
+    """Load one number of the array at an address."""
     return builder.load(builder.gep(builder.inttoptr(address, kind.as_pointer()), [index]))
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, j: int, kind: ir.Type) -> ir.Value:
-    """The vector ``j`` vectors after an address."""
+    """Load the vector that is ``j`` vectors after an address."""
     loaded = builder.load(_place(builder, address, j, kind))
     loaded.align = 4
     return loaded
 
 
 def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, j: int) -> None:
-    """Write the vector ``j`` vectors after an address."""
+    """Store a vector ``j`` vectors after an address."""
     builder.store(value, _place(builder, address, j, VECTOR)).align = 4
 
 
 def splat(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
-    """A vector of one number."""
-    nothing = ir.Constant(VECTOR, ir.Undefined)
-    first = builder.insert_element(nothing, scalar, ir.Constant(INT, 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(BITS, [0] * WIDTH))
+    """Broadcast a number to a vector."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(BITS, [0] * WIDTH))
 
 
 def _place(builder: ir.IRBuilder, address: ir.Value, j: int, kind: ir.Type) -> ir.Value:
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [ir.Constant(LONG, j)])
 
 
-# Makes the results from ``index`` on: so many of them.
-_Make = Callable[[ir.IRBuilder, ir.Value, int], ir.Value]
+# Emits code for the given number of results, starting at an index.
+_Emit = Callable[[ir.IRBuilder, ir.Value, int], ir.Value]
 
 
 @intrinsic
-def every_second(typing_context: Any, source: Any, target: Any, count: Any) -> Any:
-    """target[x] = source[2 x], for ``count`` numbers; addresses are in bytes."""
+def copy_every_second(typing_context: Any, source: Any, target: Any, count: Any) -> Any:
+    """target[x] = source[2 x] for x < ``count``; source and target are addresses in bytes."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
-        def make(builder: ir.IRBuilder, index: ir.Value, width: int) -> ir.Value:
+        def emit(builder: ir.IRBuilder, index: ir.Value, width: int) -> ir.Value:
             return _evens_and_odds(builder, given[0], index, width)[0]
 
-        return _write_row(builder, given[1], given[2], make)
+        return _write_row(builder, given[1], given[2], emit)
 
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
-def largest_of_two_by_two(
-    typing_context: Any, upper: Any, lower: Any, target: Any, count: Any
-) -> Any:
-    """target[x] is the largest of columns 2 x and 2 x + 1 of two rows."""
+def max_of_2x2(typing_context: Any, upper: Any, lower: Any, target: Any, count: Any) -> Any:
+    """target[x] = max of columns 2 x and 2 x + 1 of two rows, for x < ``count``."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
-        def make(builder: ir.IRBuilder, index: ir.Value, width: int) -> ir.Value:
-            return _largest(
+        def emit(builder: ir.IRBuilder, index: ir.Value, width: int) -> ir.Value:
+            return _max(
                 builder,
                 *_evens_and_odds(builder, given[0], index, width),
                 *_evens_and_odds(builder, given[1], index, width),
             )
 
-        return _write_row(builder, given[2], given[3], make)
+        return _write_row(builder, given[2], given[3], emit)
 
     return types.int64(types.int64, types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
-def largest_of_three_by_three(
+def max_of_3x3(
     typing_context: Any, upper: Any, middle: Any, lower: Any, target: Any, count: Any
 ) -> Any:
-    """target[x] is the largest of columns 2 x to 2 x + 2 of three rows."""
+    """target[x] = max of columns 2 x to 2 x + 2 of three rows, for x < ``count``."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
-        def make(builder: ir.IRBuilder, index: ir.Value, width: int) -> ir.Value:
+        def emit(builder: ir.IRBuilder, index: ir.Value, width: int) -> ir.Value:
             found: list[ir.Value] = []
             for row in given[:3]:
                 third = builder.add(row, ir.Constant(LONG, 8))
                 found += _evens_and_odds(builder, row, index, width)
                 found.append(_evens_and_odds(builder, third, index, width)[0])
-            return _largest(builder, *found)
+            return _max(builder, *found)
 
-        return _write_row(builder, given[3], given[4], make)
+        return _write_row(builder, given[3], given[4], emit)
 
     return types.int64(*[types.int64] * 5), generate
 
 
-def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, make: _Make) -> ir.Value:
-    """Store ``count`` results in vectors, the last of which overlaps; few of them one by one."""
+def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, emit: _Emit) -> ir.Value:
+    """Emit code that stores ``count`` results in vectors, or singly if they do not fill one.
+
+    The last vector ends at the last result and may overlap the one before.
+    """
     wide = ir.Constant(LONG, WIDTH)
     zero = ir.Constant(LONG, 0)
 
     def write(index: ir.Value, width: int) -> tuple[ir.Value, ...]:
-        value = make(builder, index, width)
+        value = emit(builder, index, width)
         address = builder.add(target, builder.shl(index, ir.Constant(LONG, 2)))
         place = builder.inttoptr(address, value.type.as_pointer())
         builder.store(value, place).align = 4
         return ()
 
-    with builder.if_else(builder.icmp_signed("<", count, wide)) as (few, many):
-        with few:
+    with builder.if_else(builder.icmp_signed("<", count, wide)) as (too_few, enough):
+        with too_few:
             loop(builder, zero, count, 1, (), lambda i, _: write(i, 1))
-        with many:
+        with enough:
             last = builder.sub(count, wide)
             loop(builder, zero, last, WIDTH, (), lambda i, _: write(i, WIDTH))
             write(last, WIDTH)
@@ -177,7 +175,7 @@ def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, make: _
 def _evens_and_odds(
     builder: ir.IRBuilder, row: ir.Value, index: ir.Value, width: int
 ) -> tuple[ir.Value, ir.Value]:
-    """The numbers 2 i and 2 i + 1 of a row, for ``width`` values of i from ``index`` on."""
+    """Load elements 2 i and 2 i + 1 of a row, for ``width`` values of i from ``index`` on."""
     first = builder.add(row, builder.shl(index, ir.Constant(LONG, 3)))
     kind = FLOAT if width == 1 else ir.VectorType(FLOAT, width)
     step = ir.Constant(LONG, 4 * width)
@@ -196,8 +194,8 @@ def _evens_and_odds(
     return evens, odds
 
 
-def _largest(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
-    largest = values[0]
+def _max(builder: ir.IRBuilder, *values: ir.Value) -> ir.Value:
+    result = values[0]
     for value in values[1:]:
-        largest = builder.select(builder.fcmp_ordered(">", value, largest), value, largest)
-    return largest
+        result = builder.select(builder.fcmp_ordered(">", value, result), value, result)
+    return result

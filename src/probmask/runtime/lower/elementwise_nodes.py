@@ -1,4 +1,7 @@
-"""Activations, sums and products: part of the layer before them where they can be."""
+"""Nodes without weights: activations, sums, products, concatenation and reshapes.
+
+Activations and sums become a part of the layer before them if nothing else reads its output.
+"""
 
 from collections.abc import Callable
 
@@ -12,56 +15,56 @@ from probmask.runtime.lower.graph import (
     Built,
     Graph,
     arguments_of,
+    image_form_of_any_rank,
     label_of,
-    plain_of_any_rank,
-    tail,
+    trailing_shape,
 )
 from probmask.runtime.lower.nodes import (
     Activate,
-    Clamp,
+    Activation,
     Combine,
     Concatenate,
     Convolution,
     Form,
     Node,
     Reshape,
-    apply_,
-    undefined,
+    apply_activation_,
+    unset_call,
 )
 
 
-def build_activation(after: Clamp) -> Builder:
-    """A builder of one activation function."""
+def build_activation(activation: Activation) -> Builder:
+    """Return a builder of an activation function."""
 
     def build(graph: Graph, node: fx.Node) -> Built:
-        return _activated(graph, node, Clamp(after.low, after.high, after.curve))
+        return _add_activation(graph, node, activation)
 
     return build
 
 
 def build_hardtanh(graph: Graph, node: fx.Node) -> Built:
-    """A clamp that maps 0 to 0; others have no kernel."""
+    """Build a clamp that maps 0 to 0. Other clamps have no kernel."""
     arguments = arguments_of(node)
     low, high = float(arguments["min_val"]), float(arguments["max_val"])
-    return _activated(graph, node, Clamp(low, high)) if low <= 0 <= high else None
+    return _add_activation(graph, node, Activation(low, high)) if low <= 0 <= high else None
 
 
 def build_gelu(graph: Graph, node: fx.Node) -> Built:
-    """GELU, exact or by tanh."""
+    """Build GELU, exact or approximated by tanh."""
     tanh = arguments_of(node)["approximate"] == "tanh"
-    return _activated(graph, node, Clamp(curve=Curve.GELU_TANH if tanh else Curve.GELU))
+    return _add_activation(graph, node, Activation(curve=Curve.GELU_TANH if tanh else Curve.GELU))
 
 
-def _activated(graph: Graph, node: fx.Node, after: Clamp) -> Built:
+def _add_activation(graph: Graph, node: fx.Node, activation: Activation) -> Built:
     source = graph.source(node.args[0])
     layer = graph.nodes.get(source)
     if (
         isinstance(layer, Convolution | Combine)
         and graph.used_once(source)
-        and layer.after.is_nothing
-        and (isinstance(layer, Convolution) or after.curve is Curve.NONE)
+        and layer.activation.is_identity
+        and (isinstance(layer, Convolution) or activation.curve is Curve.NONE)
     ):
-        layer.after = after  # its call looks there
+        layer.activation = activation  # its call reads it
         graph.rename(layer, node.name)
         return True
     form = graph.form_of(source)
@@ -70,31 +73,31 @@ def _activated(graph: Graph, node: fx.Node, after: Clamp) -> Built:
     return Activate(
         node.name,
         (source,),
-        lambda x: apply_(x.clone(), after),
+        lambda x: apply_activation_(x.clone(), activation),
         label_of(node),
         form=form,
         input_forms=(form,),
-        tail=tail(node, form),
-        after=after,
+        trailing=trailing_shape(node, form),
+        activation=activation,
     )
 
 
 def build_add(graph: Graph, node: fx.Node) -> Built:
-    """A sum of two tensors of one form, added by the layer that computes one of them if it can."""
-    pair = _same_forms(graph, node) if arguments_of(node)["alpha"] == 1 else None
+    """Build a sum of two tensors, as the residual of the layer that computes one if possible."""
+    pair = _names_of_same_form(graph, node) if arguments_of(node)["alpha"] == 1 else None
     if pair is None:
         return None
-    for own, other in (pair[::-1], pair):
-        layer = graph.nodes.get(own)
+    for result, residual in (pair[::-1], pair):
+        layer = graph.nodes.get(result)
         if (
             isinstance(layer, Convolution)
-            and own != other
-            and graph.used_once(own)
-            and layer.after.is_nothing
+            and result != residual
+            and graph.used_once(result)
+            and layer.activation.is_identity
             and len(layer.inputs) == 1
         ):
             assert layer.form is not None
-            layer.inputs = (*layer.inputs, other)
+            layer.inputs = (*layer.inputs, residual)
             layer.input_forms = (*layer.input_forms, layer.form)
             graph.rename(layer, node.name)
             return True
@@ -102,20 +105,23 @@ def build_add(graph: Graph, node: fx.Node) -> Built:
 
 
 def build_multiply(graph: Graph, node: fx.Node) -> Built:
-    """A product of two tensors of one form."""
-    pair = _same_forms(graph, node)
+    """Build a product of two tensors of the same form."""
+    pair = _names_of_same_form(graph, node)
     return None if pair is None else _combine(graph, node, pair, product=True)
 
 
-def _same_forms(graph: Graph, node: fx.Node) -> tuple[str, str] | None:
-    """The names of two tensors of one form; one that comes from PyTorch takes the other's."""
+def _names_of_same_form(graph: Graph, node: fx.Node) -> tuple[str, str] | None:
+    """Return the names of two tensors of the same form, or None.
+
+    A tensor from PyTorch has no form of its own and takes the other's.
+    """
     first, second = node.args
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
         return None
     values = [argument.meta["val"] for argument in (first, second)]
     if not all(isinstance(v, Tensor) and v.dtype == torch.float32 for v in values):
         return None
-    # Sizes that vary are compared by what they are called, not by what they happen to be.
+    # Sizes that may vary are compared by name: their values in the example may be equal by chance.
     if len({tuple(map(str, value.shape)) for value in values}) > 1:
         return None
     names = graph.source(first), graph.source(second)
@@ -128,38 +134,40 @@ def _same_forms(graph: Graph, node: fx.Node) -> tuple[str, str] | None:
 def _combine(graph: Graph, node: fx.Node, pair: tuple[str, str], *, product: bool) -> Node:
     form = graph.form_of(pair[0]) or graph.form_of(pair[1])
     assert form is not None
-    made = Combine(
+    combined = Combine(
         node.name,
         pair,
-        undefined,
+        unset_call,
         label_of(node),
         form=form,
         input_forms=(form, form),
-        tail=tail(node, form),
+        trailing=trailing_shape(node, form),
         product=product,
     )
-    made.call = _combined(made)
-    return made
+    combined.call = _combine_call(combined)
+    return combined
 
 
-def _combined(node: Combine) -> Callable[[Tensor, Tensor], Tensor]:
+def _combine_call(node: Combine) -> Callable[[Tensor, Tensor], Tensor]:
     function = torch.mul if node.product else torch.add
-    return lambda x, y: apply_(function(x, y), node.after)
+    return lambda x, y: apply_activation_(function(x, y), node.activation)
 
 
 def build_concatenation(graph: Graph, node: fx.Node) -> Built:
-    """Channels of tensors that are otherwise of one form."""
+    """Build a concatenation of channels."""
     arguments = arguments_of(node)
     value = node.meta["val"]
     if arguments["dim"] not in (1, 1 - value.dim()):
         return None
     names = [graph.source(part) for part in arguments["tensors"]]
     forms = [graph.form_of(name) for name in names]
-    form = plain_of_any_rank(value)
+    form = image_form_of_any_rank(value)
     if form is None or any(other is None or other.flat for other in forms):
         return None
     known = [other for other in forms if other is not None]
-    if any((f.unit, f.height, f.width) != (form.unit, form.height, form.width) for f in known):
+    if any(
+        (f.leading, f.height, f.width) != (form.leading, form.height, form.width) for f in known
+    ):
         return None
     return Concatenate(
         node.name,
@@ -168,23 +176,23 @@ def build_concatenation(graph: Graph, node: fx.Node) -> Built:
         label_of(node),
         form=form,
         input_forms=tuple(known),
-        tail=tail(node, form),
+        trailing=trailing_shape(node, form),
     )
 
 
 def build_reshape(graph: Graph, node: fx.Node) -> Built:
-    """Channels, rows and columns made one dimension, or a dimension of one position dropped."""
+    """Build a flattening, or a reshape that adds or drops dimensions of size 1."""
     source = graph.source(node.args[0])
     before = graph.form_of(source)
     value = node.meta["val"]
-    if before is None or len(before.unit) != 1 or not value.dim():
+    if before is None or len(before.leading) != 1 or not value.dim():
         return None
-    if str(value.shape[0]) != before.unit[0]:
+    if str(value.shape[0]) != before.leading[0]:
         return None
     shape = tuple(map(size_of, value.shape[1:]))
     if shape == (before.size,):
         form = Form(
-            before.unit, before.channels, before.height, before.width, flat=before.positions > 1
+            before.leading, before.channels, before.height, before.width, flat=before.positions > 1
         )
     elif before.positions == 1 and shape in ((before.channels, 1, 1), (before.channels, 1)):
         form = before
@@ -197,12 +205,12 @@ def build_reshape(graph: Graph, node: fx.Node) -> Built:
         label_of(node),
         form=form,
         input_forms=(before,),
-        tail=tail(node, form),
+        trailing=trailing_shape(node, form),
     )
 
 
 def build_identity(graph: Graph, node: fx.Node) -> Built:
-    """Another name for what it copies, or leaves as it is."""
+    """Register an alias for an operation that returns its input, or a copy of it."""
     x = node.args[0]
     assert isinstance(x, fx.Node)
     dropout = node.target is torch.ops.aten.dropout.default
@@ -210,7 +218,7 @@ def build_identity(graph: Graph, node: fx.Node) -> Built:
         return None
     if dropout and arguments_of(node)["train"]:
         return None
-    # A copy of what PyTorch computed may be there for its strides.
+    # A copy of a tensor from PyTorch may be needed for its strides.
     if not dropout and graph.form_of(graph.source(x)) is None:
         return None
     graph.aliases[node.name] = graph.source(x)

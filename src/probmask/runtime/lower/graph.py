@@ -1,24 +1,28 @@
-"""From an exported program to a list of nodes: BatchNorm folded, what follows a layer fused."""
+"""The graph of an exported program while it is lowered, and how to read its operations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from probmask.runtime.lower.exported_program import Signature, size_of
-from probmask.runtime.lower.nodes import Form, Node, Pair
+from probmask.runtime.lower.nodes import Fallback, Form, Node, Pair
 
-# PyTorch's views ask for strides that tensors of the kernels may not have.
-_WHATEVER_THE_STRIDES: dict[Any, Any] = {
+# Views need strides that tensors from the kernels may not have. Reshapes do not.
+_ANY_STRIDES: dict[Any, Any] = {
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
 }
 
 
 class Graph:
-    """An exported program on its way to nodes, and what builders may ask of it."""
+    """An exported program, its constants, and the nodes built so far.
+
+    ``aliases`` maps names of the exported graph to the nodes that now compute their values.
+    """
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         self.program = program
@@ -28,47 +32,47 @@ class Graph:
         self.aliases: dict[str, str] = {}
         self.fx_nodes = {node.name: node for node in program.graph.nodes}
 
-    def eager(self, node: fx.Node, reason: str) -> Node:
-        """A node that PyTorch runs, with its constants in place."""
+    def eager(self, node: fx.Node, reason: str) -> Fallback:
+        """Return a node that runs the operation in PyTorch, with its constants filled in."""
         names: list[str] = []
 
-        def take(argument: fx.Node) -> Any:
+        def replace(argument: fx.Node) -> Constant | _Input:
             name = self.resolve(argument.name)
-            if argument.op == "get_attr":  # the graph of a branch
+            if argument.op == "get_attr":  # the subgraph of a branch
                 return Constant(self.program.graph_module.get_submodule(str(argument.target)))
             if name in self.constants:
                 return Constant(self.constants[name])
             names.append(name)
             return _Input(len(names) - 1)
 
-        args, kwargs = fx.map_arg((node.args, node.kwargs), take)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), replace)  # type: ignore[arg-type]
         flat, spec = pytree.tree_flatten((args, kwargs))
-        target: Any = _WHATEVER_THE_STRIDES.get(node.target, node.target)
+        target: Any = _ANY_STRIDES.get(node.target, node.target)
 
         def call(*inputs: Any) -> Any:
             filled = [_fill(item, inputs) for item in flat]
             args, kwargs = pytree.tree_unflatten(filled, spec)
             return target(*args, **kwargs)
 
-        return Node(node.name, tuple(names), call, label_of(node), reason=reason)
+        return Fallback(node.name, tuple(names), call, label_of(node), reason=reason)
 
     def source(self, argument: Any) -> str:
-        """The name of the node whose output this is."""
+        """Return the name of the node that computes an argument."""
         return self.resolve(argument.name)
 
     def constant(self, argument: Any) -> Tensor | None:
-        """The tensor that the argument always has; None if there is none or it varies."""
+        """Return the value of a constant argument, or None if it is missing or varies."""
         if not isinstance(argument, fx.Node):
             return None
         return self.constants.get(self.resolve(argument.name))
 
     def form_of(self, name: str) -> Form | None:
-        """The form of a node's output, if a kernel can read it."""
+        """Return the form of a node's output, or None if no kernel can read it."""
         node = self.nodes.get(name)
         return node.form if node is not None else None
 
     def used_once(self, name: str) -> bool:
-        """Whether one node uses it; what stands for it (a clone) is looked through."""
+        """Return whether exactly one operation reads a value; aliases are not counted."""
         users = list(self.fx_nodes[name].users)
         count = 0
         while users:
@@ -80,7 +84,7 @@ class Graph:
         return count == 1
 
     def rename(self, node: Node, name: str) -> None:
-        """The node now also computes what ``name`` stood for, and runs in its place."""
+        """Let a node also compute the operation ``name``, and run in its place."""
         del self.nodes[node.name]
         self.aliases[node.name] = name
         node.name = name
@@ -93,16 +97,22 @@ class Graph:
         return name
 
 
+# What a builder returns: a node, True if another node now computes the operation, or None if no
+# kernel can.
+Built = Node | Literal[True] | None
+Builder = Callable[[Graph, fx.Node], Built]
+
+
+@dataclass(frozen=True)
 class Constant:
-    """A value that is the same at each call, in the place of an input or an output."""
+    """A value that is the same at each call."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
+@dataclass(frozen=True)
 class _Input:
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
 
 def _fill(item: Any, inputs: tuple[Any, ...]) -> Any:
@@ -111,15 +121,8 @@ def _fill(item: Any, inputs: tuple[Any, ...]) -> Any:
     return inputs[item.index] if isinstance(item, _Input) else item
 
 
-# None if there is no kernel, True if another node now does it.
-Built = Node | bool | None
-
-
-Builder = Callable[[Graph, fx.Node], Built]
-
-
-def plain(value: Any, rank: int) -> Form | None:
-    """A batch of images of the rank (2, 1 or 0), in single precision on the CPU."""
+def image_form(value: Any, rank: int) -> Form | None:
+    """Return the form of a float32 batch of images (rank 2), sequences (1) or vectors (0)."""
     if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.dim() != rank + 2:
         return None
     batch, *sizes = map(size_of, value.shape)
@@ -130,29 +133,29 @@ def plain(value: Any, rank: int) -> Form | None:
     return Form((str(batch),), channels, height, width)
 
 
-def plain_of_any_rank(value: Any) -> Form | None:
-    """A batch of images, of sequences or of vectors."""
+def image_form_of_any_rank(value: Any) -> Form | None:
+    """Return the form of a float32 batch of images, sequences or vectors."""
     known = isinstance(value, Tensor) and 2 <= value.dim() <= 4
-    return plain(value, value.dim() - 2) if known else None
+    return image_form(value, value.dim() - 2) if known else None
 
 
-def rows(value: Any) -> Form | None:
-    """A tensor whose last dimension are the channels, and all others are counted as images."""
+def row_form(value: Any) -> Form | None:
+    """Return the form of a float32 tensor whose last dimension is the channels."""
     if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.dim() < 2:
         return None
-    *unit, features = map(size_of, value.shape)
+    *leading, features = map(size_of, value.shape)
     if not isinstance(features, int) or not features:
         return None
-    return Form(tuple(str(size) for size in unit), features)
+    return Form(tuple(str(size) for size in leading), features)
 
 
-def tail(node: fx.Node, form: Form) -> tuple[int, ...]:
-    """The output's shape without its leading dimensions."""
-    return tuple(int(size) for size in node.meta["val"].shape[len(form.unit) :])
+def trailing_shape(node: fx.Node, form: Form) -> tuple[int, ...]:
+    """Return the shape of the output without its leading dimensions."""
+    return tuple(int(size) for size in node.meta["val"].shape[len(form.leading) :])
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operation by name, defaults filled in."""
+    """Return all arguments of an operation by name, including defaults."""
     schema: Any = node.target._schema  # type: ignore[union-attr]
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -160,14 +163,14 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 def as_pair(value: Any, rank: int) -> Pair:
-    """For rows and columns; of rank 1 there is one row."""
+    """Return a setting for rows and columns; at rank 1 there is one row."""
     values = list(value) if isinstance(value, Sequence) else [value]
     values = values * rank if len(values) == 1 else values
     return (1, int(values[0])) if rank == 1 else (int(values[0]), int(values[1]))
 
 
 def padding_of(value: Any, kernel: tuple[int, ...], dilation: Pair, rank: int) -> tuple[Pair, Pair]:
-    """Zeros before and after the rows, and the columns."""
+    """Return the padding before and after the rows, and before and after the columns."""
     if isinstance(value, str):
         sizes = [
             d * (k - 1) if value == "same" else 0 for k, d in zip(kernel, dilation, strict=True)
@@ -181,7 +184,7 @@ def padding_of(value: Any, kernel: tuple[int, ...], dilation: Pair, rank: int) -
 
 
 def label_of(node: fx.Node) -> str:
-    """What to call an operation before people."""
+    """Return a human-readable name of an operation."""
     name = getattr(node.target, "__name__", str(node.target))
     module = _module_name(node)
     return f"{module} ({name})" if module else f"{node.name} ({name})"

@@ -27,7 +27,7 @@ from probmask.runtime.lower.layer_nodes import (
     build_linear,
     build_normalized,
 )
-from probmask.runtime.lower.nodes import Clamp, Network, Node
+from probmask.runtime.lower.nodes import Activation, Network, Node
 from probmask.runtime.lower.pooling_nodes import (
     build_adaptive_pool,
     build_average_pool,
@@ -36,8 +36,6 @@ from probmask.runtime.lower.pooling_nodes import (
 )
 
 _aten = torch.ops.aten
-
-
 BUILDERS: dict[Any, Builder] = {
     _aten.conv1d.default: build_convolution,
     _aten.conv1d.padding: build_convolution,
@@ -46,11 +44,11 @@ BUILDERS: dict[Any, Builder] = {
     _aten.linear.default: build_linear,
     BATCH_NORM: build_batch_norm,
     operator.getitem: build_normalized,
-    _aten.relu.default: build_activation(Clamp(low=0.0)),
-    _aten.relu6.default: build_activation(Clamp(low=0.0, high=6.0)),
+    _aten.relu.default: build_activation(Activation(low=0.0)),
+    _aten.relu6.default: build_activation(Activation(low=0.0, high=6.0)),
     _aten.hardtanh.default: build_hardtanh,
-    _aten.silu.default: build_activation(Clamp(curve=Curve.SILU)),
-    _aten.hardswish.default: build_activation(Clamp(curve=Curve.HARDSWISH)),
+    _aten.silu.default: build_activation(Activation(curve=Curve.SILU)),
+    _aten.hardswish.default: build_activation(Activation(curve=Curve.HARDSWISH)),
     _aten.gelu.default: build_gelu,
     _aten.add.Tensor: build_add,
     _aten.mul.Tensor: build_multiply,

@@ -1,11 +1,12 @@
-"""A lowered network: a list of nodes in an order in which they can run.
+"""The nodes of a lowered network, and how PyTorch computes them.
 
-Each node can run in PyTorch (`call`); those with a `form` can also run on the engine's kernels.
+Every node can run in PyTorch by its ``call``. Nodes with a ``form`` can also run on the kernels.
 """
 
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +16,20 @@ from torch import Tensor, nn
 from probmask.runtime.kernels.operation_table import Curve
 
 Floats = npt.NDArray[np.float32]
-
-
 Pair = tuple[int, int]
-
-
 INFINITY = float("inf")
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor is seen by the kernels: so many images, each of channels × height × width.
+    """How the kernels see a tensor: a number of images of channels × height × width.
 
-    ``unit`` are the leading dimensions, counted as images: the batch, and for a linear layer on a
-    sequence also its positions. A ``flat`` one has its channels, rows and columns in one dimension.
+    ``leading`` names the sizes of the leading dimensions, which are counted as images. These are
+    the batch and, for a linear layer on a sequence, its positions. A ``flat`` tensor has its
+    channels, rows and columns in one dimension.
     """
 
-    unit: tuple[str, ...]
+    leading: tuple[str, ...]
     channels: int
     height: int = 1
     width: int = 1
@@ -39,51 +37,58 @@ class Form:
 
     @property
     def positions(self) -> int:
-        """Of one channel."""
+        """Number of positions in a channel."""
         return self.height * self.width
 
     @property
     def size(self) -> int:
-        """Numbers in one image."""
+        """Number of elements in an image."""
         return self.channels * self.positions
 
 
 @dataclass
-class Node:
-    """One computation. What ``call`` takes are the tensors named by ``inputs``."""
+class Node(ABC):
+    """One computation: ``call`` takes the tensors that ``inputs`` names."""
 
     name: str
     inputs: tuple[str, ...]
     call: Callable[..., Any]
     label: str
-    # Of the output, and of each input; none: it runs in PyTorch.
+    # Forms of the output and of each input; None and empty if the node has no kernel.
     form: Form | None = None
     input_forms: tuple[Form, ...] = ()
-    # The output's shape without its leading dimensions.
-    tail: tuple[int, ...] = ()
-    # Why it runs in PyTorch.
+    # Shape of the output without its leading dimensions.
+    trailing: tuple[int, ...] = ()
+    # Why the node has no kernel.
     reason: str = ""
 
 
+@final
 @dataclass
-class Clamp:
-    """What follows a layer: its results are kept between two limits, or go through a curve."""
+class Fallback(Node):
+    """An operation without a kernel. PyTorch runs it."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Clamp to [low, high], or an activation function that is more than a clamp."""
 
     low: float = -INFINITY
     high: float = INFINITY
     curve: Curve = Curve.NONE
 
     @property
-    def is_nothing(self) -> bool:
-        """Whether results stay as they are."""
+    def is_identity(self) -> bool:
+        """Whether it leaves its input unchanged."""
         return self.low == -INFINITY and self.high == INFINITY and self.curve is Curve.NONE
 
 
+@final
 @dataclass
 class Convolution(Node):
-    """A convolution or a linear layer (of rank 0), with BatchNorm folded into it.
+    """A convolution or a linear layer (rank 0), with BatchNorm folded into it.
 
-    A second input is added to its results before ``after`` is applied.
+    A second input is a residual: it is added before ``activation`` is applied.
     """
 
     weight: Floats = field(default_factory=lambda: np.zeros((0, 0, 1, 1), np.float32))
@@ -93,80 +98,94 @@ class Convolution(Node):
     padding: tuple[Pair, Pair] = ((0, 0), (0, 0))  # before and after, for rows and for columns
     dilation: Pair = (1, 1)
     groups: int = 1
-    after: Clamp = field(default_factory=Clamp)
+    activation: Activation = field(default_factory=Activation)
 
     @property
     def density(self) -> float:
-        """The share of its weights that are not zero."""
+        """Fraction of the weights that are not zero."""
         return float(np.count_nonzero(self.weight) / max(1, self.weight.size))
 
 
+@final
 @dataclass
 class Pool(Node):
-    """The largest or the mean of windows, given by their rows and columns."""
+    """The maximum or the mean of windows, each given by its start and end rows and columns."""
 
-    largest: bool = True
+    is_max: bool = True
     rows: tuple[Pair, ...] = ()
     columns: tuple[Pair, ...] = ()
-    divisors: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    # Reciprocal of the divisor of each mean.
+    factors: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
+@final
 @dataclass
 class Combine(Node):
-    """The sum or the product of two tensors of one form."""
+    """The sum or the product of two tensors of the same form."""
 
     product: bool = False
-    after: Clamp = field(default_factory=Clamp)
+    activation: Activation = field(default_factory=Activation)
 
 
+@final
 @dataclass
 class Activate(Node):
     """An activation function that maps 0 to 0."""
 
-    after: Clamp = field(default_factory=Clamp)
+    activation: Activation = field(default_factory=Activation)
 
 
+@final
 @dataclass
 class Concatenate(Node):
-    """Tensors one after the other, along the channels."""
+    """Tensors concatenated along the channels."""
 
 
+@final
 @dataclass
 class Reshape(Node):
-    """The same numbers in the same order, each image by itself."""
+    """The same elements in the same order, image by image."""
 
 
 @dataclass
 class Network:
-    """All nodes; the names of the inputs and of what a call computes; how that is handed back."""
+    """Nodes in an order in which they can run, with the names of the inputs and outputs."""
 
     nodes: list[Node]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    # Arranges the outputs as the model's `forward` returns them.
     pack_outputs: Callable[[dict[str, Any]], Any]
-    # Inputs that a call changes in place, and which output they become.
+    # Inputs that a call changes in place, and the outputs that hold their new values.
     changed_inputs: dict[str, str]
-    # Of the inputs: dtype and shape, with a name where a size may vary; equal names, equal sizes.
+    # Shapes of the inputs. A size that may vary is a name; sizes of one name are equal.
     input_shapes: tuple[tuple[int | str, ...], ...]
     input_dtypes: tuple[Any, ...]
 
 
-def undefined(*_: Any) -> Any:
-    """Stand in for a call that is set as soon as its node is made."""
-    raise AssertionError("a node without its call")
+def unset_call(*_: Any) -> Any:
+    """Stand in for the call of a node until it is set."""
+    raise AssertionError("the call of this node was not set")
 
 
-def apply_(x: Tensor, after: Clamp) -> Tensor:
-    """Apply what follows a layer, in place where PyTorch can."""
-    if after.curve is not Curve.NONE:
-        return _CURVES[after.curve](x)
-    if after.low == 0 and after.high == INFINITY:
+def apply_activation_(x: Tensor, activation: Activation) -> Tensor:
+    """Apply an activation, in place where PyTorch can."""
+    if activation.curve is not Curve.NONE:
+        return _CURVES[activation.curve](x)
+    if activation.low == 0 and activation.high == INFINITY:
         return x.relu_()
-    return x if after.is_nothing else x.clamp_(after.low, after.high)
+    return x if activation.is_identity else x.clamp_(activation.low, activation.high)
 
 
-class EagerConvolution:
-    """A convolution node in PyTorch: the dense kernel that the sparse one competes with."""
+def pytorch_call(node: Convolution) -> Callable[..., Tensor]:
+    """Return a function that computes a convolution node in PyTorch, with its current weights."""
+    per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
+    same_positions = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
+    return _ChannelScaling(node) if per_channel and same_positions else _DenseConvolution(node)
+
+
+class _DenseConvolution:
+    """PyTorch's dense kernel for a convolution node."""
 
     def __init__(self, node: Convolution) -> None:
         self.node = node
@@ -175,29 +194,28 @@ class EagerConvolution:
         self.weight = torch.from_numpy(np.ascontiguousarray(node.weight)).reshape(kernel)
         self.bias = torch.from_numpy(node.bias)
         (top, bottom), (left, right) = node.padding
-        self.even = top == bottom and left == right
+        self.symmetric = top == bottom and left == right
         self.pad = (left, right, top, bottom) if node.rank == 2 else (left, right)
         self.settings: tuple[Any, ...] = (node.stride, (top, left), node.dilation, node.groups)
         if node.rank == 1:
             self.settings = (node.stride[1], left, node.dilation[1], node.groups)
-        if not self.even:
+        if not self.symmetric:
             self.settings = (self.settings[0], 0, *self.settings[2:])
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Convolve, add, apply."""
         if self.node.rank == 0:
             out = nn.functional.linear(x, self.weight, self.bias)
         else:
-            x = x if self.even else nn.functional.pad(x, self.pad)
+            x = x if self.symmetric else nn.functional.pad(x, self.pad)
             convolve = nn.functional.conv2d if self.node.rank == 2 else nn.functional.conv1d
             out = convolve(x, self.weight, self.bias, *self.settings)
         if residual is not None:
             out += residual
-        return apply_(out, self.node.after)
+        return apply_activation_(out, self.node.activation)
 
 
-class EagerScaling:
-    """A convolution node that scales and shifts each channel, in PyTorch: BatchNorm of its own."""
+class _ChannelScaling:
+    """A convolution node that scales and shifts each channel, in PyTorch: an unfolded BatchNorm."""
 
     def __init__(self, node: Convolution) -> None:
         self.node = node
@@ -206,18 +224,10 @@ class EagerScaling:
         self.shift = torch.from_numpy(node.bias.reshape(-1, *ones))
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Scale, shift, add, apply."""
         out = torch.addcmul(self.shift, x, self.scale)
         if residual is not None:
             out += residual
-        return apply_(out, self.node.after)
-
-
-def in_pytorch(node: Convolution) -> Callable[..., Tensor]:
-    """What computes a convolution node in PyTorch, with its weights as they are now."""
-    per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
-    in_place = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
-    return EagerScaling(node) if per_channel and in_place else EagerConvolution(node)
+        return apply_activation_(out, self.node.activation)
 
 
 _CURVES: dict[Curve, Callable[[Tensor], Tensor]] = {

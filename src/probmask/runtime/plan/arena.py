@@ -1,4 +1,7 @@
-"""Where tensors live in the arena, and for how long: those that do not live at once share room."""
+"""Memory planning: offsets of a program's tensors in one arena.
+
+Tensors of one layout that are not needed at the same time share a slot.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,96 +10,104 @@ from dataclasses import dataclass
 from probmask.runtime.lower.nodes import Convolution, Form, Node, Reshape
 from probmask.runtime.plan.tensor_layout import Layout, Layouts
 
-# Readable floats after the last tensor.
+# Floats after the last tensor, which vector loads may read.
 _MARGIN = 64
 
 
 @dataclass
 class Slot:
-    """Room for planes of one layout; tensors that do not live at once share it."""
+    """A part of the arena for planes of one layout. Its offset is set by `Arena.place_slots`."""
 
     layout: Layout
     channels: int
-    place: int = -1
+    offset: int = -1
 
 
-class Shifted(Slot):
-    """A place within a slot."""
+@dataclass(frozen=True)
+class SlotPart:
+    """A position within a slot."""
 
-    def __init__(self, slot: Slot, shift: int) -> None:
-        self.slot, self.shift = slot, shift
+    slot: Slot
+    shift: int
 
     @property
-    def place(self) -> int:  # type: ignore[override]
-        """Known once the slot has its own."""
-        return self.slot.place + self.shift
+    def offset(self) -> int:
+        """Offset in the arena, valid once the slot has one."""
+        return self.slot.offset + self.shift
 
 
 @dataclass
-class Tensor:
-    """Planes of one layout in a slot."""
+class PlacedTensor:
+    """A tensor in a slot."""
 
     slot: Slot
     layout: Layout
     channels: int
 
 
-class Tensors:
-    """The places of a program's tensors, by name and lanes, as they come and go."""
+class Arena:
+    """The slots of a program's tensors.
+
+    Tensors are identified by name and number of lanes: 1 for tensors of single images, ``lanes``
+    for those of groups. The program's operations have to be added in the order in which they run.
+    """
 
     def __init__(
-        self, nodes: Sequence[Node], outputs: Iterable[str], lanes: int, lone: int
+        self, nodes: Sequence[Node], outputs: Iterable[str], lanes: int, ungrouped: int
     ) -> None:
-        self.nodes, self.outputs, self.lanes, self.lone = nodes, outputs, lanes, lone
-        self.layouts = {1: Layouts(nodes[:lone], 1), lanes: Layouts(nodes[lone:], lanes)}
+        self.nodes, self.outputs, self.lanes, self.ungrouped = nodes, outputs, lanes, ungrouped
+        self.layouts = {1: Layouts(nodes[:ungrouped], 1), lanes: Layouts(nodes[ungrouped:], lanes)}
         if lanes == 1:
             self.layouts = {1: Layouts(nodes, 1)}
         self.roots = {node.name: node.inputs[0] for node in nodes if isinstance(node, Reshape)}
-        self.tensors: dict[tuple[str, int], Tensor] = {}
+        self.tensors: dict[tuple[str, int], PlacedTensor] = {}
         self.slots: list[Slot] = []
         self.free: dict[Layout, list[Slot]] = {}
-        self.kept: set[tuple[str, int]] = set()  # whose place another tensor has taken over
-        self.uses = self._count_uses()
+        # Residuals whose slot was taken over by the sum; their last read does not free it.
+        self.overwritten: set[tuple[str, int]] = set()
+        # Tensors of single images that groups read.
+        self.interleaved: list[str] = []
+        self.reads = self._count_reads()
 
     def root(self, name: str) -> str:
-        """The tensor that a name, perhaps of a view, stands for."""
+        """Return the name of the tensor that a reshaped view refers to."""
         while name in self.roots:
             name = self.roots[name]
         return name
 
-    def _count_uses(self) -> Counter[tuple[str, int]]:
-        """How often each tensor is read, by name and lanes; views count for what they show."""
-        uses: Counter[tuple[str, int]] = Counter()
-        crossing = set()
-        late = {node.name for node in self.nodes[self.lone :]} - set(self.roots)
+    def _count_reads(self) -> Counter[tuple[str, int]]:
+        """Count how often each tensor is read; reads of a view count for its root."""
+        reads: Counter[tuple[str, int]] = Counter()
+        interleaved = set()
+        grouped = {node.name for node in self.nodes[self.ungrouped :]} - set(self.roots)
         for i, node in enumerate(self.nodes):
             if isinstance(node, Reshape):
                 continue
-            lanes = 1 if i < self.lone else self.lanes
+            lanes = 1 if i < self.ungrouped else self.lanes
             for name in map(self.root, node.inputs):
-                uses[name, lanes] += 1
-                if i >= self.lone and name not in late:
-                    crossing.add(name)
-        for name in crossing:
-            uses[name, 1] += 1
+                reads[name, lanes] += 1
+                if i >= self.ungrouped and name not in grouped:
+                    interleaved.add(name)
+        for name in interleaved:
+            reads[name, 1] += 1
         for output in self.outputs:
             name = self.root(output)
-            uses[name, self.lanes if name in late else 1] += 1
-        self.crossing = sorted(crossing)
-        return uses
+            reads[name, self.lanes if name in grouped else 1] += 1
+        self.interleaved = sorted(interleaved)
+        return reads
 
-    def new(self, name: str, lanes: int, form: Form) -> Tensor:
-        """Room for a tensor that is computed next."""
+    def allocate(self, name: str, lanes: int, form: Form) -> PlacedTensor:
+        """Allocate the tensor that is computed next."""
         layout = self.layouts[lanes].of(form)
-        slot = self._take(layout, form.channels)
-        tensor = Tensor(slot, layout, form.channels)
+        slot = self._take_slot(layout, form.channels)
+        tensor = PlacedTensor(slot, layout, form.channels)
         self.tensors[name, lanes] = tensor
-        if not self.uses[name, lanes]:
-            self._give_back(slot)
+        if not self.reads[name, lanes]:
+            self._free_slot(slot)
         return tensor
 
-    def _take(self, layout: Layout, channels: int) -> Slot:
-        """The room that was given back last: it is most likely still in the cache."""
+    def _take_slot(self, layout: Layout, channels: int) -> Slot:
+        """Return the slot that was freed last, which is most likely still in the cache."""
         free = self.free.setdefault(layout, [])
         if free:
             slot = free.pop()
@@ -106,43 +117,46 @@ class Tensors:
         self.slots.append(slot)
         return slot
 
-    def _give_back(self, slot: Slot) -> None:
+    def _free_slot(self, slot: Slot) -> None:
         self.free.setdefault(slot.layout, []).append(slot)
 
-    def read(self, name: str, lanes: int) -> Tensor:
-        """A tensor that was computed before."""
+    def get(self, name: str, lanes: int) -> PlacedTensor:
+        """Return a tensor that was allocated before."""
         return self.tensors[self.root(name), lanes]
 
-    def used(self, names: Sequence[str], lanes: int) -> None:
-        """One reader of each is done; after the last the room is free."""
+    def mark_read(self, names: Sequence[str], lanes: int) -> None:
+        """Count one read of each tensor, and free its slot after the last."""
         for name in map(self.root, names):
-            self.uses[name, lanes] -= 1
-            if not self.uses[name, lanes] and (name, lanes) not in self.kept:
-                self._give_back(self.tensors[name, lanes].slot)
+            self.reads[name, lanes] -= 1
+            if not self.reads[name, lanes] and (name, lanes) not in self.overwritten:
+                self._free_slot(self.tensors[name, lanes].slot)
 
-    def place_all(self) -> int:
-        """Give all rooms their places; return the size of the arena."""
-        place = 0
-        for slot in self.slots:
-            slot.place = place
-            size = slot.channels * slot.layout.plane
-            place += -(-size // 16) * 16 + 16
-        return place + _MARGIN
-
-    def room(self, floats: int) -> Slot:
-        """Room that no tensor shares."""
+    def allocate_scratch(self, floats: int) -> Slot:
+        """Allocate a slot that is not shared."""
         slot = Slot(Layout(1, floats, floats, 0, floats, 1), 1)
         self.slots.append(slot)
         return slot
 
-    def in_place_of_residual(self, node: Convolution, lanes: int) -> Tensor | None:
-        """The residual's place, if nothing else reads it: each result needs only its own."""
-        if len(node.inputs) < 2 or not self.uses[node.name, lanes]:
+    def overwrite_residual(self, node: Convolution, lanes: int) -> PlacedTensor | None:
+        """Return the residual's tensor for the result, if nothing else reads the residual.
+
+        Each element of the sum depends on the residual only at its own position.
+        """
+        if len(node.inputs) < 2 or not self.reads[node.name, lanes]:
             return None
-        source, other = map(self.root, node.inputs)
-        if self.uses[other, lanes] != 1 or other == source:
+        source, residual = map(self.root, node.inputs)
+        if self.reads[residual, lanes] != 1 or residual == source:
             return None
-        tensor = self.tensors[other, lanes]
+        tensor = self.tensors[residual, lanes]
         self.tensors[node.name, lanes] = tensor
-        self.kept.add((other, lanes))
+        self.overwritten.add((residual, lanes))
         return tensor
+
+    def place_slots(self) -> int:
+        """Set the offsets of all slots; return the size of the arena in floats."""
+        offset = 0
+        for slot in self.slots:
+            slot.offset = offset
+            size = slot.channels * slot.layout.plane
+            offset += -(-size // 16) * 16 + 16
+        return offset + _MARGIN

@@ -1,4 +1,7 @@
-"""What was chosen for a network on a machine, and its file."""
+"""Choices: which nodes run on the kernels, and which of them for one image at a time.
+
+They are derived from the measured time of each node, and can be saved to a file.
+"""
 
 import json
 import os
@@ -15,142 +18,168 @@ from probmask.files import write_atomically
 from probmask.runtime.lower.nodes import Network, Node
 from probmask.runtime.plan.steps import Step
 
+# Number of images in a group.
+LANES = 16
+# Layers whose planes have at most this many positions may process groups of images.
+_SMALL_PLANE = 64
+# Cost of going from PyTorch to the kernels or back: seconds per crossing, and per element copied.
+_CROSSING, _PER_ELEMENT = 15e-6, 0.5e-9
+
 
 @dataclass(frozen=True)
 class Choices:
-    """The nodes that run on the sparse kernels, and where each step on them begins with groups.
+    """The nodes that run on the kernels, and where each step changes to groups of images.
 
-    ``lone`` maps the first node of a step to the number of its nodes that run image by image.
+    Attributes:
+        sparse: Names of the nodes that run on the kernels.
+        ungrouped: For the first node of a step, the number of the step's nodes that run for one
+            image at a time. The others run for groups. Default: all nodes of the step.
     """
 
     sparse: frozenset[str]
-    lone: Mapping[str, int]
+    ungrouped: Mapping[str, int]
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write them as JSON, with the processor that they were measured on."""
+        """Write the choices as JSON, with the name of this processor.
+
+        Args:
+            path: File to write.
+            overwrite: Whether to replace an existing file.
+
+        Raises:
+            InputError: If the file exists and ``overwrite`` is False, or cannot be written.
+
+        Example:
+            >>> import tempfile, torch, probmask
+            >>> model, x = torch.nn.Linear(4, 2), torch.zeros(1, 4)
+            >>> engine = probmask.runtime.compile(model, x, layers="sparse")
+            >>> with tempfile.TemporaryDirectory() as directory:
+            ...     engine.choices.save(directory + "/choices.json")
+            ...     other = probmask.runtime.compile(model, x, choices=directory + "/choices.json")
+            >>> other.choices == engine.choices
+            True
+        """
         content = {
             "processor": processor(),
             "sparse": sorted(self.sparse),
-            "lone": dict(sorted(self.lone.items())),
+            "lone": dict(sorted(self.ungrouped.items())),
         }
         write_atomically(path, json.dumps(content, indent=2).encode(), overwrite=overwrite)
 
 
 def read_choices(path: str | os.PathLike[str], network: Network) -> Choices:
-    """Read saved choices, and refuse those of another network or another processor."""
+    """Read saved choices. Raise if they belong to another network or processor."""
     try:
         content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
         sparse = frozenset(str(name) for name in content["sparse"])
-        lone = {str(name): int(count) for name, count in content["lone"].items()}
+        ungrouped = {str(name): int(count) for name, count in content["lone"].items()}
         measured_on = str(content["processor"])
     except OSError as error:
         raise InputError(f"choices={path}: cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"choices={path}: is not a file that Engine.choices.save wrote ({error!r})."
+            f"choices={path}: not a file that Engine.choices.save wrote ({error!r})."
         ) from error
-    known = {node.name for node in network.nodes if node.form is not None}
-    unknown = sorted((sparse | set(lone)) - known)
+    unknown = sorted((sparse | set(ungrouped)) - candidates(network))
     if unknown:
         raise InputError(
-            f"choices={path}: was made for another network, with a node {unknown[0]!r}; compile "
-            "without choices and save them anew."
+            f"choices={path}: made for another network, with a node {unknown[0]!r}. Compile "
+            "without choices and save them again."
         )
     if measured_on != processor():
         raise InputError(
-            f"choices={path}: was measured on {measured_on}, this is {processor()}; compile "
-            "without choices and save them anew."
+            f"choices={path}: measured on {measured_on}, but this is {processor()}. Compile "
+            "without choices and save them again."
         )
-    return Choices(sparse, lone)
+    return Choices(sparse, ungrouped)
 
 
 def processor() -> str:
-    """The processor as LLVM knows it: what code is compiled for."""
+    """Return the processor's name in LLVM, which kernels are compiled for."""
     return f"{platform.machine()} {llvm.get_host_cpu_name()}"
-
-
-# Images side by side in a group, for layers whose planes are small.
-LANES = 16
-
-
-# Planes of at most so many positions may be computed in groups.
-_SMALL = 64
-
-
-# Going from PyTorch to the kernels and back: seconds for the call, and per number copied.
-_CROSSING, _PER_NUMBER = 15e-6, 0.5e-9
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a node for the whole batch: on the kernels, in groups (if it can), in PyTorch."""
+    """Seconds that a node takes for the whole batch.
+
+    Attributes:
+        sparse: On the kernels, one image at a time.
+        grouped: On the kernels, for groups of images; None if the node cannot process groups.
+        dense: In PyTorch.
+    """
 
     sparse: float
     grouped: float | None
     dense: float
 
+    @property
+    def on_kernels(self) -> float:
+        """The faster way on the kernels."""
+        return self.sparse if self.grouped is None else min(self.sparse, self.grouped)
+
 
 def candidates(network: Network) -> set[str]:
-    """The nodes that have a kernel."""
+    """Return the names of the nodes that have a kernel."""
     return {node.name for node in network.nodes if node.form is not None}
 
 
 def first_small(nodes: Sequence[Node]) -> int:
-    """The first node from which on all planes are small."""
+    """Return the index from which on all nodes have small planes."""
     for i in range(len(nodes), 0, -1):
         forms = (nodes[i - 1].form, *nodes[i - 1].input_forms)
-        if any(form is not None and form.positions > _SMALL for form in forms):
+        if any(form is not None and form.positions > _SMALL_PLANE for form in forms):
             return i
     return 0
 
 
 def choose_sparse(network: Network, timings: dict[str, Timing]) -> set[str]:
-    """The nodes to run on the kernels: the cheapest way through the network, crossings included."""
+    """Return the nodes to run on the kernels: the cheapest path, including crossings.
+
+    Dynamic programming over the nodes in order, with two states: on the kernels or in PyTorch.
+    """
     order = network.nodes
     sizes = {n.name: n.form.size if n.form is not None else 0 for n in order}
-    living = _living(network)
-    # For each place of the last node: the cost so far, and the choices that led there.
+    live = _live_tensors(network)
+    # For each state of the last node: the cost so far, and the states that led there.
     best: dict[bool, tuple[float, list[bool]]] = {False: (0.0, [])}
     for i, node in enumerate(order):
-        crossing = _CROSSING + _PER_NUMBER * sum(sizes.get(name, 0) for name in living[i])
+        crossing = _CROSSING + _PER_ELEMENT * sum(sizes.get(name, 0) for name in live[i])
         timing = timings.get(node.name)
-        options = {False: timing.dense if timing is not None else 0.0}
+        costs = {False: timing.dense if timing is not None else 0.0}
         if timing is not None:
-            fastest = (
-                timing.sparse if timing.grouped is None else min(timing.sparse, timing.grouped)
-            )
-            options[True] = fastest
+            costs[True] = timing.on_kernels
         following = {}
-        for here, cost in options.items():
-            ways = [
-                (spent + cost + (crossing if before != here else 0.0), [*path, here])
+        for state, cost in costs.items():
+            paths = [
+                (spent + cost + (crossing if before != state else 0.0), [*path, state])
                 for before, (spent, path) in best.items()
             ]
-            following[here] = min(ways, key=lambda way: way[0])
+            following[state] = min(paths, key=lambda path: path[0])
         best = following
-    _, path = min(best.values(), key=lambda way: way[0])
+    _, path = min(best.values(), key=lambda path: path[0])
     return {node.name for node, sparse in zip(order, path, strict=True) if sparse}
 
 
-def _living(network: Network) -> list[set[str]]:
-    """Before each node: the tensors that it or a later one reads."""
-    living, needed = [], set(network.outputs)
+def _live_tensors(network: Network) -> list[set[str]]:
+    """Return, for each node, the tensors that it or a later node reads."""
+    live, needed = [], set(network.outputs)
     for node in reversed(network.nodes):
         needed = (needed - {node.name}) | set(node.inputs)
-        living.append(set(needed))
-    return living[::-1]
+        live.append(set(needed))
+    return live[::-1]
 
 
-def choose_lone(step: Step, timings: dict[str, Timing]) -> int:
-    """How many nodes of the step to run image by image, before groups take over."""
+def choose_ungrouped(step: Step, timings: dict[str, Timing]) -> int:
+    """Return the number of the step's nodes to run for one image at a time, before groups."""
     nodes = step.nodes
     first = first_small(nodes)
-    alone = [timings[node.name].sparse for node in nodes]
+    single = [timings[node.name].sparse for node in nodes]
     grouped = [timings[node.name].grouped for node in nodes]
     if any(seconds is None for seconds in grouped[first:]):
         return len(nodes)
     costs = {
-        cut: sum(alone[:cut]) + sum(seconds or 0.0 for seconds in grouped[cut:])
+        cut: sum(single[:cut]) + sum(seconds or 0.0 for seconds in grouped[cut:])
         for cut in range(first, len(nodes) + 1)
     }
     return min(costs, key=lambda cut: costs[cut])

@@ -1,7 +1,6 @@
-"""A part of the network as a table for the compiled driver: places of tensors, weights, masks."""
+"""A step as a program for the compiled driver: a table of operations and the data they read."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from probmask.runtime.kernels.operation_table import COLUMNS, Curve, Field, Kind
 from probmask.runtime.lower.nodes import (
     Activate,
-    Clamp,
+    Activation,
     Combine,
     Concatenate,
     Convolution,
@@ -19,110 +18,115 @@ from probmask.runtime.lower.nodes import (
     Pool,
     Reshape,
 )
-from probmask.runtime.plan.arena import Shifted, Slot, Tensor, Tensors
-from probmask.runtime.plan.steps import Outside
+from probmask.runtime.plan.arena import Arena, PlacedTensor, Slot, SlotPart
+from probmask.runtime.plan.steps import ExternalTensor, Step
 from probmask.runtime.plan.tensor_layout import Layout, Longs, Tap, blocks_of, tiling_of
 from probmask.runtime.plan.weights import (
+    direct_offsets,
     phases_of,
-    places_direct,
-    places_of_one,
-    sparse_rows,
-    splits,
+    single_position_offsets,
+    sparse_rows_of,
+    split_rows,
 )
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the driver needs; see `fields` for the table."""
+    """Input of the driver. `operation_table` describes the table and what it refers to."""
 
     table: Longs
+    # Lower and upper clamp of each operation.
     limits: npt.NDArray[np.float32]
-    lone: int  # operations that run for each image by itself
-    group: int  # images that the other operations take at once
+    # Number of operations that run for one image at a time.
+    ungrouped: int
+    # Number of images that the other operations process at once.
+    group: int
     arena_size: int
     longs: Longs
     offsets: npt.NDArray[np.int32]
     values: npt.NDArray[np.float32]
     constants: npt.NDArray[np.float32]
-    masks: npt.NDArray[np.int32]
-    inputs: tuple[Outside, ...]
-    outputs: tuple[Outside, ...]
-    # Which node each operation belongs to.
+    position_bits: npt.NDArray[np.int32]
+    # Name of the node that each operation belongs to.
     owners: tuple[str, ...]
 
 
-def build(
-    nodes: Sequence[Node],
-    inputs: Sequence[Outside],
-    outputs: Sequence[Outside],
-    *,
-    threads: int,
-    lanes: int = 1,
-    lone: int | None = None,
+def build_program(
+    step: Step, *, threads: int, lanes: int = 1, ungrouped: int | None = None
 ) -> Program:
-    """Plan the nodes: the first ``lone`` image by image, the others for ``lanes`` at once."""
-    lone = len(nodes) if lone is None or lanes == 1 else lone
-    return _Builder(nodes, inputs, outputs, threads, lanes, lone).program()
+    """Build the program of a step on the kernels.
+
+    The first ``ungrouped`` nodes (default: all) run for one image at a time, the others for groups
+    of ``lanes`` images.
+    """
+    ungrouped = len(step.nodes) if ungrouped is None or lanes == 1 else ungrouped
+    return _Builder(step, threads, lanes, ungrouped).program()
+
+
+@dataclass
+class _Operation:
+    """A row of the table. Arena offsets are given by slots, which are placed last."""
+
+    fields: dict[Field, Any]
+    activation: Activation
+    owner: str
 
 
 class _Builder:
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        inputs: Sequence[Outside],
-        outputs: Sequence[Outside],
-        threads: int,
-        lanes: int,
-        lone: int,
-    ) -> None:
-        self.nodes, self.inputs, self.outputs = nodes, inputs, outputs
-        self.threads, self.lanes, self.lone = threads, lanes, lone
-        names = [outside.name for outside in outputs]
-        self.tensors = Tensors(nodes, names, lanes, lone)
-        self.rows: list[tuple[dict[Field, Any], Clamp, str]] = []
-        self.numbers = Numbers()
-        self.masks: dict[Layout, int] = {}
+    def __init__(self, step: Step, threads: int, lanes: int, ungrouped: int) -> None:
+        self.step = step
+        self.threads, self.lanes, self.ungrouped = threads, lanes, ungrouped
+        names = [output.name for output in step.outputs]
+        self.arena = Arena(step.nodes, names, lanes, ungrouped)
+        self.operations: list[_Operation] = []
+        self.data = _Data()
+        self.position_bits: dict[Layout, int] = {}
 
     def program(self) -> Program:
-        for index, outside in enumerate(self.inputs):
-            self._pack(index, outside)
-        for node in self.nodes[: self.lone]:
+        nodes = self.step.nodes
+        for index, tensor in enumerate(self.step.inputs):
+            self._pack(index, tensor)
+        for node in nodes[: self.ungrouped]:
             self._add(node, 1)
         self._unpack(1)
-        lone = len(self.nodes) == self.lone
-        if not lone:
-            self._spread()
-        lone_operations = len(self.rows)
-        for node in self.nodes[self.lone :]:
+        has_groups = self.ungrouped < len(nodes)
+        if has_groups:
+            self._interleave()
+        ungrouped_operations = len(self.operations)
+        for node in nodes[self.ungrouped :]:
             self._add(node, self.lanes)
-        if not lone:
+        if has_groups:
             self._unpack(self.lanes)
-        arena_size = self.tensors.place_all()
-        table = np.zeros((len(self.rows), COLUMNS), np.int64)
-        for i, (fields, _, _) in enumerate(self.rows):
-            for key, value in fields.items():
-                table[i, key] = value.place if isinstance(value, Slot) else value
-        limits = np.array([(a.low, a.high) for _, a, _ in self.rows], np.float32).reshape(-1, 2)
+        arena_size = self.arena.place_slots()
+        limits = [(o.activation.low, o.activation.high) for o in self.operations]
         return Program(
-            table=table,
-            limits=limits,
-            lone=lone_operations,
-            group=self.lanes if not lone else 1,
+            table=self._table(),
+            limits=np.array(limits, np.float32).reshape(-1, 2),
+            ungrouped=ungrouped_operations,
+            group=self.lanes if has_groups else 1,
             arena_size=arena_size,
-            longs=self.numbers.joined("longs", np.int64),
-            offsets=np.concatenate([np.zeros(0, np.int32), *self.numbers.offsets]),
-            values=np.concatenate([np.zeros(0, np.float32), *self.numbers.values]),
-            constants=self.numbers.joined("constants", np.float32),
-            masks=self.numbers.joined("masks", np.int32),
-            inputs=tuple(self.inputs),
-            outputs=tuple(self.outputs),
-            owners=tuple(owner for _, _, owner in self.rows),
+            longs=self.data.joined("longs", np.int64),
+            offsets=np.concatenate([np.zeros(0, np.int32), *self.data.offsets]),
+            values=np.concatenate([np.zeros(0, np.float32), *self.data.values]),
+            constants=self.data.joined("constants", np.float32),
+            position_bits=self.data.joined("position_bits", np.int32),
+            owners=tuple(operation.owner for operation in self.operations),
         )
 
-    def _emit(self, owner: str, fields: dict[Field, Any], after: Clamp | None = None) -> None:
-        self.rows.append(({Field.OTHER: -1, **fields}, after or Clamp(), owner))
+    def _table(self) -> Longs:
+        table = np.zeros((len(self.operations), COLUMNS), np.int64)
+        for i, operation in enumerate(self.operations):
+            for key, value in operation.fields.items():
+                table[i, key] = value.offset if isinstance(value, Slot | SlotPart) else value
+        return table
 
-    def _from_to(self, source: Tensor, target: Tensor) -> dict[Field, Any]:
+    def _emit(
+        self, owner: str, fields: dict[Field, Any], activation: Activation | None = None
+    ) -> None:
+        fields = {Field.OTHER: -1, **fields}
+        self.operations.append(_Operation(fields, activation or Activation(), owner))
+
+    def _from_to(self, source: PlacedTensor, target: PlacedTensor) -> dict[Field, Any]:
         return {
             Field.SOURCE: source.slot,
             Field.SOURCE_PLANE: source.layout.plane,
@@ -138,44 +142,43 @@ class _Builder:
             Field.LANES: target.layout.lanes,
         }
 
-    def _pack(self, index: int, outside: Outside) -> None:
-        tensor = self.tensors.new(outside.name, 1, outside.form)
-        fields = {**self._from_to(tensor, tensor), Field.KIND: Kind.PACK, Field.OUTSIDE: index}
+    def _pack(self, index: int, external: ExternalTensor) -> None:
+        tensor = self.arena.allocate(external.name, 1, external.form)
+        fields = {**self._from_to(tensor, tensor), Field.KIND: Kind.PACK, Field.EXTERNAL: index}
         self._emit("(input)", fields)
 
     def _unpack(self, lanes: int) -> None:
-        for index, outside in enumerate(self.outputs):
-            name = self.tensors.root(outside.name)
-            alone = (name, 1) in self.tensors.tensors
-            if alone != (lanes == 1) or (name, lanes) not in self.tensors.tensors:
+        for index, external in enumerate(self.step.outputs):
+            name = self.arena.root(external.name)
+            is_single = (name, 1) in self.arena.tensors
+            if is_single != (lanes == 1) or (name, lanes) not in self.arena.tensors:
                 continue
-            tensor = self.tensors.read(outside.name, lanes)
-            number = len(self.inputs) + index
+            tensor = self.arena.get(external.name, lanes)
             fields = {
                 **self._from_to(tensor, tensor),
                 Field.KIND: Kind.UNPACK,
-                Field.OUTSIDE: number,
+                Field.EXTERNAL: len(self.step.inputs) + index,
             }
             self._emit("(output)", fields)
-            self.tensors.used((outside.name,), lanes)
+            self.arena.mark_read((external.name,), lanes)
 
-    def _spread(self) -> None:
-        """What the groups read of single images, into their lanes."""
-        forms = {outside.name: outside.form for outside in self.inputs}
-        forms.update({node.name: node.form for node in self.nodes if node.form is not None})
-        for name in self.tensors.crossing:
-            source = self.tensors.read(name, 1)
-            target = self.tensors.new(name, self.lanes, forms[name])
+    def _interleave(self) -> None:
+        """Copy the tensors that groups read from single images into their lanes."""
+        forms = {tensor.name: tensor.form for tensor in self.step.inputs}
+        forms.update({node.name: node.form for node in self.step.nodes if node.form is not None})
+        for name in self.arena.interleaved:
+            source = self.arena.get(name, 1)
+            target = self.arena.allocate(name, self.lanes, forms[name])
             fields = {
                 **self._from_to(source, target),
-                Field.KIND: Kind.SPREAD,
+                Field.KIND: Kind.INTERLEAVE,
                 Field.TARGET_LANES: self.lanes,
             }
             self._emit("(lanes)", fields)
-        self.tensors.used(self.tensors.crossing, 1)
+        self.arena.mark_read(self.arena.interleaved, 1)
 
     def _add(self, node: Node, lanes: int) -> None:
-        if isinstance(node, Reshape):  # another name for the same place
+        if isinstance(node, Reshape):  # a view of the same slot
             return
         if isinstance(node, Convolution):
             self._convolution(node, lanes)
@@ -186,178 +189,186 @@ class _Builder:
         else:
             assert isinstance(node, Combine | Activate)
             self._elementwise(node, lanes)
-        self.tensors.used(node.inputs, lanes)
+        self.arena.mark_read(node.inputs, lanes)
 
     def _convolution(self, node: Convolution, lanes: int) -> None:
         assert node.form is not None
-        source = self.tensors.read(node.inputs[0], lanes)
-        other = self.tensors.read(node.inputs[1], lanes) if len(node.inputs) > 1 else None
-        target = self.tensors.in_place_of_residual(node, lanes) or self.tensors.new(
+        source = self.arena.get(node.inputs[0], lanes)
+        residual = self.arena.get(node.inputs[1], lanes) if len(node.inputs) > 1 else None
+        target = self.arena.overwrite_residual(node, lanes) or self.arena.allocate(
             node.name, lanes, node.form
         )
-        layouts = self.tensors.layouts[lanes]
-        multiply = lanes == 1 and node.form.positions == 1
-        curve = node.after.curve is not Curve.NONE
+        is_linear = lanes == 1 and node.form.positions == 1
+        has_curve = node.activation.curve is not Curve.NONE
         fields = self._from_to(source, target)
         if node.form.positions == 1:
-            places = places_of_one(node, source.layout)
+            inputs = single_position_offsets(node, source.layout)
             fields[Field.SOURCE_LEAD] = 0
-        elif layouts.is_direct(node):
-            places = places_direct(node, source.layout)
+        elif self.arena.layouts[lanes].is_direct(node):
+            inputs = direct_offsets(node, source.layout)
         else:
-            places = self._phases(node, source, target.layout, fields)
+            inputs = self._split_phases(node, source, target.layout, fields)
         blocks = 1
-        if not multiply:
+        if not is_linear:
             tiling = tiling_of(target.layout)
-            blocks = blocks_of(node, *places, tiling, target.layout)
+            blocks = blocks_of(node, *inputs, tiling, target.layout)
             fields |= {
-                Field.MASK: self._mask(target.layout),
+                Field.POSITION_BITS: self._position_bits(target.layout),
                 Field.VECTORS: tiling.vectors,
                 Field.TILES: tiling.tiles,
                 Field.LINES: tiling.lines,
             }
-        starts, offsets, values = sparse_rows(node, *places, blocks)
+        fields |= self._weights(node, *inputs, blocks)
+        fields[Field.KIND] = Kind.LINEAR if is_linear else Kind.CONVOLVE
+        if residual is not None:
+            fields |= {Field.OTHER: residual.slot, Field.OTHER_PLANE: residual.layout.plane}
+        self._emit(node.name, fields, Activation() if has_curve else node.activation)
+        if has_curve:
+            activate = self._from_to(target, target)
+            activate |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
+            self._emit(node.name, activate)
+
+    def _weights(
+        self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int
+    ) -> dict[Field, Any]:
+        """Store the non-zero weights and the bias; only the first block adds the bias."""
+        starts, offsets, values = sparse_rows_of(node, input_offsets, taps, blocks)
         bias = np.concatenate([node.bias, np.zeros((blocks - 1) * len(node.bias), np.float32)])
         per_row = np.diff(starts).reshape(blocks, -1).sum(0)
-        fields |= {
-            Field.KIND: Kind.MULTIPLY if multiply else Kind.CONVOLVE,
-            Field.STARTS: self.numbers.add("longs", starts),
-            Field.WEIGHTS: self.numbers.add_weights(offsets, values),
-            Field.BIAS: self.numbers.add("constants", bias),
-            Field.SPLITS: self.numbers.add("longs", splits(per_row, self.threads)),
+        return {
+            Field.STARTS: self.data.add("longs", starts),
+            Field.WEIGHTS: self.data.add_weights(offsets, values),
+            Field.BIAS: self.data.add("constants", bias),
+            Field.SPLITS: self.data.add("longs", split_rows(per_row, self.threads)),
             Field.BLOCKS: blocks,
         }
-        if other is not None:
-            fields |= {Field.OTHER: other.slot, Field.OTHER_PLANE: other.layout.plane}
-        self._emit(node.name, fields, Clamp() if curve else node.after)
-        if curve:
-            activation = self._from_to(target, target)
-            activation |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.after.curve}
-            self._emit(node.name, activation)
 
-    def _phases(
-        self, node: Convolution, source: Tensor, target: Layout, fields: dict[Field, Any]
+    def _split_phases(
+        self, node: Convolution, source: PlacedTensor, target: Layout, fields: dict[Field, Any]
     ) -> tuple[Longs, list[Tap]]:
-        """Copy the input into the planes of its phases, those that a weight reads."""
+        """Copy the input into its phases, and let the layer read them instead."""
         phases = phases_of(node, source.layout, target)
-        room = self.tensors.room(max(1, len(phases.entries)) * phases.layout.plane)
+        slot = self.arena.allocate_scratch(max(1, len(phases.entries)) * phases.layout.plane)
         self._emit(
             node.name,
             {
-                Field.KIND: Kind.PHASES,
+                Field.KIND: Kind.SPLIT_PHASES,
                 Field.SOURCE: source.slot,
                 Field.SOURCE_STRIDE: source.layout.stride,
-                Field.TARGET: room,
+                Field.TARGET: slot,
                 Field.TARGET_STRIDE: phases.layout.stride,
                 Field.LANES: target.lanes,
-                Field.TABLE: self.numbers.add("longs", phases.entries.reshape(-1)),
+                Field.TABLE: self.data.add("longs", phases.entries.reshape(-1)),
                 Field.ENTRIES: len(phases.entries),
                 Field.STEP_Y: node.stride[0],
                 Field.STEP_X: node.stride[1],
             },
         )
-        fields |= {Field.SOURCE: room, Field.SOURCE_LEAD: phases.layout.lead}
-        return phases.places, phases.taps
+        fields |= {Field.SOURCE: slot, Field.SOURCE_LEAD: phases.layout.lead}
+        return phases.offsets, phases.taps
 
-    def _mask(self, layout: Layout) -> int:
-        if layout not in self.masks:
-            self.masks[layout] = self.numbers.add("masks", layout.mask())
-        return self.masks[layout]
+    def _position_bits(self, layout: Layout) -> int:
+        if layout not in self.position_bits:
+            offset = self.data.add("position_bits", layout.position_bits())
+            self.position_bits[layout] = offset
+        return self.position_bits[layout]
 
     def _pool(self, node: Pool, lanes: int) -> None:
         assert node.form is not None
-        source = self.tensors.read(node.inputs[0], lanes)
-        target = self.tensors.new(node.name, lanes, node.form)
-        size, step, before = _regular(node) if lanes == 1 else (0, 1, 0)
+        source = self.arena.get(node.inputs[0], lanes)
+        target = self.arena.allocate(node.name, lanes, node.form)
+        width, stride, padding = _regular_columns(node) if lanes == 1 else (0, 1, 0)
         row = source.layout.width * lanes
         whole = (0, source.layout.height), (0, source.layout.width)
         windows = np.array([*node.rows, *node.columns], np.int64).reshape(-1)
         fields = self._from_to(source, target) | {
-            Field.KIND: Kind.MAX_POOL if node.largest else Kind.AVERAGE_POOL,
-            Field.TABLE: self.numbers.add("longs", windows),
-            Field.BIAS: self.numbers.add("constants", node.divisors.reshape(-1)),
-            Field.SCRATCH: self.tensors.room(row * self.threads),
+            Field.KIND: Kind.MAX_POOL if node.is_max else Kind.AVERAGE_POOL,
+            Field.TABLE: self.data.add("longs", windows),
+            Field.BIAS: self.data.add("constants", node.factors.reshape(-1)),
+            Field.SCRATCH: self.arena.allocate_scratch(row * self.threads),
             Field.SCRATCH_SIZE: row,
             Field.SOURCE_WIDTH: source.layout.width,
-            Field.WINDOW: size,
-            Field.STEP_X: step,
-            Field.BEFORE: before,
-            Field.DEPTH: max(end - start for start, end in node.rows),
-            Field.WHOLE: source.layout.run if (*node.rows, *node.columns) == whole else 0,
+            Field.WINDOW_WIDTH: width,
+            Field.STEP_X: stride,
+            Field.PADDING_LEFT: padding,
+            Field.WINDOW_HEIGHT: max(end - start for start, end in node.rows),
+            Field.WHOLE_RUN: source.layout.run if (*node.rows, *node.columns) == whole else 0,
         }
         self._emit(node.name, fields)
 
     def _concatenate(self, node: Concatenate, lanes: int) -> None:
         assert node.form is not None
-        target = self.tensors.new(node.name, lanes, node.form)
-        done = 0
+        target = self.arena.allocate(node.name, lanes, node.form)
+        channels = 0
         for name in node.inputs:
-            source = self.tensors.read(name, lanes)
+            source = self.arena.get(name, lanes)
             fields = self._from_to(source, target) | {
                 Field.KIND: Kind.COPY,
                 Field.ROWS: source.channels,
+                Field.TARGET: SlotPart(target.slot, channels * target.layout.plane),
             }
             self._emit(node.name, fields)
-            self.rows[-1][0][Field.TARGET] = Shifted(target.slot, done * target.layout.plane)
-            done += source.channels
+            channels += source.channels
 
     def _elementwise(self, node: Combine | Activate, lanes: int) -> None:
         assert node.form is not None
-        source = self.tensors.read(node.inputs[0], lanes)
-        target = self.tensors.new(node.name, lanes, node.form)
+        source = self.arena.get(node.inputs[0], lanes)
+        target = self.arena.allocate(node.name, lanes, node.form)
         fields = self._from_to(source, target)
         if isinstance(node, Combine):
-            other = self.tensors.read(node.inputs[1], lanes)
+            other = self.arena.get(node.inputs[1], lanes)
             fields |= {
-                Field.KIND: Kind.SCALE if node.product else Kind.ADD,
+                Field.KIND: Kind.MULTIPLY if node.product else Kind.ADD,
                 Field.OTHER: other.slot,
             }
         else:
-            fields |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.after.curve}
-        self._emit(node.name, fields, node.after)
+            fields |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
+        self._emit(node.name, fields, node.activation)
 
 
-def _regular(node: Pool) -> tuple[int, int, int]:
-    """Size and distance of the windows' columns, and their padding before; size 0: they differ."""
+def _regular_columns(node: Pool) -> tuple[int, int, int]:
+    """Return width, stride and left padding of the windows; width 0 if they are not regular."""
     sizes = [end - start for start, end in node.columns]
     size = max(sizes)
     if len(sizes) == 1:
         return (size, 1, 0) if node.columns[0][0] == 0 else (0, 1, 0)
-    # The first window may be cut by the padding, and so may the last ones.
-    step = node.columns[-1][1] - node.columns[-2][1] or node.columns[-1][0] - node.columns[-2][0]
-    before = size - node.columns[0][1]
+    # The padding may cut the first window and the last ones.
+    stride = node.columns[-1][1] - node.columns[-2][1] or node.columns[-1][0] - node.columns[-2][0]
+    padding = size - node.columns[0][1]
     width = node.input_forms[0].width
-    wanted = [
-        (max(0, o * step - before), min(width, o * step - before + size)) for o in range(len(sizes))
+    regular = [
+        (max(0, o * stride - padding), min(width, o * stride - padding + size))
+        for o in range(len(sizes))
     ]
-    return (size, step, before) if before >= 0 and wanted == list(node.columns) else (0, 1, 0)
+    is_regular = padding >= 0 and regular == list(node.columns)
+    return (size, stride, padding) if is_regular else (0, 1, 0)
 
 
-class Numbers:
-    """What operations read beside their row of the table: weights, windows, divisors, masks."""
+class _Data:
+    """Arrays that operations refer to by offset: weights, windows, constants, position bits."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, list[Any]] = {k: [] for k in ("longs", "constants", "masks")}
+        self.parts: dict[str, list[Any]] = {k: [] for k in ("longs", "constants", "position_bits")}
         self.sizes: Counter[str] = Counter()
         self.offsets: list[npt.NDArray[np.int32]] = []
         self.values: list[npt.NDArray[np.float32]] = []
         self.weights = 0
 
     def add(self, kind: str, numbers: Any) -> int:
-        """Append numbers; return their place."""
-        place = self.sizes[kind]
+        """Append numbers to the array of a kind; return their offset."""
+        offset = self.sizes[kind]
         self.parts[kind].append(numbers)
         self.sizes[kind] += len(numbers)
-        return place
+        return offset
 
     def add_weights(self, offsets: Any, values: Any) -> int:
-        """Append the non-zero weights of a layer; return their place."""
-        place = self.weights
+        """Append the non-zero weights of a layer; return their offset."""
+        offset = self.weights
         self.offsets.append(offsets.astype(np.int32))
         self.values.append(values.astype(np.float32))
         self.weights += len(values)
-        return place
+        return offset
 
     def joined(self, kind: str, dtype: Any) -> Any:
-        """All numbers of a kind."""
+        """Return the array of a kind."""
         return np.concatenate([np.zeros(0, dtype), *self.parts[kind]]).astype(dtype)

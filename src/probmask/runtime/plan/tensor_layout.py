@@ -1,9 +1,10 @@
-"""Where the numbers of a tensor lie: planes of padded rows, one after the other.
+"""The memory layout of tensors, and how a layer's loops are tiled over it.
 
-A plane holds one channel of an image, or of several images side by side (lanes). Its rows are
-``stride`` positions apart, more than the image is wide: what lies between two rows is the padding
-on the right of the one and on the left of the other, and is always zero. So a weight's inputs for
-all positions of a plane are one run, shifted by a constant.
+A tensor is stored as planes, one per channel. A plane holds one channel of an image, or of several
+images interleaved at each position (lanes). Its rows are ``stride`` positions apart, which is more
+than the image's width. The gap between two rows is the right padding of the first and the left
+padding of the second, and is always zero. So the inputs that one weight reads for all positions of
+a plane are one contiguous run: the output's run shifted by a constant.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,22 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.tiles import MOST, SHAPES
+from probmask.runtime.kernels.tiles import MAX_VECTORS, SHAPES
 from probmask.runtime.kernels.vectors import WIDTH
 from probmask.runtime.lower.nodes import Convolution, Form, Node, Pair
 
 Longs = npt.NDArray[np.int64]
-# Planes begin at multiples of so many floats: a cache line.
+# Planes are aligned to this many floats: one cache line.
 _LINE = 16
-
-
-# Planes this many floats apart would fall into the same few places of the first cache.
+# Planes at a multiple of this many floats would map to the same sets of the L1 cache.
 _ALIASING = 512
+# Bytes of the L1 cache for the input of a tile. The rest is for weights and sums.
+_CACHE_BYTES = 20_000
+# Weights per row that a block needs to be worth loading and storing its sums.
+_MIN_WEIGHTS = 6
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One plane. ``lead`` and ``plane`` are in floats, ``stride`` in positions."""
+    """Layout of a plane. ``lead`` and ``plane`` count floats, ``stride`` counts positions."""
 
     height: int
     width: int
@@ -38,30 +41,34 @@ class Layout:
 
     @property
     def run(self) -> int:
-        """Floats from the first position to the last."""
+        """Number of floats from the first position to the last."""
         return ((self.height - 1) * self.stride + self.width) * self.lanes
 
     @property
     def vectors(self) -> int:
-        """In the run from the first position to the last."""
+        """Number of vectors in the run."""
         return -(-self.run // WIDTH)
 
-    def place(self, y: int, x: int) -> int:
-        """Where the first lane of a position lies, from the plane's first float."""
+    def offset(self, y: int, x: int) -> int:
+        """Return the offset of a position's first lane from the start of the plane."""
         return self.lead + (y * self.stride + x) * self.lanes
 
-    def mask(self) -> npt.NDArray[np.int32]:
-        """All ones where the run has positions, zeros in the padding between."""
-        mask = np.zeros(self.vectors * WIDTH, np.int32)
+    def position_bits(self) -> npt.NDArray[np.int32]:
+        """Return the run's positions as all ones and its padding as zeros."""
+        bits = np.zeros(self.vectors * WIDTH, np.int32)
         rows, columns = np.arange(self.height)[:, None], np.arange(self.width)
         positions = (rows * self.stride + columns).ravel()
-        mask[(positions[:, None] * self.lanes + np.arange(self.lanes)).ravel()] = -1
-        return mask
+        bits[(positions[:, None] * self.lanes + np.arange(self.lanes)).ravel()] = -1
+        return bits
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A place of the kernel: its phase (0 for stride 1), and its shift in steps of the stride."""
+    """An element of the convolution kernel.
+
+    Its input row is ``shift[0] * stride + phase[0]`` from the output row times the stride, and
+    likewise for the column. With stride 1 the phase is 0.
+    """
 
     row: int
     column: int
@@ -69,24 +76,24 @@ class Tap:
     shift: Pair
 
 
-def taps(node: Convolution) -> list[Tap]:
-    """The places of the kernel that meet the image at any position."""
+def taps_of(node: Convolution) -> list[Tap]:
+    """Return the kernel elements that read the image at some position, not only padding."""
     (top, _), (left, _) = node.padding
     before, after = node.input_forms[0], node.form
     assert after is not None
-    found = []
+    taps = []
     for row in range(node.weight.shape[2]):
         y, phase_y = divmod(row * node.dilation[0] - top, node.stride[0])
-        if not _meets(y, phase_y, node.stride[0], before.height, after.height):
+        if not _reads_image(y, phase_y, node.stride[0], before.height, after.height):
             continue
         for column in range(node.weight.shape[3]):
             x, phase_x = divmod(column * node.dilation[1] - left, node.stride[1])
-            if _meets(x, phase_x, node.stride[1], before.width, after.width):
-                found.append(Tap(row, column, (phase_y, phase_x), (y, x)))
-    return found
+            if _reads_image(x, phase_x, node.stride[1], before.width, after.width):
+                taps.append(Tap(row, column, (phase_y, phase_x), (y, x)))
+    return taps
 
 
-def _meets(shift: int, phase: int, stride: int, size: int, outputs: int) -> bool:
+def _reads_image(shift: int, phase: int, stride: int, size: int, outputs: int) -> bool:
     first = (shift * stride) + phase
     return (
         first < size
@@ -95,8 +102,8 @@ def _meets(shift: int, phase: int, stride: int, size: int, outputs: int) -> bool
     )
 
 
-def phase_sizes(node: Convolution, phase: Pair) -> Pair:
-    """Rows and columns of the input's positions of a phase."""
+def phase_size(node: Convolution, phase: Pair) -> Pair:
+    """Return the numbers of rows and columns of the input that belong to a phase."""
     form = node.input_forms[0]
     height, width = (
         -(-(size - start) // step)
@@ -106,7 +113,7 @@ def phase_sizes(node: Convolution, phase: Pair) -> Pair:
 
 
 class Layouts:
-    """One layout per size of image, such that layers read and write it without copies."""
+    """One layout per image size, chosen so that layers read and write it without copies."""
 
     def __init__(self, nodes: Sequence[Node], lanes: int) -> None:
         self.lanes = lanes
@@ -115,19 +122,19 @@ class Layouts:
         for node in self._convolutions:
             assert node.form is not None
             size = (node.form.height, node.form.width)
-            needed = _needed_stride(node, taps(node))
+            needed = _needed_stride(node, taps_of(node))
             self._strides[size] = max(self._strides.get(size, size[1]), needed)
-        self._made: dict[Pair, Layout] = {}
+        self._layouts: dict[Pair, Layout] = {}
 
     def of(self, form: Form) -> Layout:
-        """The layout of a tensor."""
+        """Return the layout of a tensor."""
         size = (form.height, form.width)
-        if size not in self._made:
-            self._made[size] = self._make(*size)
-        return self._made[size]
+        if size not in self._layouts:
+            self._layouts[size] = self._create(*size)
+        return self._layouts[size]
 
     def is_direct(self, node: Convolution) -> bool:
-        """Whether the layer reads its input as it lies; otherwise it needs its phases."""
+        """Return whether a layer reads its input in place; otherwise it reads split phases."""
         assert node.form is not None
         if node.form.positions == 1:
             return True
@@ -138,10 +145,10 @@ class Layouts:
         return node.stride == (1, 1) and same and before.positions > 1
 
     def stride(self, height: int, width: int) -> int:
-        """Positions from one row to the next."""
+        """Return the number of positions from one row to the next."""
         return self._strides.get((height, width), width)
 
-    def _make(self, height: int, width: int) -> Layout:
+    def _create(self, height: int, width: int) -> Layout:
         if height == width == self.lanes == 1:
             return Layout(1, 1, 1, 0, 1, 1)
         stride = self.stride(height, width)
@@ -153,14 +160,14 @@ class Layouts:
             and node.form is not None
             and node.form.positions > 1
         ]
-        shifts = [tap.shift for node in readers for tap in taps(node)]
-        return plane_layout(height, width, stride, self.lanes, shifts)
+        shifts = [tap.shift for node in readers for tap in taps_of(node)]
+        return padded_layout(height, width, stride, self.lanes, shifts)
 
 
-def plane_layout(
+def padded_layout(
     height: int, width: int, stride: int, lanes: int, shifts: Iterable[Pair], *, run: int = 0
 ) -> Layout:
-    """A plane with zeros around it for all shifts of a run (its own, or one of ``run`` floats)."""
+    """Return a layout with enough padding for all shifts of its run, or of ``run`` floats."""
     offsets = [0, *((y * stride + x) * lanes for y, x in shifts)]
     lead = -(-max(0, -min(offsets)) // _LINE) * _LINE
     own = -(-(((height - 1) * stride + width) * lanes) // WIDTH) * WIDTH
@@ -170,28 +177,24 @@ def plane_layout(
     return Layout(height, width, stride, lead, plane, lanes)
 
 
-def _needed_stride(node: Convolution, found: Sequence[Tap]) -> int:
-    """So wide that a shifted run reads zeros where it leaves the image."""
+def _needed_stride(node: Convolution, taps: Sequence[Tap]) -> int:
+    """Return the smallest stride at which a shifted run reads zeros outside the image."""
     assert node.form is not None
     width = node.form.width
-    if node.form.positions == 1 or not found:
+    if node.form.positions == 1 or not taps:
         return width
-    columns = [tap.shift[1] for tap in found]
-    data = max(phase_sizes(node, tap.phase)[1] for tap in found)
+    columns = [tap.shift[1] for tap in taps]
+    data = max(phase_size(node, tap.phase)[1] for tap in taps)
     return max(width, data + max(0, -min(columns)), width + max(0, *columns))
-
-
-# Of the first cache, for what a tile reads; the rest is for weights and sums.
-_CACHE = 20_000  # bytes
-
-
-# Weights of a row that a block has to have, to be worth the loading and storing of its sums.
-_LEAST_WEIGHTS = 6
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a plane is cut into tiles: into so many, of lines of so many vectors; 0: of the run."""
+    """How a plane is divided into tiles.
+
+    A tile is ``lines`` image rows of ``vectors`` vectors each. If ``lines`` is 0, the tiles are
+    equal parts of the run, which has ``vectors`` vectors.
+    """
 
     tiles: int
     lines: int
@@ -199,33 +202,32 @@ class Tiling:
 
 
 def tiling_of(layout: Layout) -> Tiling:
-    """Rows of the image where the padding between them would cost more than more tiles do."""
+    """Return the cheapest tiling: parts of the run, or image rows without their padding."""
     run = layout.vectors
-    options = {Tiling(-(-run // MOST), 0, run): run + 2 * -(-run // MOST)}
+    costs = {Tiling(-(-run // MAX_VECTORS), 0, run): run + 2 * -(-run // MAX_VECTORS)}
     vectors, rest = divmod(layout.width * layout.lanes, WIDTH)
-    for lines, fitting in SHAPES:
-        if not rest and fitting == vectors and layout.height % lines == 0:
+    for lines, per_line in SHAPES:
+        if not rest and per_line == vectors and layout.height % lines == 0:
             tiles = layout.height // lines
-            options[Tiling(tiles, lines, vectors)] = tiles * (lines * vectors + 2)
-    return min(options, key=lambda tiling: options[tiling])
+            costs[Tiling(tiles, lines, vectors)] = tiles * (lines * vectors + 2)
+    return min(costs, key=lambda tiling: costs[tiling])
 
 
 def blocks_of(
-    node: Convolution,
-    places: Longs,
-    found: Sequence[Tap],
-    tiling: Tiling,
-    layout: Layout,
+    node: Convolution, offsets: Longs, taps: Sequence[Tap], tiling: Tiling, layout: Layout
 ) -> int:
-    """Of input channels: so many that what a tile reads of one stays in the first cache."""
-    if node.groups > 1 or not found:
+    """Return the number of blocks of input channels.
+
+    A tile's input of one block has to fit into the L1 cache, if the blocks have enough weights.
+    """
+    if node.groups > 1 or not taps:
         return 1
-    channels = len(places)
+    channels = len(offsets)
     if tiling.lines:
         length = ((tiling.lines - 1) * layout.stride + layout.width) * layout.lanes
     else:
         length = -(-tiling.vectors // tiling.tiles) * WIDTH
-    span = int(places[0].max() - places[0].min()) + length
-    wanted = 4 * span * channels / _CACHE
+    span = int(offsets[0].max() - offsets[0].min()) + length
+    fitting = 4 * span * channels / _CACHE_BYTES
     weights = np.count_nonzero(node.weight) / max(1, len(node.weight))
-    return max(1, min(round(wanted), int(weights / _LEAST_WEIGHTS), channels))
+    return max(1, min(round(fitting), int(weights / _MIN_WEIGHTS), channels))

@@ -1,4 +1,8 @@
-"""The non-zero weights of a layer as the kernels read them, and where their inputs lie."""
+"""The non-zero weights of a layer as the kernels read them, and the offsets of their inputs.
+
+Offsets are given per input channel and tap. A strided layer reads its input from a copy that is
+split into phases, so that the inputs of every weight are a contiguous run again.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,58 +12,127 @@ import numpy.typing as npt
 
 from probmask.runtime.kernels.vectors import WIDTH
 from probmask.runtime.lower.nodes import Convolution, Pair
-from probmask.runtime.plan.tensor_layout import Layout, Longs, Tap, phase_sizes, plane_layout, taps
+from probmask.runtime.plan.tensor_layout import (
+    Layout,
+    Longs,
+    Tap,
+    padded_layout,
+    phase_size,
+    taps_of,
+)
 
-# What a row costs beside its weights, in weights: its bias and the storing of its results.
+# Cost of a row without weights, for its bias and for storing its results, in weights.
 _ROW_COST = 4
 
 
-def places_of_one(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]:
-    """For one output position: where each weight's input lies, by channel and tap."""
+def single_position_offsets(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]:
+    """Return the offsets of the inputs of a layer whose output has one position."""
     form = node.input_forms[0]
-    if node.rank == 0:  # each number of the image is a channel of the weight
+    if node.rank == 0:  # every element of the image is a channel of the weight
         y, x = np.divmod(np.arange(form.positions), form.width)
         within = layout.lead + (y * layout.stride + x) * layout.lanes
-        places = (np.arange(form.channels)[:, None] * layout.plane + within).reshape(-1, 1)
-        return places, [Tap(0, 0, (0, 0), (0, 0))]
-    found = taps(node)
-    steps = [
+        offsets = (np.arange(form.channels)[:, None] * layout.plane + within).reshape(-1, 1)
+        return offsets, [Tap(0, 0, (0, 0), (0, 0))]
+    taps = taps_of(node)
+    positions = [
         (tap.shift[0] * node.stride[0] + tap.phase[0], tap.shift[1] * node.stride[1] + tap.phase[1])
-        for tap in found
+        for tap in taps
     ]
-    within = np.array([layout.place(*step) for step in steps], np.int64)
-    return np.arange(form.channels)[:, None] * layout.plane + within, found
+    within = np.array([layout.offset(*position) for position in positions], np.int64)
+    return np.arange(form.channels)[:, None] * layout.plane + within, taps
 
 
-def places_direct(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]:
-    """Where each weight's inputs begin, from the plane's first position."""
-    found = taps(node)
+def direct_offsets(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]:
+    """Return where each weight's run of inputs starts, relative to the plane's first position."""
+    taps = taps_of(node)
     within = np.array(
-        [(tap.shift[0] * layout.stride + tap.shift[1]) * layout.lanes for tap in found], np.int64
+        [(tap.shift[0] * layout.stride + tap.shift[1]) * layout.lanes for tap in taps], np.int64
     )
     channels = np.arange(node.input_forms[0].channels)
-    return channels[:, None] * layout.plane + within, found
+    return channels[:, None] * layout.plane + within, taps
 
 
-def read_taps(node: Convolution, found: Sequence[Tap]) -> npt.NDArray[np.bool_]:
-    """By input channel and tap: whether any output channel has a weight there."""
+@dataclass(frozen=True)
+class Phases:
+    """The planes of a strided layer's phases, without those that no weight reads."""
+
+    layout: Layout
+    # One row per plane: offset in the source, offset here, number of rows, number of columns.
+    entries: Longs
+    # Offsets of the inputs, by input channel and tap.
+    offsets: Longs
+    taps: list[Tap]
+
+
+def phases_of(node: Convolution, source: Layout, target: Layout) -> Phases:
+    """Plan the phases of a layer's input, with the row stride of its output."""
+    taps = taps_of(node)
+    layout = _phase_layout(node, taps, target)
+    planes = _phase_planes(node, taps)
+    entries = [
+        (
+            channel * source.plane + source.offset(*phase),
+            number * layout.plane + layout.lead,
+            *phase_size(node, phase),
+        )
+        for (channel, phase), number in planes.items()
+    ]
+    offsets = np.zeros((node.input_forms[0].channels, len(taps)), np.int64)
+    for channel in range(len(offsets)):
+        for k, tap in enumerate(taps):
+            plane = planes.get((channel, tap.phase), 0) * layout.plane
+            y, x = tap.shift
+            offsets[channel, k] = plane + (y * layout.stride + x) * target.lanes
+    return Phases(layout, np.array(entries, np.int64).reshape(-1, 4), offsets, taps)
+
+
+def _phase_layout(node: Convolution, taps: list[Tap], target: Layout) -> Layout:
+    sizes = [phase_size(node, tap.phase) for tap in taps]
+    return padded_layout(
+        max([1, *(height for height, _ in sizes)]),
+        max([1, *(width for _, width in sizes)]),
+        target.stride,
+        target.lanes,
+        [tap.shift for tap in taps],
+        run=target.vectors * WIDTH,
+    )
+
+
+def _phase_planes(node: Convolution, taps: list[Tap]) -> dict[tuple[int, Pair], int]:
+    """Number the planes that a weight reads, by input channel and phase."""
+    is_read = _read_taps(node, taps)
+    phases = sorted({tap.phase for tap in taps})
+    planes: dict[tuple[int, Pair], int] = {}
+    for channel in range(len(is_read)):
+        for phase in phases:
+            if any(is_read[channel, k] for k, tap in enumerate(taps) if tap.phase == phase):
+                planes[channel, phase] = len(planes)
+    return planes
+
+
+def _read_taps(node: Convolution, taps: Sequence[Tap]) -> npt.NDArray[np.bool_]:
+    """Return, by input channel and tap, whether some output channel has a non-zero weight."""
     outputs, per_group = node.weight.shape[:2]
-    kept = _tap_weights(node, found) != 0
-    grouped = kept.reshape(node.groups, outputs // node.groups, per_group, len(found))
-    read: npt.NDArray[np.bool_] = grouped.any(1).reshape(node.groups * per_group, len(found))
-    return read
+    nonzero = _tap_weights(node, taps) != 0
+    grouped = nonzero.reshape(node.groups, outputs // node.groups, per_group, len(taps))
+    is_read: npt.NDArray[np.bool_] = grouped.any(1).reshape(node.groups * per_group, len(taps))
+    return is_read
 
 
-def _tap_weights(node: Convolution, found: Sequence[Tap]) -> npt.NDArray[np.float32]:
-    rows, columns = [tap.row for tap in found], [tap.column for tap in found]
+def _tap_weights(node: Convolution, taps: Sequence[Tap]) -> npt.NDArray[np.float32]:
+    rows, columns = [tap.row for tap in taps], [tap.column for tap in taps]
     return node.weight[:, :, rows, columns]
 
 
-def sparse_rows(
-    node: Convolution, places: Longs, found: Sequence[Tap], blocks: int
+def sparse_rows_of(
+    node: Convolution, input_offsets: Longs, taps: Sequence[Tap], blocks: int
 ) -> tuple[Longs, Longs, npt.NDArray[np.float32]]:
-    """Of each block and output channel: where its weights begin, their inputs and values."""
-    weights = _tap_weights(node, found)
+    """Return the non-zero weights, by block and output channel.
+
+    Returns:
+        Where the weights of each block's rows start, the offsets of their inputs, their values.
+    """
+    weights = _tap_weights(node, taps)
     outputs, per_group = weights.shape[:2]
     row, channel, tap = np.nonzero(weights)
     group = row // max(1, outputs // node.groups)
@@ -67,71 +140,14 @@ def sparse_rows(
     order = np.argsort(block * outputs + row, kind="stable")
     starts = np.zeros(blocks * outputs + 1, np.int64)
     np.cumsum(np.bincount(block * outputs + row, minlength=blocks * outputs), out=starts[1:])
-    offsets = places[group * per_group + channel, tap]
+    offsets = input_offsets[group * per_group + channel, tap]
     return starts, offsets[order], weights[row, channel, tap][order]
 
 
-def splits(weights: Longs, threads: int) -> Longs:
-    """The first row of each thread, such that all have about as much to do."""
-    cost = np.concatenate([[0], np.cumsum(weights + _ROW_COST)])
-    wanted = cost[-1] * np.arange(threads + 1) / threads
-    splits = np.searchsorted(cost, wanted)
-    splits[0], splits[-1] = 0, len(weights)
-    first_rows: Longs = splits.astype(np.int64)
+def split_rows(weights_per_row: Longs, threads: int) -> Longs:
+    """Return the first row of each thread, such that all threads have about the same work."""
+    cost = np.concatenate([[0], np.cumsum(weights_per_row + _ROW_COST)])
+    targets = cost[-1] * np.arange(threads + 1) / threads
+    first_rows: Longs = np.searchsorted(cost, targets).astype(np.int64)
+    first_rows[0], first_rows[-1] = 0, len(weights_per_row)
     return first_rows
-
-
-@dataclass(frozen=True)
-class Phases:
-    """The planes of a layer's phases: those that a weight reads."""
-
-    layout: Layout
-    entries: Longs  # of each plane: where it begins in the source and here, its rows and columns
-    places: Longs  # by input channel and tap: where a weight's inputs begin
-    taps: list[Tap]
-
-
-def phases_of(node: Convolution, source: Layout, target: Layout) -> Phases:
-    """Plan the phases of a layer's input, in rows as far apart as those of its output."""
-    found = taps(node)
-    layout = _layout(node, found, target)
-    index = _index(node, found)
-    entries = [
-        (
-            channel * source.plane + source.place(*phase),
-            number * layout.plane + layout.lead,
-            *phase_sizes(node, phase),
-        )
-        for (channel, phase), number in index.items()
-    ]
-    places = np.zeros((node.input_forms[0].channels, len(found)), np.int64)
-    for channel in range(len(places)):
-        for k, tap in enumerate(found):
-            plane = index.get((channel, tap.phase), 0) * layout.plane
-            y, x = tap.shift
-            places[channel, k] = plane + (y * layout.stride + x) * target.lanes
-    return Phases(layout, np.array(entries, np.int64).reshape(-1, 4), places, found)
-
-
-def _layout(node: Convolution, found: list[Tap], target: Layout) -> Layout:
-    sizes = [phase_sizes(node, tap.phase) for tap in found]
-    return plane_layout(
-        max([1, *(height for height, _ in sizes)]),
-        max([1, *(width for _, width in sizes)]),
-        target.stride,
-        target.lanes,
-        [tap.shift for tap in found],
-        run=target.vectors * WIDTH,
-    )
-
-
-def _index(node: Convolution, found: list[Tap]) -> dict[tuple[int, Pair], int]:
-    """The number of each plane, by input channel and phase."""
-    read = read_taps(node, found)
-    phases = sorted({tap.phase for tap in found})
-    index: dict[tuple[int, Pair], int] = {}
-    for channel in range(len(read)):
-        for phase in phases:
-            if any(read[channel, k] for k, tap in enumerate(found) if tap.phase == phase):
-                index[channel, phase] = len(index)
-    return index

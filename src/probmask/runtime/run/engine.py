@@ -1,4 +1,4 @@
-"""What a call runs, one after the other, and which tensors it lets go on the way."""
+"""The engine: a compiled network that runs each node where it is fastest."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,61 +17,40 @@ from probmask.runtime.plan.choices import (
     Choices,
     Timing,
     candidates,
-    choose_lone,
     choose_sparse,
+    choose_ungrouped,
 )
-from probmask.runtime.plan.program import build
-from probmask.runtime.plan.steps import Step, schedule
+from probmask.runtime.plan.program import build_program
+from probmask.runtime.plan.steps import Step, steps_of
 from probmask.runtime.run.profile import describe, measure, print_table, shortest
-from probmask.runtime.run.runner import DoubtError, NativeStep
+from probmask.runtime.run.runner import KernelStep, NonFiniteResultError
 from probmask.runtime.run.threads import Threads
 
-
-@dataclass(frozen=True)
-class Work:
-    """A part of a call: it takes its inputs from the values and puts its outputs there."""
-
-    run: Callable[[dict[str, Any]], None]
-    reads: Collection[str]
-    # What nothing after it reads: the memory is free for what comes.
-    last_read: tuple[str, ...] = ()
-
-
-def with_releases(works: Sequence[Work], kept: Collection[str]) -> list[Work]:
-    """The same work, each told what to let go; what is ``kept`` stays until the end."""
-    done, needed = [], set(kept)
-    for work in reversed(works):
-        last = tuple(sorted(set(work.reads) - needed))
-        needed.update(work.reads)
-        done.append(replace(work, last_read=last))
-    return done[::-1]
-
-
-# A measured mixture has to be so many times faster than PyTorch alone to be kept.
-_WORTH = 1.05
-
-
-# Seconds of comparing the mixture with PyTorch alone.
-_COMPARING = 0.2
-
-
-def as_tensors(example: Any) -> tuple[Tensor, ...]:
-    """Return the example inputs as a tuple of tensors on the CPU."""
-    given = example if isinstance(example, tuple) else (example,)
-    if not given or not all(isinstance(item, Tensor | np.ndarray) for item in given):
-        raise InputError("runtime.compile: the example is a tensor, an array, or a tuple of them.")
-    return tuple(as_tensor(item).cpu() for item in given)
-
-
-def as_tensor(item: Any) -> Tensor:
-    """A tensor of what is given; an array that PyTorch cannot share is copied."""
-    if isinstance(item, np.ndarray):
-        return torch.from_numpy(np.require(item, requirements=("C", "W")))
-    return item.detach() if isinstance(item, Tensor) else torch.as_tensor(item)
+# The measured mixture is used if it is this many times faster than PyTorch alone.
+_MIN_SPEEDUP = 1.05
+# Seconds for comparing the two.
+_COMPARISON_SECONDS = 0.2
 
 
 class Engine:
-    """A compiled network. Calls may come from several threads at once."""
+    """A compiled network, made by `probmask.runtime.compile`.
+
+    Engines are called like the model. Several threads may call one engine at the same time.
+
+    Attributes:
+        choices: Which nodes run on the kernels. ``choices.save(path)`` writes them to a file.
+        threads: Number of threads for nodes on the kernels.
+        compile_seconds: How long the compilation took.
+        network: The lowered network.
+
+    Example:
+        >>> import torch, probmask
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> engine = probmask.runtime.compile(model, torch.zeros(1, 4), layers="sparse")
+        >>> x = torch.ones(3, 4)
+        >>> torch.allclose(engine(x), model(x), atol=1e-5)
+        True
+    """
 
     compile_seconds: float = 0.0
 
@@ -81,24 +60,45 @@ class Engine:
         self.choices = Choices(frozenset(), {})
         self._examples, self._threads = examples, threads
         self._timings: dict[str, Timing] | None = None
-        self._dense = self._planned(Choices(frozenset(), {}))
-        self._steps = self._dense
+        self._dense = self._plan(Choices(frozenset(), {}))
+        self._tasks = self._dense
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the network: tensors give tensors, NumPy arrays give NumPy arrays."""
+        """Run the network.
+
+        If a result on the kernels is not finite, the call is repeated in PyTorch: kernels skip
+        zeros, and 0 · ∞ is NaN.
+
+        Args:
+            inputs: Tensors or NumPy arrays on the CPU, with the shapes and dtypes of the example.
+                The batch size may differ if the model allows it.
+
+        Returns:
+            The model's output. Its tensors are NumPy arrays if any input is one.
+
+        Raises:
+            InputError: If the number, the shape or the dtype of the inputs does not fit.
+        """
         arrays = any(isinstance(item, np.ndarray) for item in inputs)
         values = self._check(inputs)
         with torch.no_grad():
             results = self._run_finite(values)
-            if results is None:  # where something is not finite, PyTorch says what comes out
+            if results is None:
                 results = self._run(self._dense, values)
-            for name, becomes in self.network.changed_inputs.items():
-                values[name].copy_(results[becomes])
+            for name, new_value in self.network.changed_inputs.items():
+                values[name].copy_(results[new_value])
         packed = self.network.pack_outputs(results)
         return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
 
     def takes(self, *inputs: Any) -> bool:
-        """Whether the network takes inputs of this number, these shapes and types."""
+        """Return whether the number, shapes and dtypes of the inputs fit the network.
+
+        Args:
+            inputs: Tensors or NumPy arrays.
+
+        Returns:
+            True if a call with these inputs would be accepted.
+        """
         try:
             self._check(inputs)
         except InputError:
@@ -106,7 +106,17 @@ class Engine:
         return True
 
     def tuned_for(self, example: Any) -> "Engine":
-        """The same network, with its layers' places measured for another batch size."""
+        """Return an engine for the same network, with choices measured for another batch size.
+
+        Args:
+            example: An input, or a tuple of inputs, with the new batch size.
+
+        Returns:
+            A new engine. It shares the network and the threads with this one.
+
+        Raises:
+            InputError: If the example is not a tensor, an array, or a tuple of them.
+        """
         started = time.perf_counter()
         other = Engine(self.network, as_tensors(example), self._threads)
         other.use_fastest()
@@ -114,30 +124,61 @@ class Engine:
         return other
 
     def explain(self) -> None:
-        """Print which node runs where and why, with the time that each takes."""
+        """Print a table of the nodes: where each runs, why, and how long it takes."""
         print_table(self.describe(), self.compile_seconds, self.threads)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Of each node: where it runs and why, and its time for the example, in milliseconds."""
+        """Return the rows of the table that `explain` prints.
+
+        Nodes are timed on the example, unless they were timed before.
+
+        Returns:
+            One dictionary per node. Times are in milliseconds for the whole batch, on one thread.
+        """
         if self._timings is None:
             self._timings = self._measure()
         return describe(self.network, self.choices, self._timings)
 
+    def use(self, choices: Choices) -> None:
+        """Run the nodes as chosen from now on.
+
+        Args:
+            choices: Which nodes run on the kernels.
+        """
+        self.choices = choices
+        self._tasks = self._plan(choices)
+
+    def use_fastest(self) -> None:
+        """Time all nodes and use the fastest mixture, or PyTorch alone if that is as fast."""
+        if not candidates(self.network):
+            return
+        self._timings = self._measure()
+        sparse = choose_sparse(self.network, self._timings)
+        ungrouped = {
+            step.nodes[0].name: choose_ungrouped(step, self._timings)
+            for step in steps_of(self.network, sparse)
+            if step.sparse
+        }
+        self.use(Choices(frozenset(sparse), ungrouped))
+        if self._is_hardly_faster_than_pytorch():
+            self.use(Choices(frozenset(), {}))
+
     def _check(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """Return the inputs as tensors by name. Raise if one does not fit."""
         network = self.network
         if len(inputs) != len(network.inputs):
             raise InputError(f"the network takes {len(network.inputs)} inputs, not {len(inputs)}.")
         values = {}
-        sizes: dict[str, int] = {}  # of those that vary, by name
-        wanted = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
-        for item, (name, shape, dtype) in zip(inputs, wanted, strict=True):
+        sizes: dict[str, int] = {}  # of dimensions that may vary, by name
+        specs = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
+        for item, (name, shape, dtype) in zip(inputs, specs, strict=True):
             tensor = as_tensor(item)
             fits = len(shape) == tensor.dim() and all(
                 given == (size if isinstance(size, int) else sizes.setdefault(size, given))
                 for size, given in zip(shape, tensor.shape, strict=True)
             )
             if not fits or tensor.dtype != dtype or tensor.device.type != "cpu":
-                expected = "×".join(_shown(size) for size in shape)
+                expected = "×".join(str(size) if isinstance(size, int) else "N" for size in shape)
                 found = "×".join(str(size) for size in tensor.shape)
                 raise InputError(
                     f"the network takes {name} of {expected} {str(dtype)[6:]} on the CPU, not "
@@ -147,17 +188,17 @@ class Engine:
         return values
 
     def _run_finite(self, values: dict[str, Any]) -> dict[str, Any] | None:
-        """Run as chosen; None where a number is not finite."""
+        """Run as chosen; return None if a result is not finite."""
         try:
-            return self._run(self._steps, values)
-        except DoubtError:
+            return self._run(self._tasks, values)
+        except NonFiniteResultError:
             return None
 
-    def _run(self, steps: list[Work], given: dict[str, Any]) -> dict[str, Any]:
-        values = dict(given)
-        for work in steps:
-            work.run(values)
-            for name in work.last_read:
+    def _run(self, tasks: list["_Task"], inputs: dict[str, Any]) -> dict[str, Any]:
+        values = dict(inputs)
+        for task in tasks:
+            task.run(values)
+            for name in task.last_reads:
                 del values[name]
         return values
 
@@ -165,22 +206,7 @@ class Engine:
         with torch.no_grad():
             return measure(self.network, self._examples)
 
-    def use_fastest(self) -> None:
-        """Measure, build the best mixture, and keep it if it is faster than PyTorch alone."""
-        if not candidates(self.network):
-            return
-        self._timings = self._measure()
-        sparse = choose_sparse(self.network, self._timings)
-        lone = {
-            step.nodes[0].name: choose_lone(step, self._timings)
-            for step in schedule(self.network, sparse)
-            if step.sparse
-        }
-        self.use(Choices(frozenset(sparse), lone))
-        if self._hardly_faster_than_pytorch():
-            self.use(Choices(frozenset(), {}))
-
-    def _hardly_faster_than_pytorch(self) -> bool:
+    def _is_hardly_faster_than_pytorch(self) -> bool:
         values = dict(zip(self.network.inputs, self._examples, strict=True))
         with torch.no_grad():
             if self._run_finite(values) is None:
@@ -188,48 +214,70 @@ class Engine:
             ours: list[float] = []
             theirs: list[float] = []
             started = time.perf_counter()
-            while len(ours) < 3 or time.perf_counter() - started < _COMPARING:
-                ours.append(shortest(lambda: self._run(self._steps, values), budget=0))
+            while len(ours) < 3 or time.perf_counter() - started < _COMPARISON_SECONDS:
+                ours.append(shortest(lambda: self._run(self._tasks, values), budget=0))
                 theirs.append(shortest(lambda: self._run(self._dense, values), budget=0))
-        return _WORTH * min(ours) > min(theirs)
+        return _MIN_SPEEDUP * min(ours) > min(theirs)
 
-    def use(self, choices: Choices) -> None:
-        """Run the nodes as chosen from now on."""
-        self.choices = choices
-        self._steps = self._planned(choices)
-
-    def _planned(self, choices: Choices) -> list[Work]:
-        """What to run, one after the other: steps on the kernels, single nodes in PyTorch."""
-        works = []
-        for step in schedule(self.network, set(choices.sparse)):
+    def _plan(self, choices: Choices) -> list["_Task"]:
+        """Return the tasks of a call: steps on the kernels, and single nodes in PyTorch."""
+        tasks = []
+        for step in steps_of(self.network, set(choices.sparse)):
             if step.sparse:
-                reads = {outside.name for outside in step.inputs}
-                works.append(Work(self._native(step, choices), reads))
+                reads = {external.name for external in step.inputs}
+                tasks.append(_Task(self._kernel_step(step, choices), reads))
             else:
-                works += [Work(_in_pytorch(node), set(node.inputs)) for node in step.nodes]
-        return with_releases(works, self.network.outputs)
+                tasks += [_Task(_pytorch_step(node), set(node.inputs)) for node in step.nodes]
+        return _with_last_reads(tasks, self.network.outputs)
 
-    def _native(self, step: Step, choices: Choices) -> NativeStep:
-        lone = choices.lone.get(step.nodes[0].name, len(step.nodes))
-        single = build(step.nodes, step.inputs, step.outputs, threads=self.threads)
+    def _kernel_step(self, step: Step, choices: Choices) -> KernelStep:
+        ungrouped = choices.ungrouped.get(step.nodes[0].name, len(step.nodes))
+        single = build_program(step, threads=self.threads)
         grouped = None
-        if lone < len(step.nodes):
-            grouped = build(
-                step.nodes,
-                step.inputs,
-                step.outputs,
-                threads=self.threads,
-                lanes=LANES,
-                lone=lone,
-            )
-        return NativeStep(step, single, grouped, self._threads)
+        if ungrouped < len(step.nodes):
+            grouped = build_program(step, threads=self.threads, lanes=LANES, ungrouped=ungrouped)
+        return KernelStep(step, single, grouped, self._threads)
 
 
-def _shown(size: int | str) -> str:
-    return str(size) if isinstance(size, int) else "N"
+def as_tensors(example: Any) -> tuple[Tensor, ...]:
+    """Return the example inputs as a tuple of tensors on the CPU."""
+    items = example if isinstance(example, tuple) else (example,)
+    if not items or not all(isinstance(item, Tensor | np.ndarray) for item in items):
+        raise InputError(
+            f"runtime.compile(example={type(example).__name__}): the example is a tensor, an "
+            "array, or a tuple of them."
+        )
+    return tuple(as_tensor(item).cpu() for item in items)
 
 
-def _in_pytorch(node: Node) -> Callable[[dict[str, Any]], None]:
+def as_tensor(item: Any) -> Tensor:
+    """Return a tensor that shares memory with the item if PyTorch can, otherwise a copy."""
+    if isinstance(item, np.ndarray):
+        return torch.from_numpy(np.require(item, requirements=("C", "W")))
+    return item.detach() if isinstance(item, Tensor) else torch.as_tensor(item)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A part of a call. It reads its inputs from the values and adds its outputs to them."""
+
+    run: Callable[[dict[str, Any]], None]
+    reads: Collection[str]
+    # Values that no later task reads: their memory can be freed.
+    last_reads: tuple[str, ...] = ()
+
+
+def _with_last_reads(tasks: Sequence[_Task], outputs: Collection[str]) -> list[_Task]:
+    """Set the values that each task is the last to read; outputs are never freed."""
+    complete, needed = [], set(outputs)
+    for task in reversed(tasks):
+        last = tuple(sorted(set(task.reads) - needed))
+        needed.update(task.reads)
+        complete.append(replace(task, last_reads=last))
+    return complete[::-1]
+
+
+def _pytorch_step(node: Node) -> Callable[[dict[str, Any]], None]:
     def run(values: dict[str, Any]) -> None:
         values[node.name] = node.call(*(values[name] for name in node.inputs))
 
@@ -237,12 +285,12 @@ def _in_pytorch(node: Node) -> Callable[[dict[str, Any]], None]:
 
 
 class EngineModule(nn.Module):
-    """Calls the engine; has no parameters and nothing to train."""
+    """An engine as a module without parameters, for code that expects a module."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine = engine
 
     def forward(self, *inputs: Tensor) -> Any:
-        """What the network computes."""
+        """Run the network."""
         return self.engine(*inputs)

@@ -1,4 +1,4 @@
-"""Which layers run sparse and which in PyTorch, and which run image by image: by measuring."""
+"""The time that each node takes, and the table that `Engine.explain` prints."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,27 +9,21 @@ import torch
 from torch import Tensor
 
 from probmask.runtime.lower.nodes import Convolution, Network, Node
-from probmask.runtime.plan.choices import (
-    LANES,
-    Choices,
-    Timing,
-    candidates,
-    first_small,
-)
-from probmask.runtime.plan.program import build
-from probmask.runtime.plan.steps import Step, schedule
+from probmask.runtime.plan.choices import LANES, Choices, Timing, candidates, first_small
+from probmask.runtime.plan.program import build_program
+from probmask.runtime.plan.steps import Step, steps_of
 from probmask.runtime.run.runner import Runner
 
-# Seconds that the measuring of one operation may take, more or less.
+# Approximate time for measuring one operation, in seconds.
 _BUDGET = 2e-3
 
 
 def measure(network: Network, examples: Sequence[Tensor]) -> dict[str, Timing]:
     """Time each node that has a kernel, on the tensors that the examples lead to."""
     values: dict[str, Any] = dict(zip(network.inputs, examples, strict=True))
-    dense = {node.name: _run_dense(node, values) for node in network.nodes}
+    dense = {node.name: _time_dense(node, values) for node in network.nodes}
     timings = {}
-    for step in schedule(network, candidates(network)):
+    for step in steps_of(network, candidates(network)):
         if step.sparse:
             sparse, grouped = _time_step(step, values)
             for node in step.nodes:
@@ -38,8 +32,8 @@ def measure(network: Network, examples: Sequence[Tensor]) -> dict[str, Timing]:
     return timings
 
 
-def _run_dense(node: Node, values: dict[str, Any]) -> float:
-    """Run a node in PyTorch, and keep its result; the time of the second run or a later one."""
+def _time_dense(node: Node, values: dict[str, Any]) -> float:
+    """Run a node in PyTorch and add its result to the values; time all runs but the first."""
     inputs = [values[name] for name in node.inputs]
     values[node.name] = node.call(*inputs)
     if node.form is None:
@@ -48,8 +42,8 @@ def _run_dense(node: Node, values: dict[str, Any]) -> float:
 
 
 def shortest(function: Callable[[], Any], *, budget: float, least: int = 1) -> float:
-    """The shortest of several runs, in seconds."""
-    # With one thread its own time counts, not that of others on the same processor.
+    """Return the shortest of several runs, in seconds."""
+    # With one thread, count the time of this thread only, not that of other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best, spent, runs = float("inf"), 0.0, 0
     while runs < least or (spent < budget and runs < 100):
@@ -61,29 +55,30 @@ def shortest(function: Callable[[], Any], *, budget: float, least: int = 1) -> f
 
 
 def _time_step(step: Step, values: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    inputs = [values[outside.name].contiguous() for outside in step.inputs]
-    images = inputs[0].shape[: len(step.inputs[0].form.unit)].numel()
-    sparse = _time_program(step, inputs, images, lanes=1, lone=len(step.nodes))
+    """Return the seconds of each node, one image at a time and in groups."""
+    inputs = [values[external.name].contiguous() for external in step.inputs]
+    images = inputs[0].shape[: len(step.inputs[0].form.leading)].numel()
+    sparse = _time_program(step, inputs, images, lanes=1, ungrouped=len(step.nodes))
     if images < LANES:
         return sparse, {}
-    lone = first_small(step.nodes)
-    return sparse, _time_program(step, inputs, images, lanes=LANES, lone=lone)
+    small = first_small(step.nodes)
+    return sparse, _time_program(step, inputs, images, lanes=LANES, ungrouped=small)
 
 
 def _time_program(
-    step: Step, inputs: list[Tensor], images: int, *, lanes: int, lone: int
+    step: Step, inputs: list[Tensor], images: int, *, lanes: int, ungrouped: int
 ) -> dict[str, float]:
-    """Seconds of each node for all images; of those from ``lone`` on, if in groups."""
-    program = build(step.nodes, step.inputs, step.outputs, threads=1, lanes=lanes, lone=lone)
+    """Return the seconds of each node for all images; with lanes, only of the grouped nodes."""
+    program = build_program(step, threads=1, lanes=lanes, ungrouped=ungrouped)
     if lanes > 1 and program.group == 1:
         return {}
     outputs = [
-        torch.empty(images, outside.form.size, dtype=torch.float32, device="cpu")
-        for outside in step.outputs
+        torch.empty(images, external.form.size, dtype=torch.float32, device="cpu")
+        for external in step.outputs
     ]
     addresses = np.array([t.data_ptr() for t in (*inputs, *outputs)], np.int64)
     seconds = Runner(program).time_operations(addresses, budget=_BUDGET)
-    names = {node.name for node in (step.nodes[lone:] if lanes > 1 else step.nodes)}
+    names = {node.name for node in (step.nodes[ungrouped:] if lanes > 1 else step.nodes)}
     times = dict.fromkeys(names, 0.0)
     for owner, taken in zip(program.owners, seconds, strict=True):
         if owner in names:
@@ -94,44 +89,41 @@ def _time_program(
 def describe(
     network: Network, choices: Choices, timings: dict[str, Timing]
 ) -> list[dict[str, Any]]:
-    """Of each node: what it is, where it runs and why, and milliseconds here and there."""
+    """Return, for each node, where it runs and why, and its times in milliseconds."""
     return [_describe(node, choices, timings.get(node.name)) for node in network.nodes]
 
 
 def _describe(node: Node, choices: Choices, timing: Timing | None) -> dict[str, Any]:
     sparse = node.name in choices.sparse
-    kernels = None
-    if timing is not None:
-        kernels = timing.sparse if timing.grouped is None else min(timing.sparse, timing.grouped)
     return {
         "node": node.name,
         "layer": node.label,
-        "output": "×".join(map(str, node.tail)) if node.form is not None else "",
+        "output": "×".join(map(str, node.trailing)) if node.form is not None else "",
         "density": node.density if isinstance(node, Convolution) else None,
         "runs": "kernels" if sparse else "PyTorch",
-        "why": _why(node, sparse, kernels, timing),
-        "kernels_ms": None if kernels is None else 1e3 * kernels,
+        "why": _reason(node, sparse, timing),
+        "kernels_ms": None if timing is None else 1e3 * timing.on_kernels,
         "pytorch_ms": None if timing is None else 1e3 * timing.dense,
     }
 
 
-def _why(node: Node, sparse: bool, kernels: float | None, timing: Timing | None) -> str:
-    if timing is None or kernels is None:
+def _reason(node: Node, sparse: bool, timing: Timing | None) -> str:
+    if timing is None:
         return node.reason or "not measured"
-    faster = kernels < timing.dense
+    faster = timing.on_kernels < timing.dense
     if sparse:
-        return "faster" if faster else "its neighbours are on the kernels"
-    return "its neighbours are in PyTorch" if faster else "faster there"
+        return "faster" if faster else "its neighbours run on the kernels"
+    return "its neighbours run in PyTorch" if faster else "faster in PyTorch"
 
 
 def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int) -> None:
-    """Print the rows, and the sum of what runs where; of small networks in microseconds."""
+    """Print the rows and the total time, in microseconds if it is below a millisecond."""
     used = sum(row["kernels_ms" if row["runs"] == "kernels" else "pytorch_ms"] or 0 for row in rows)
     dense = sum(row["pytorch_ms"] or 0 for row in rows)
     unit, time = ("ms", _milliseconds) if used >= 1 else ("µs", _microseconds)
-    heads = ("layer", "output", "kept", "runs in", f"kernels {unit}", f"PyTorch {unit}", "why")
-    cells = [heads, *(_cells(row, time) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    headings = ("layer", "output", "kept", "runs in", f"kernels {unit}", f"PyTorch {unit}", "why")
+    cells = [headings, *(_cells(row, time) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
         aligned = [
             cell.rjust(width) if i in (2, 4, 5) else cell.ljust(width)
@@ -139,8 +131,8 @@ def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int
         ]
         print("  ".join(aligned).rstrip())
     print(
-        f"\n{time(used)} {unit} in all as chosen, {time(dense)} {unit} if all of it ran in PyTorch "
-        f"(each layer by itself, one thread); {threads} thread{'s' * (threads > 1)}; "
+        f"\n{time(used)} {unit} in total as chosen, {time(dense)} {unit} if every layer ran in "
+        f"PyTorch (each layer timed alone, on one thread); {threads} thread{'s' * (threads > 1)}; "
         f"compiled in {compile_seconds:.1f} s"
     )
 

@@ -1,4 +1,4 @@
-"""Run a step on the compiled kernels: arenas, threads, and the tensors around it."""
+"""Run a step on the kernels: arenas, sharing among threads, and the tensors around it."""
 
 import time
 from itertools import pairwise
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from probmask.errors import InputError
 from probmask.runtime.kernels.driver import run
@@ -13,86 +14,87 @@ from probmask.runtime.plan.program import Program
 from probmask.runtime.plan.steps import Step
 from probmask.runtime.run.threads import Threads
 
-_LINE = 64  # bytes
+_CACHE_LINE = 64  # bytes
+# Larger than any number of barriers that threads pass: it opens all of them.
+_OPEN = 1 << 60
 
 
-# More than any number of threads will ever have come to meetings.
-_OVER = 1 << 60
+class NonFiniteResultError(Exception):
+    """A result is not finite. Then a kernel that skips zeros differs from PyTorch: 0 · ∞ is NaN."""
 
 
-class DoubtError(Exception):
-    """Something is not finite: skipping zeros is then not what PyTorch does."""
-
-
-class Arenas:
-    """Arenas of one program; each call borrows one, so that calls do not disturb each other."""
+class ArenaPool:
+    """Arenas of one program. Each call borrows one, so that concurrent calls are independent."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._free: list[Any] = []  # taking and adding are one step each: no lock to be held
+        self._free: list[Any] = []  # append and pop are atomic, so no lock is needed
 
     def borrow(self) -> Any:
-        """One that nobody uses, with zeros wherever padding is."""
+        """Return an arena that is not in use; its padding is zero."""
         try:
             return self._free.pop()
         except IndexError:
-            return self._new()
+            return self._create()
 
     def give_back(self, arena: Any) -> None:
-        """To the next call."""
+        """Return an arena to the pool."""
         self._free.append(arena)
 
-    def _new(self) -> Any:
-        raw = np.zeros(self._size + _LINE // 4, np.float32)
-        skip = -raw.ctypes.data % _LINE // 4
+    def _create(self) -> Any:
+        raw = np.zeros(self._size + _CACHE_LINE // 4, np.float32)
+        skip = -raw.ctypes.data % _CACHE_LINE // 4
         return raw[skip : skip + self._size]
 
 
 class Runner:
-    """A program and what it needs to run."""
+    """Runs a program on images ``begin`` to ``end``.
+
+    ``external`` holds the addresses of the program's input and output tensors.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.arenas = Arenas(program.arena_size)
+        self.arenas = ArenaPool(program.arena_size)
 
-    def run(self, outside: Any, begin: int, end: int) -> bool:
-        """Compute images on this thread; whether all numbers were finite."""
+    def run(self, external: Any, begin: int, end: int) -> bool:
+        """Compute images on this thread; return whether all results are finite."""
         arena = self.arenas.borrow()
         try:
-            return self._call(arena, outside, begin, end, 0, 1, np.zeros(8, np.int64))
+            return self._call(arena, external, begin, end, 0, 1, np.zeros(8, np.int64))
         finally:
             self.arenas.give_back(arena)
 
-    def run_together(self, outside: Any, begin: int, end: int, threads: Threads) -> bool:
-        """Compute images with all threads on each layer."""
+    def run_together(self, external: Any, begin: int, end: int, threads: Threads) -> bool:
+        """Compute images with all threads on each layer; return whether all is finite."""
         arena = self.arenas.borrow()
-        meetings = np.zeros(8, np.int64)
-        work = [
+        barriers = np.zeros(8, np.int64)
+        jobs = [
             lambda thread=thread: self._call(
-                arena, outside, begin, end, thread, threads.count, meetings
+                arena, external, begin, end, thread, threads.count, barriers
             )
             for thread in range(threads.count)
         ]
 
-        def let_go() -> None:
-            """Nobody waits for who will never come: all meetings are over."""
-            meetings[0] = _OVER
+        def open_barriers() -> None:
+            """Release every waiting thread: another one will not reach the barrier."""
+            barriers[0] = _OPEN
 
-        fine = all(threads.map(work, let_go))
+        finite = all(threads.map(jobs, open_barriers))
         self.arenas.give_back(arena)
-        return fine
+        return finite
 
-    def time_operations(self, outside: Any, *, budget: float) -> list[float]:
-        """Seconds of each operation, for one image or one group; each is given ``budget`` seconds.
+    def time_operations(self, external: Any, *, budget: float) -> list[float]:
+        """Return the seconds of each operation, for one image or one group, on one thread.
 
-        Each is measured by itself on the tensors that a whole run left, with one thread.
+        Each operation is timed for about ``budget`` seconds, on the tensors of a complete run.
         """
         arena = self.arenas.borrow()
-        nobody = np.zeros(8, np.int64)
+        barriers = np.zeros(8, np.int64)
         try:
-            self._call(arena, outside, 0, self.program.group, 0, 1, nobody)
+            self._call(arena, external, 0, self.program.group, 0, 1, barriers)
             return [
-                _time_one(self.program, i, arena, outside, nobody, budget)
+                _time_operation(self.program, i, arena, external, barriers, budget)
                 for i in range(len(self.program.table))
             ]
         finally:
@@ -101,33 +103,33 @@ class Runner:
     def _call(
         self,
         arena: Any,
-        outside: Any,
+        external: Any,
         begin: int,
         end: int,
         thread: int,
         threads: int,
-        meetings: Any,
+        barriers: Any,
     ) -> bool:
         p = self.program
-        fine: bool = run(
-            p.table, p.limits, p.lone, arena, p.longs, p.offsets, p.values, p.constants, p.masks,
-            outside, begin, end, p.group, thread, threads, meetings,
+        finite: bool = run(
+            p.table, p.limits, p.ungrouped, arena, p.longs, p.offsets, p.values, p.constants,
+            p.position_bits, external, begin, end, p.group, thread, threads, barriers,
         )  # fmt: skip
-        return fine
+        return finite
 
 
-def _time_one(
-    program: Program, i: int, arena: Any, outside: Any, nobody: Any, budget: float
+def _time_operation(
+    program: Program, i: int, arena: Any, external: Any, barriers: Any, budget: float
 ) -> float:
-    """The shortest of several runs of one operation, in a table that repeats it."""
+    """Return the shortest time of one operation, from tables that repeat it."""
     p = program
 
     def seconds(times: int) -> float:
         table, limits = (np.repeat(a[i : i + 1], times, axis=0) for a in (p.table, p.limits))
         started = time.thread_time()
         run(
-            table, limits, 0, arena, p.longs, p.offsets, p.values, p.constants, p.masks,
-            outside, 0, 1, 1, 0, 1, nobody,
+            table, limits, 0, arena, p.longs, p.offsets, p.values, p.constants,
+            p.position_bits, external, 0, 1, 1, 0, 1, barriers,
         )  # fmt: skip
         return time.thread_time() - started
 
@@ -137,8 +139,8 @@ def _time_one(
     return max(0.0, min(seconds(times) for _ in range(3)) - empty) / times
 
 
-class NativeStep:
-    """A step with a program for single images, and perhaps one for groups of images."""
+class KernelStep:
+    """A step on the kernels, with a program for single images and optionally one for groups."""
 
     def __init__(
         self, step: Step, single: Program, grouped: Program | None, threads: Threads
@@ -149,57 +151,57 @@ class NativeStep:
         self.threads = threads
 
     def __call__(self, values: dict[str, Any]) -> None:
-        """Compute the step's outputs and put them to the values."""
-        inputs = [values[outside.name].contiguous() for outside in self.step.inputs]
-        lead = inputs[0].shape[: len(self.step.inputs[0].form.unit)]
-        images = lead.numel()
+        """Compute the step's outputs and add them to the values."""
+        inputs = [values[external.name].contiguous() for external in self.step.inputs]
+        leading = inputs[0].shape[: len(self.step.inputs[0].form.leading)]
+        images = leading.numel()
         self._check(inputs, images)
         outputs = [
-            torch.empty(*lead, *outside.tail, dtype=torch.float32, device="cpu")
-            for outside in self.step.outputs
+            torch.empty(*leading, *external.trailing, dtype=torch.float32, device="cpu")
+            for external in self.step.outputs
         ]
         addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
         if not self._compute(np.array(addresses, np.int64), images):
-            raise DoubtError
-        for outside, tensor in zip(self.step.outputs, outputs, strict=True):
-            values[outside.name] = tensor
+            raise NonFiniteResultError
+        for external, tensor in zip(self.step.outputs, outputs, strict=True):
+            values[external.name] = tensor
 
-    def _check(self, inputs: list[Any], images: int) -> None:
-        """Refuse sizes that do not go together before compiled code reads what is not there."""
-        for tensor, outside in zip(inputs, self.step.inputs, strict=True):
-            if tensor.numel() != images * outside.form.size:
+    def _check(self, inputs: list[Tensor], images: int) -> None:
+        """Raise if sizes do not match: compiled code would read past the end of a tensor."""
+        for tensor, external in zip(inputs, self.step.inputs, strict=True):
+            if tensor.numel() != images * external.form.size:
                 found = ", ".join("×".join(map(str, other.shape)) for other in inputs)
                 raise InputError(
-                    f"the network was compiled for inputs whose sizes go together; these lead to "
-                    f"tensors of {found}."
+                    "the sizes of the inputs do not match each other as those of the example did; "
+                    f"they lead to tensors of {found}."
                 )
 
-    def _compute(self, outside: Any, images: int) -> bool:
+    def _compute(self, external: Any, images: int) -> bool:
         group = self.grouped.program.group if self.grouped is not None else 1
         in_groups = images // group * group if self.grouped is not None else 0
-        fine = True
+        finite = True
         if self.grouped is not None and in_groups:
-            fine = self._share(self.grouped, outside, 0, in_groups, group)
+            finite = self._share(self.grouped, external, 0, in_groups, group)
         if in_groups < images:
-            fine = self._share(self.single, outside, in_groups, images, 1) and fine
-        return fine
+            finite = self._share(self.single, external, in_groups, images, 1) and finite
+        return finite
 
-    def _share(self, runner: Runner, outside: Any, begin: int, end: int, group: int) -> bool:
-        """Divide images among threads if there are enough, or else each layer of an image."""
+    def _share(self, runner: Runner, external: Any, begin: int, end: int, group: int) -> bool:
+        """Divide the images among threads if there are enough, otherwise each layer."""
         count = self.threads.count
         groups = (end - begin) // group
         if count == 1:
-            return runner.run(outside, begin, end)
+            return runner.run(external, begin, end)
         if groups >= 2 * count or groups == count:
             bounds = [begin + groups * k // count * group for k in range(count + 1)]
-            work = [
-                lambda first=first, last=last: runner.run(outside, first, last)
+            jobs = [
+                lambda first=first, last=last: runner.run(external, first, last)
                 for first, last in pairwise(bounds)
             ]
-            return all(self.threads.map(work))
+            return all(self.threads.map(jobs))
         if not self.threads.together.acquire(blocking=False):
-            return runner.run(outside, begin, end)  # another call has the threads
+            return runner.run(external, begin, end)  # another call uses the threads
         try:
-            return runner.run_together(outside, begin, end, self.threads)
+            return runner.run_together(external, begin, end, self.threads)
         finally:
             self.threads.together.release()

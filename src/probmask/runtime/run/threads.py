@@ -1,4 +1,4 @@
-"""Threads that compiled code runs on: in a forked child as well, and after an interrupt."""
+"""Threads for compiled code, which survive forks and interrupts."""
 
 import os
 import threading
@@ -9,134 +9,135 @@ from typing import Any
 
 
 class Threads:
-    """Threads that compiled code runs on; one call at a time shares its layers among them."""
+    """A pool of threads. One call at a time can share its layers among them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._workers: _Workers | None = None
-        self._renew()
+        self._reset()
 
     @property
     def together(self) -> Any:
-        """The lock of the one call that shares its layers.
+        """The lock of the call that shares its layers.
 
-        An interrupt can leave it locked. The thread that was interrupted gets it all the same:
-        it cannot be in two calls at once.
+        An interrupt can leave it locked. The interrupted thread can still acquire it, because it
+        cannot be in two calls at once.
         """
         self._check_process()
         return self._together
 
     def map(
-        self, work: Sequence[Callable[[], Any]], let_go: Callable[[], None] = lambda: None
+        self, functions: Sequence[Callable[[], Any]], release: Callable[[], None] = lambda: None
     ) -> list[bool]:
-        """Run all, the first on this thread; what each returns.
+        """Call all functions, the first on this thread; return their results.
 
-        On an interrupt nothing is left running: what has begun ends before the exception goes on,
-        as it writes to memory that would be given to others. ``let_go`` ends all waiting for work
-        that will then never begin.
+        On an interrupt, functions that have started finish before the exception propagates, because
+        they write to memory that other calls would get. ``release`` has to end their waiting for
+        functions that will then never start.
         """
-        jobs = [_Job(function) for function in work[1:]]
+        jobs = [_Job(function) for function in functions[1:]]
         try:
-            workers = self._other_threads()
+            workers = self._started_workers()
             for job in jobs:
                 workers.queue.put(job)
-            return [bool(work[0]()), *(job.result() for job in jobs)]
+            return [bool(functions[0]()), *(job.result() for job in jobs)]
         except BaseException:
-            _stop(jobs, let_go)
+            _stop(jobs, release)
             raise
 
-    def _other_threads(self) -> "_Workers":
+    def _started_workers(self) -> "_Workers":
         self._check_process()
         if self._workers is None:
             self._workers = _Workers(max(1, self.count - 1))
         return self._workers
 
     def _check_process(self) -> None:
-        """Threads do not survive a fork, nor does anybody unlock what they had locked."""
+        """Reset after a fork: the child has no threads, and its locks may be held forever."""
         if self._process != os.getpid():
-            self._renew()
+            self._reset()
 
-    def _renew(self) -> None:
+    def _reset(self) -> None:
         self._together = threading.RLock()
         self._workers = None
         self._process = os.getpid()
 
 
 class _Workers:
-    """Threads that take jobs from a queue until nobody can give them any more.
+    """Threads that take jobs from a queue until this object is garbage-collected.
 
-    Not an executor: that waits in Python code, which an interrupt leaves half done. Queue and locks
-    here are waited for in C.
+    An executor would not do: it waits in Python code, where an interrupt can leave its state
+    inconsistent. The queue and locks used here wait in C.
     """
 
     def __init__(self, count: int) -> None:
         self.queue: SimpleQueue[_Job | None] = SimpleQueue()
         for _ in range(count):
             threading.Thread(target=_work, args=(self.queue,), name="probmask", daemon=True).start()
-        weakref.finalize(self, _dismiss, self.queue, count)
+        weakref.finalize(self, _stop_workers, self.queue, count)
 
 
 def _work(queue: "SimpleQueue[_Job | None]") -> None:
     while (job := queue.get()) is not None:
         job()
-        del job  # and with it what it computes on, while there is nothing to do
+        del job  # free its tensors while waiting for the next job
 
 
-def _dismiss(queue: "SimpleQueue[_Job | None]", count: int) -> None:
+def _stop_workers(queue: "SimpleQueue[_Job | None]", count: int) -> None:
     for _ in range(count):
         queue.put(None)
 
 
 class _Job:
-    """Work that can be called off until it begins; one thread waits for it."""
+    """A function call that can be cancelled until it starts. One thread waits for it."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
-        self._running = threading.Lock()  # held until it has ended
+        self._running = threading.Lock()  # held until the job has finished
         self._running.acquire()
-        self._begun = self._ended = self._called_off = False
-        self._returned: bool | BaseException = False
+        self._started = self._finished = self._cancelled = False
+        self._outcome: bool | BaseException = False
 
     def __call__(self) -> None:
-        self._begun = True  # before looking: who calls off looks the other way round
+        # Set before reading `_cancelled`; `_stop` sets that before it reads `_started`.
+        self._started = True
         try:
-            self._returned = not self._called_off and bool(self._function())
+            self._outcome = not self._cancelled and bool(self._function())
         except BaseException as error:
-            self._returned = error
-        self._ended = True
+            self._outcome = error
+        self._finished = True
         self._running.release()
 
     def result(self) -> bool:
-        """What it returned or raised, once it has."""
+        """Wait for the job, then return its result or raise its exception."""
         self._wait()
-        if isinstance(self._returned, BaseException):
-            raise self._returned
-        return self._returned
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
 
-    def call_off(self) -> None:
-        """Have it end at once, unless it has begun."""
-        self._called_off = True
+    def cancel(self) -> None:
+        """Skip the function, unless it has started."""
+        self._cancelled = True
 
-    def wait_if_begun(self) -> None:
-        """Until it has ended; what was called off before may still wait in the queue, or never."""
-        if self._begun:
+    def wait_if_started(self) -> None:
+        """Wait until a started job has finished. A cancelled one may stay in the queue."""
+        if self._started:
             self._wait()
 
     def _wait(self) -> None:
-        # The lock is not given back: an interrupt might come in between.
-        if not self._ended:
+        # The lock is never released again: an interrupt might come in between.
+        if not self._finished:
             self._running.acquire()
 
 
-def _stop(jobs: Sequence[_Job], let_go: Callable[[], None]) -> None:
-    """Call off what has not begun and wait for the rest, however often it is interrupted."""
+def _stop(jobs: Sequence[_Job], release: Callable[[], None]) -> None:
+    """Cancel the jobs that have not started and wait for the others, despite interrupts."""
     while True:
         try:
             for job in jobs:
-                job.call_off()
-            let_go()
+                job.cancel()
+            release()
             for job in jobs:
-                job.wait_if_begun()
+                job.wait_if_started()
             return
         except KeyboardInterrupt:
             continue

@@ -1,0 +1,112 @@
+"""Arguments that several commands share."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probmask.cli.terminal import shows_progress
+from probmask.errors import InputError
+
+if TYPE_CHECKING:
+    from probmask.analysis.records import Run
+
+MODEL_HELP = "package.module:function of your own network; the function is imported and called"
+MODEL_NAME_HELP = "see 'probmask list models', or package.module:function of your own network"
+
+
+def add_artifact(command: argparse.ArgumentParser) -> None:
+    """Add ARTIFACT: a file, or a run's directory."""
+    command.add_argument(
+        "artifact", type=Path, metavar="ARTIFACT", help="a model.safetensors, or a run's directory"
+    )
+
+
+def artifact_path(options: argparse.Namespace) -> Path:
+    """Return the path of the artifact, which may be in a run's directory."""
+    given: Path = options.artifact
+    return given / "model.safetensors" if given.is_dir() else given
+
+
+def add_runs(command: argparse.ArgumentParser) -> None:
+    """Add RUNS: records, directories of runs, or directories that contain either."""
+    command.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUNS",
+        help="record.json files, directories of runs, or directories that contain any of these",
+    )
+
+
+def finished_runs(options: argparse.Namespace) -> "Sequence[Run]":
+    """Return the finished runs at the given paths, each once.
+
+    Raises:
+        InputError: If there are none.
+    """
+    from probmask.analysis.records import find_records
+
+    found = find_records(options.runs)
+    if not found:
+        paths = ", ".join(str(path) for path in options.runs)
+        raise InputError(
+            f"{paths}: found no record.json. A run writes it when it finishes; pass the directory "
+            "of a finished run."
+        )
+    return found
+
+
+def add_assignments(command: argparse.ArgumentParser) -> None:
+    """Add ``--set KEY=VALUE``, which may be repeated."""
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set any key of the configuration, as in --set optimizer.lr=0.05; may be repeated",
+    )
+
+
+def assignments(options: argparse.Namespace) -> list[tuple[str, Any]]:
+    """Return the keys and parsed values of ``--set``."""
+    from probmask.training.config import parse_value
+
+    parsed = []
+    for assignment in options.set:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise InputError(f"--set {assignment}: expected KEY=VALUE, as in optimizer.lr=0.05.")
+        parsed.append((key, parse_value(value)))
+    return parsed
+
+
+def add_data_location(command: argparse.ArgumentParser) -> None:
+    """Add ``--data-dir`` and ``--download``."""
+    command.add_argument("--data-dir", metavar="DIR", help="directory of the data set")
+    command.add_argument(
+        "--download", action="store_true", help="download the data set first if it is missing"
+    )
+
+
+def download(data: str, directory: str | None, options: argparse.Namespace) -> None:
+    """Download a data set unless its files exist.
+
+    Every rank calls this, because none can train without the files. A file gets its name only
+    once it is complete, and existing files are not downloaded again.
+    """
+    from probmask.data import download_data
+
+    download_data(data, directory, progress=shows_progress(options))
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Parse the shape of one input, as in ``3,32,32``; return None for None."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(size) for size in text.replace("x", ",").split(","))
+    except ValueError as error:
+        raise InputError(
+            f"--input-shape {text}: expected the shape of one input, as in 3,32,32."
+        ) from error

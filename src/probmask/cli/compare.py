@@ -1,0 +1,214 @@
+"""`probmask compare`: print tables of runs, with mean and standard deviation over seeds."""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from probmask.cli.arguments import add_runs, finished_runs
+from probmask.cli.terminal import print_rows
+
+if TYPE_CHECKING:
+    from probmask.analysis.comparison import Cell, Setting
+
+_FORMATS = ("text", "markdown", "csv", "json")
+_SPEED_HEADINGS = ("method", "sparsity", "weights", "MACs", "bytes", "ms", "images", "threads")
+_MEASURES = {
+    "test": "test accuracy at the last epoch, %",
+    "val": "validation accuracy at the last epoch, %",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command and its arguments to the parser."""
+    compare = commands.add_parser(
+        "compare",
+        help="print tables of runs: mean ± standard deviation over seeds",
+        description="Compare runs by their test or validation accuracy after the last epoch. Runs "
+        "with the same network, data, epochs and optimizer share a table. The best method at each "
+        "sparsity is marked; runs that missed their target sparsity are not ranked.",
+    )
+    add_runs(compare)
+    compare.add_argument(
+        "--on",
+        choices=("test", "val"),
+        default="test",
+        help="images on which the accuracy was measured; val: the training images held out by "
+        'select_on = "val", to choose between runs without using the test images (default: '
+        "%(default)s)",
+    )
+    compare.add_argument(
+        "--format",
+        choices=_FORMATS,
+        default="text",
+        help="default: %(default)s; --json selects json",
+    )
+    compare.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print one table per group of comparable runs."""
+    from probmask.analysis.comparison import compare
+
+    settings = compare(finished_runs(options), options.on)
+    print_comparison(settings, "json" if options.json else options.format)
+
+
+def print_comparison(settings: "Sequence[Setting]", form: str) -> None:
+    """Print comparisons as text, markdown, csv or json; the output depends on the records only."""
+    if form == "json":
+        tables = [
+            {
+                "title": setting.title,
+                "details": list(setting.details),
+                "cells": [_line(setting, index) for index in range(len(setting.cells))],
+            }
+            for setting in settings
+        ]
+        print(json.dumps({"settings": tables}, indent=2, ensure_ascii=False))
+    elif form == "csv":
+        _print_csv(settings)
+    else:
+        for index, setting in enumerate(settings):
+            if index:
+                print()
+            _print_table(setting, markdown=form == "markdown")
+
+
+def _print_csv(settings: "Sequence[Setting]") -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for index, setting in enumerate(settings):
+        lines = [_line(setting, position) for position in range(len(setting.cells))]
+        if index == 0:
+            writer.writerow(["network and data", "training", *lines[0]])
+        about = [setting.title, "; ".join(setting.details)]
+        for line in lines:
+            writer.writerow([*about, *("" if value is None else value for value in line.values())])
+
+
+def _line(setting: "Setting", index: int) -> dict[str, Any]:
+    """Return a cell for csv and json, without rounding."""
+    cell = setting.cells[index]
+    return {
+        "method": cell.label,
+        "sparsity": cell.sparsity,
+        "of": "MACs" if cell.cost == "flops" else "weights",
+        "reached": cell.reached,
+        "verified": cell.verified,
+        "seeds": len(cell.runs),
+        "accuracy_on": cell.on,
+        "accuracy": cell.mean,
+        "deviation": cell.deviation,
+        "best": index in setting.best,
+        "paper": cell.paper,
+        "kept": cell.mean_of("kept"),
+        "macs": cell.mean_of("macs", "sparse"),
+        "bytes": cell.mean_of("bytes"),
+        "seconds": cell.mean_of("seconds"),
+        "milliseconds": cell.milliseconds,
+        "batch": None if cell.milliseconds is None or cell.timed is None else cell.timed[0],
+    }
+
+
+def _print_table(setting: "Setting", *, markdown: bool) -> None:
+    title = ", ".join((setting.title, *setting.details))
+    print(f"**{_escaped(title)}**\n" if markdown else title)
+    labels = setting.ranking
+    levels = sorted({cell.level for cell in setting.cells})
+    indices = {(cell.label, cell.level): index for index, cell in enumerate(setting.cells)}
+    columns: dict[str, list[str]] = {"method": labels}
+    for level in levels:
+        found = [indices.get((label, level)) for label in labels]
+        cells = [None if index is None else setting.cells[index] for index in found]
+        columns[_heading(level)] = [_entry(setting, index) for index in found]
+        if any(cell is not None and cell.paper is not None for cell in cells):
+            columns[f"paper, {_heading(level)}"] = [_paper_entry(cell) for cell in cells]
+    print_rows(list(columns), list(zip(*columns.values(), strict=True)), markdown=markdown)
+    if markdown:
+        print()
+    for note in _notes(setting):
+        print(note)
+    if any(cell.milliseconds is not None for cell in setting.cells):
+        print()
+        _print_latencies(setting, markdown=markdown)
+
+
+def _print_latencies(setting: "Setting", *, markdown: bool) -> None:
+    """Print size and speed of the cells that `probmask bench` has timed."""
+    rows = [
+        (
+            cell.label,
+            _heading(cell.level),
+            _figure(cell.mean_of("kept")),
+            _figure(cell.mean_of("macs", "sparse")),
+            _figure(cell.mean_of("bytes")),
+            f"{cell.milliseconds:.2f}",
+            f"{cell.timed[0]:g}",
+            f"{cell.timed[1]:g}",
+        )
+        for cell in setting.cells
+        if cell.milliseconds is not None and cell.timed is not None
+    ]
+    print_rows(_SPEED_HEADINGS, rows, markdown=markdown)
+    if markdown:
+        print()
+    print("ms: one forward pass of a batch, timed by `probmask bench`; mean over seeds")
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _heading(level: tuple[float, str]) -> str:
+    sparsity, cost = level
+    if sparsity == 0:
+        return "dense"
+    return f"{100 * sparsity:.4g} %" + (" of MACs" if cost == "flops" else "")
+
+
+def _entry(setting: "Setting", index: int | None) -> str:
+    from probmask.analysis.comparison import rounded
+
+    if index is None:
+        return "–"
+    cell = setting.cells[index]
+    entry = rounded(cell.mean)
+    if cell.deviation is not None:
+        entry += f" ± {rounded(cell.deviation)}"
+    if len(_seed_counts(setting)) > 1:
+        entry += f" ({len(cell.runs)})"
+    if not cell.verified:
+        entry += f" † {100 * cell.reached:.2f} %"
+    return entry + " ★" * (index in setting.best)
+
+
+def _paper_entry(cell: "Cell | None") -> str:
+    from probmask.analysis.comparison import rounded
+
+    return "–" if cell is None or cell.paper is None else rounded(cell.paper)
+
+
+def _notes(setting: "Setting") -> list[str]:
+    counts = _seed_counts(setting)
+    if counts == {1}:
+        seeds = "one seed each"
+    elif len(counts) == 1:
+        seeds = f"mean ± standard deviation over {counts.pop()} seeds"
+    else:
+        seeds = "mean ± standard deviation (number of seeds)"
+    best = "; ★ best at its sparsity" if setting.best else ""
+    notes = [f"{_MEASURES[setting.on]}: {seeds}{best}"]
+    if any(not cell.verified for cell in setting.cells):
+        notes.append("† missed its target sparsity; not ranked")
+    return notes
+
+
+def _seed_counts(setting: "Setting") -> set[int]:
+    return {len(cell.runs) for cell in setting.cells}
+
+
+def _escaped(text: str) -> str:
+    """Escape the characters that have a meaning in Markdown."""
+    return "".join(f"\\{each}" if each in "\\*_`[]<>|#" else each for each in text)

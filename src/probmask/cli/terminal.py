@@ -1,0 +1,201 @@
+"""Print messages, JSON and tables. Rich is imported with the first table, so that help is fast."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probmask.launch import is_first_rank, launched_rank
+from probmask.messages import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+MACS_NOTE = "MACs: multiply-accumulates by STR's convention, without pooling"
+_PIPE_WIDTH = 220  # characters per line where output does not go to a terminal
+
+
+def print_message(message: str, *, every_rank: bool = False) -> None:
+    """Print a message to stderr, on the first rank only unless `every_rank` is set."""
+    message = "\n".join(map(printable, message.split("\n")))
+    if is_first_rank():
+        print(f"probmask: {message}", file=sys.stderr)
+    elif every_rank:
+        print(f"probmask (rank {launched_rank()}): {message}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def shows_progress(options: argparse.Namespace) -> bool:
+    """Return whether a progress bar would be visible: in a terminal, without --json, on rank 0."""
+    return sys.stderr.isatty() and not options.json and is_first_rank()
+
+
+def print_training(
+    directory: Path, record: Mapping[str, Any], dense: Mapping[str, Any] | None
+) -> None:
+    """Print the layers and the results of a run, next to the results of its dense twin."""
+    console = make_console()
+    print_table(console, _layer_table(record))
+    selected = record.get("selection") is not None and record["selection"]["on"] == "val"
+    accuracies = ("test accuracy", "validation") if selected else ("test accuracy",)
+    results = make_table("network", *accuracies, "weights", "MACs", "file", "trained in")
+    for name, run in (("dense", dense), (record["method"]["name"], record)):
+        if run is not None:
+            results.add_row(name, *_result(run, with_validation=selected))
+    print_table(console, results, optional=("trained in",))
+    print_line(console, MACS_NOTE)
+    unreadable = record.get("unreadable", [])
+    if unreadable:
+        print_line(console, f"{len(unreadable)} image files are unreadable; record.json lists them")
+    files = "config.toml, metrics.jsonl, model.safetensors, record.json"
+    print_line(console, f"in {directory}: {files}")
+
+
+def print_rows(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    optional: Sequence[str] = (),
+    markdown: bool = False,
+) -> None:
+    """Print a table with right-aligned numbers, for the terminal or as Markdown.
+
+    A terminal that is too narrow gets the table without the `optional` columns.
+    """
+    rows = list(rows)
+    right = [all(_is_figure(row[column]) for row in rows) for column in range(len(headings))]
+    if markdown:
+        print("| " + " | ".join(headings) + " |")
+        print("|" + "|".join("---:" if figures else "---" for figures in right) + "|")
+        for row in rows:
+            print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+        return
+    table = _empty_table()
+    for heading, figures in zip(headings, right, strict=True):
+        table.add_column(heading, justify="right" if figures else "left")
+    for row in rows:
+        table.add_row(*row)
+    print_table(make_console(), table, optional=optional)
+
+
+def print_pairs(console: "Console", pairs: Iterable[tuple[str, str]]) -> None:
+    """Print headings and texts in two columns; long texts wrap within their column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, text in pairs:
+        table.add_row(Text(heading, style="bold"), verbatim(text))
+    console.print()
+    console.print(table)
+
+
+def print_table(console: "Console", table: "Table", *, optional: Sequence[str] = ()) -> None:
+    """Print a table; drop `optional` columns while it is too wide, but never truncate figures."""
+    from rich.measure import Measurement
+
+    for heading in (*optional, None):
+        width = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+        if width <= console.width or heading is None:
+            break
+        table.columns = [column for column in table.columns if column.header != heading]
+        for index, column in enumerate(table.columns):
+            column._index = index
+    console.width = max(width, console.width)
+    console.print(table)
+
+
+def print_line(console: "Console", text: str) -> None:
+    """Print a line as it is: without markup, since paths may contain brackets, and unwrapped."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def make_console() -> "Console":
+    """Return a console; its lines are wide where the output goes to a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def make_table(*headings: str) -> "Table":
+    """Return an empty table of figures; the first column and texts are aligned to the left."""
+    table = _empty_table()
+    for index, heading in enumerate(headings):
+        left = index == 0 or heading in ("shape", "stored as")
+        table.add_column(heading, justify="left" if left else "right")
+    return table
+
+
+def verbatim(text: str) -> "Text":
+    """Return a table cell with this text, without markup or control codes."""
+    from rich.text import Text
+
+    return Text(printable(text))
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """Write a shape as in 3×32×32."""
+    return "×".join(str(n) for n in shape)
+
+
+def format_percent(fraction: float) -> str:
+    """Write a fraction in percent."""
+    return f"{100 * fraction:.2f} %"
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes in B, kB or MB."""
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1000:,.1f} kB" if count < 1_000_000 else f"{count / 1e6:,.2f} MB"
+
+
+def _layer_table(record: Mapping[str, Any]) -> "Table":
+    table = make_table("layer", "shape", "kept", "of", "sparsity")
+    for layer in record["layers"]:
+        table.add_row(
+            verbatim(layer["name"]),
+            format_shape(layer["shape"]),
+            f"{layer['kept']:,}",
+            f"{layer['size']:,}",
+            format_percent(layer["sparsity"]),
+        )
+    table.add_section()
+    kept, size = record["kept"], record["size"]
+    total = ("all", "", f"{kept:,}", f"{size:,}", format_percent(1 - kept / size))
+    table.add_row(*total, style="bold")
+    return table
+
+
+def _result(run: Mapping[str, Any], *, with_validation: bool) -> tuple[str, ...]:
+    test = run["test"]
+    macs = run["macs"]["sparse"]
+    validation = (f"{run['selection']['accuracy']:.2f} %",) if with_validation else ()
+    return (
+        f"{test['accuracy']:.2f} % ({test['correct']}/{test['total']})",
+        *validation,
+        f"{run['kept']:,}",
+        f"{macs / 1e6:,.2f} M",
+        format_bytes(run["bytes"]),
+        f"{run['seconds']:.0f} s",
+    )
+
+
+def _empty_table() -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+
+
+def _is_figure(text: str) -> bool:
+    return text == "–" or text[:1].isdigit()

@@ -1,0 +1,157 @@
+"""`probmask train`: train a sparse network."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probmask.checks import check_sparsity
+from probmask.cli.arguments import (
+    MODEL_NAME_HELP,
+    add_assignments,
+    add_data_location,
+    assignments,
+    download,
+)
+from probmask.cli.terminal import print_json, print_message, print_training, shows_progress
+from probmask.errors import InputError
+from probmask.launch import is_first_rank
+
+if TYPE_CHECKING:
+    from probmask.training.config import TrainConfig
+    from probmask.training.progress import MakeReporter
+
+# Keys of the configuration by the flag that sets them.
+_FLAGS = {
+    "data": "data",
+    "data_dir": "data_dir",
+    "select_on": "select_on",
+    "model": "model",
+    "method": "method.name",
+    "sparsity": "method.sparsity",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+    "seed": "seed",
+    "devices": "devices",
+    "strategy": "strategy",
+    "precision": "precision",
+    "dense_twin": "dense_twin",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command and its arguments to the parser."""
+    train = commands.add_parser(
+        "train",
+        help="train a sparse network",
+        description="Train a sparse network. Without arguments, a small convolutional network is "
+        "trained on handwritten digits at 98 % sparsity, together with its dense twin.",
+    )
+    train.add_argument("config", nargs="?", type=Path, metavar="RUN.toml", help="configuration")
+    train.add_argument("--data", help="data set; see 'probmask list data'")
+    add_data_location(train)
+    train.add_argument(
+        "--select-on",
+        metavar="val|test|none",
+        help="images on which runs are compared: held-out training images (val, the default), "
+        "test images (test), or none, which trains on all training images",
+    )
+    train.add_argument("--model", help=MODEL_NAME_HELP)
+    train.add_argument("--method", help="sparsification method; see 'probmask list methods'")
+    train.add_argument("--sparsity", type=float, help="fraction of the weights pruned, in [0, 1)")
+    train.add_argument("--epochs", type=int, help="passes over the training data")
+    train.add_argument("--batch-size", type=int, help="images per update, over all devices")
+    train.add_argument("--seed", type=int, help="seed of all random numbers")
+    train.add_argument("--out", type=Path, metavar="DIR", help="directory of the run; must be new")
+    train.add_argument("--devices", type=int, metavar="N", help="number of devices")
+    train.add_argument("--strategy", help="strategy of Lightning Fabric, as in ddp")
+    train.add_argument("--precision", help="32-true or bf16-mixed")
+    train.add_argument(
+        "--dense-twin",
+        action=argparse.BooleanOptionalAction,
+        help="also train a dense network for comparison (default: only for digits)",
+    )
+    train.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        metavar="DIR",
+        help="continue the unfinished run in DIR (or in --out)",
+    )
+    add_assignments(train)
+    train.add_argument("--quiet", action="store_true", help="print the result, but no progress")
+    train.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train with the given configuration and print the result."""
+    from probmask.training.run import train
+    from probmask.training.run_directory import RunDirectory
+
+    resume = options.resume is not None
+    out = _directory(options)
+    config = _configuration(options, out)
+    if options.download:
+        needed = config or RunDirectory(Path(str(out))).read_config()
+        download(needed.data, needed.data_dir, options)
+    finished = resume and out is not None and RunDirectory(out).finished
+    outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
+    if not is_first_rank():
+        return
+    if finished:
+        print_message(f"{out}: this run had already finished; printing its result.")
+    if options.json:
+        print_json(
+            {"directory": str(outcome.directory), "run": outcome.record, "dense": outcome.dense}
+        )
+    else:
+        print_training(outcome.directory, outcome.record, outcome.dense)
+
+
+def _directory(options: argparse.Namespace) -> Path | None:
+    """Return the directory of the run, which ``--out`` or ``--resume`` gives."""
+    out: Path | None = options.out
+    if not isinstance(options.resume, str):
+        return out
+    if out is not None:
+        raise InputError(
+            f"--resume {options.resume} --out {out}: both name the run's directory; pass one."
+        )
+    return Path(options.resume)
+
+
+def _configuration(options: argparse.Namespace, out: Path | None) -> "TrainConfig | None":
+    """Load the configuration; None resumes a run with its own."""
+    from probmask.training.config import load_config
+    from probmask.training.run_directory import RunDirectory
+
+    _drop_sparsity_of_dense(options)
+    overrides = [
+        (key, getattr(options, flag))
+        for flag, key in _FLAGS.items()
+        if getattr(options, flag) is not None
+    ]
+    overrides += assignments(options)
+    source: Path | None = options.config
+    resume = options.resume is not None
+    if resume and source is None and out is not None and overrides:
+        source = RunDirectory(out).config  # keys that are not given stay those of the run
+    if resume and source is None and not overrides:
+        return None
+    return load_config(source, overrides)
+
+
+def _reporter(options: argparse.Namespace) -> "MakeReporter":
+    """Return a bar for a terminal, lines for other output, nothing with --json or --quiet."""
+    from probmask.training.progress import Bar, Lines, Quiet
+
+    if options.json or options.quiet or not is_first_rank():
+        return Quiet
+    return Bar if shows_progress(options) else Lines
+
+
+def _drop_sparsity_of_dense(options: argparse.Namespace) -> None:
+    """Ignore ``--sparsity`` with a message for the dense method, so that scripts can pass it."""
+    if options.method == "dense" and options.sparsity:
+        check_sparsity("Dense", options.sparsity)
+        print_message(f"--method dense prunes nothing; --sparsity {options.sparsity:g} is ignored.")
+        options.sparsity = None

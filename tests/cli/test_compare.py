@@ -1,0 +1,44 @@
+"""`probmask compare` of real runs by test and validation accuracy."""
+
+import json
+
+import pytest
+
+from probmask.cli import main
+from probmask.training.run import train
+from training.small import small
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run with validation images and one without."""
+    root = tmp_path_factory.mktemp("compare")
+    for name, select_on in (("held", "val"), ("whole", "none")):
+        train(small(epochs=1, select_on=select_on), out=root / name)
+    return root
+
+
+def test_test_and_validation_accuracy(runs, capsys):
+    record = json.loads((runs / "held" / "record.json").read_text())
+    for on, expected in (("val", record["selection"]), ("test", record["test"])):
+        assert main(["compare", str(runs / "held"), "--on", on, "--json"]) == 0
+        (setting,) = json.loads(capsys.readouterr().out)["settings"]
+        (cell,) = setting["cells"]
+        assert (cell["accuracy_on"], cell["accuracy"]) == (on, expected["accuracy"])
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv", "json"])
+def test_a_run_without_validation_images_raises(form, runs, capsys):
+    assert main(["compare", str(runs), "--on", "val", "--format", form]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert f"{runs / 'whole' / 'record.json'}: --on val needs a validation accuracy" in printed.err
+    assert main(["compare", str(runs), "--format", form]) == 0
+
+
+def test_unknown_images_raise(runs, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", str(runs), "--on", "train"])
+    assert caught.value.code == 2
+    assert "'train'" in capsys.readouterr().err

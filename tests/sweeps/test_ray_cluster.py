@@ -1,0 +1,90 @@
+"""Sweeps on Ray: the same files as local training, and clear errors without a cluster."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from probmask.analysis.records import find_records
+from probmask.cli import main
+from probmask.sweeps.grid import load_grid
+from probmask.sweeps.ray_cluster import required_resources
+from probmask.training.run import train
+from sweeps.small_sweep import write_sweep
+from training.small import small
+
+# A process imports PyTorch and Ray, which takes long on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (probmask[ray])"
+)
+
+
+def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
+    assert main(["sweep", str(file), "--ray", "local", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'probmask[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_ray_address_where_nobody_listens_is_refused_at_once(scheme, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
+    began = time.monotonic()
+    assert main(["sweep", str(file), "--ray", address, "--out", str(tmp_path / "out")]) == 2
+    assert time.monotonic() - began < 30  # Ray itself waits for minutes
+    printed = capsys.readouterr().err
+    assert f"--ray {address}: cannot be reached: " in printed
+    assert printed.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_ray_sets_gpus_aside_where_a_run_can_have_them():
+    cpu, auto = small(threads=2), small(threads=2, accelerator="auto")
+    assert required_resources(cpu, {"GPU": 4}) == {"num_cpus": 2}
+    assert required_resources(auto, {"CPU": 8}) == {"num_cpus": 2}
+    assert required_resources(auto, {"GPU": 4}) == {"num_cpus": 2, "num_gpus": 1}
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_local_ray_brings_the_same_records_home(tmp_path):
+    out = tmp_path / "out"
+    grid = '[[grid]]\nsparsity = 0.9\n[[grid]]\nmodel = "nowhere_to_be_found:build"'
+    file = write_sweep(tmp_path / "s.toml", grid)
+    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--jobs", "2"]
+    done = subprocess.run(
+        [*command, "--ray", "local", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HOME": str(tmp_path / "home")},
+        timeout=800,
+    )
+    assert done.returncode == 1, done.stderr
+    good, bad = load_grid(file)
+    assert f"{bad.name}: failed: --model nowhere_to_be_found:build: cannot be" in done.stderr
+    assert (out / "failed" / f"{bad.name}.json").exists()
+    (run,) = find_records([out / "records"])
+    assert run.identity == good.identity
+    whole = train(good.config, out=tmp_path / "whole").directory
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / "runs" / good.name / name).read_bytes() == (whole / name).read_bytes()
+
+
+@needs_ray
+def test_a_ray_address_without_a_cluster_is_refused(tmp_path):
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9")
+    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--ray", "no address"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "--ray no address: cannot be reached" in done.stderr
+    assert not (tmp_path / "out").exists()
