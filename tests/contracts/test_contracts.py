@@ -1,11 +1,23 @@
-"""What every method holds to, whatever it does; see CONTRIBUTING.md."""
+"""What every method guarantees; see CONTRIBUTING.md."""
 
 import copy
 
 import pytest
 import torch
 
-from contracts.training import KEEP, NAMES, SIZE, SPARSITY, STEPS, Run, batches, train_all
+import probmask
+from contracts.training import (
+    KEEP,
+    NAMES,
+    NETWORKS,
+    SIZE,
+    SPARSITY,
+    STEPS,
+    Run,
+    batches,
+    network,
+    train_all,
+)
 from probmask.methods import METHODS
 from reference import two_ranks
 
@@ -23,21 +35,27 @@ def differing(one, other):
 
 @pytest.fixture(scope="module")
 def finished():
-    """Each method's uninterrupted run, made when it is first asked for."""
+    """Each method's uninterrupted run on each network, made when it is first asked for."""
     made = {}
 
-    def of(name):
-        if name not in made:
-            run = Run(name)
-            made[name] = (run, run.finish())
-        return made[name]
+    def of(name, kind="plain"):
+        if (name, kind) not in made:
+            run = Run(name, kind=kind).go(STEPS)
+            masks = run.sparsifier.masks
+            made[name, kind] = (run, run.finish(), masks)
+        return made[name, kind]
 
     return of
 
 
+on_each_network = pytest.mark.parametrize("kind", NETWORKS)
+
+
+@on_each_network
 @pytest.mark.parametrize("name", SPARSE)
-def test_the_budget_is_exact(name, finished):
-    run, final = finished(name)
+def test_the_budget_is_exact(name, kind, finished):
+    run, final, masks = finished(name, kind)
+    assert sum(int(mask.sum()) for mask in masks.values()) == KEEP
     kept = sum(int(final[layer.name].count_nonzero()) for layer in run.summary.layers)
     assert (run.summary.kept, run.summary.size) == (KEEP, SIZE)
     assert kept <= KEEP
@@ -45,12 +63,41 @@ def test_the_budget_is_exact(name, finished):
         assert kept >= KEEP - 3  # a weight that stays may happen to be zero
 
 
+@on_each_network
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_left_is_a_plain_model(name, finished):
-    run, final = finished(name)
-    assert [key for key in final if "parametrizations" in key] == []
+def test_what_is_left_is_a_plain_model(name, kind, finished):
+    run, final, _ = finished(name, kind)
+    plain = network(kind)
+    assert list(final) == list(plain.state_dict())
+    assert [type(module) for module in run.model.modules()] == [type(m) for m in plain.modules()]
     assert all(torch.isfinite(value).all() for value in final.values())
     assert all(not module._forward_hooks for module in run.model.modules())
+
+
+@on_each_network
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exported_network_is_the_masked_dense_one(name, kind, finished, tmp_path):
+    run, final, masks = finished(name, kind)
+    for site, mask in masks.items():
+        assert torch.equal(final[site], torch.where(mask, final[site], 0.0))
+    run.model.load_state_dict(final)
+    probmask.save(run.model, tmp_path / "model.safetensors")
+    loaded = network(kind)
+    probmask.load_into(loaded, tmp_path / "model.safetensors")
+    assert differing(final, loaded.state_dict()) == []
+    images, _ = batches(1, seed=9)[0]
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(images), run.model.eval()(images))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_dict_of_a_training_is_that_of_a_plain_model(name):
+    run = Run(name, kind="batchnorm").go(STEPS // 2)
+    plain = network("batchnorm")
+    plain.load_state_dict(run.model.state_dict())
+    run.model.load_state_dict(plain.state_dict())
+    names = [name for name, _ in plain.named_parameters()]
+    assert [name for name, _ in run.model.named_parameters()] == names
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,17 +105,18 @@ def test_the_same_seed_gives_the_same_bits(name, finished):
     assert differing(finished(name)[1], Run(name).finish()) == []
 
 
+@on_each_network
 @pytest.mark.parametrize("name", NAMES)
-def test_it_resumes_bit_by_bit_in_every_phase(name, finished):
-    ends = finished(name)[0].sparsifier.phase_ends
+def test_it_resumes_bit_for_bit_in_every_phase(name, kind, finished):
+    ends = finished(name, kind)[0].sparsifier.phase_ends
     begins = (0, *ends[:-1])
     middles = {(begin + end) // 2 for begin, end in zip(begins, ends, strict=True)}
     stops = sorted({1, 3 * STEPS // 4, STEPS - 1, *middles, *ends[:-1]})
-    run = Run(name)
+    run = Run(name, kind=kind)
     states = [run.go(stop).checkpoint() for stop in stops]
     for stop, state in zip(stops, states, strict=True):
-        resumed = Run(name, seed=99).restore(state).finish()
-        assert differing(finished(name)[1], resumed) == [], f"resumed after {stop} updates"
+        resumed = Run(name, seed=99, kind=kind).restore(state).finish()
+        assert differing(finished(name, kind)[1], resumed) == [], f"resumed after {stop} updates"
 
 
 @pytest.mark.parametrize("name", sorted(set(SPARSE) - NEVER_DENSE))
@@ -80,7 +128,7 @@ def test_sparsity_zero_is_dense_training(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_ends_at_the_budget_too(name):
     run = Run(name, steps=16, dtype=torch.bfloat16).go(8)
-    trained = [p for mask in run.sparsifier._masker.masks for p in mask.parameters()]
+    trained = [p for masked in run.sparsifier._masker.masked for p in masked.parameters()]
     assert {p.dtype for p in trained} <= {torch.float32}  # in bf16 they could not take small steps
     final = run.finish()
     assert run.summary.kept == (SIZE if name == "dense" else KEEP)
@@ -96,9 +144,10 @@ def test_it_may_end_at_any_moment(name):
     assert run.summary.kept == (SIZE if name == "dense" else KEEP)
 
 
+@on_each_network
 @pytest.mark.parametrize("name", NAMES)
-def test_a_copy_is_the_same_network(name):
-    run = Run(name).go(STEPS // 2)
+def test_a_copy_is_the_same_network(name, kind):
+    run = Run(name, kind=kind).go(STEPS // 2)
     twin = copy.deepcopy(run.model).eval()
     images, _ = batches(1, seed=9)[0]
     with torch.no_grad():
@@ -134,6 +183,7 @@ def test_sparsity_and_name_are_what_the_command_line_says():
         assert method.name == name
         assert method.summary
         assert method.group in (
+            "ours",
             "compared in the paper",
             "discussed in the paper",
             "newer rivals",

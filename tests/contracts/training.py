@@ -1,4 +1,4 @@
-"""A small training that every method goes through, and one of two ranks."""
+"""A small training that every method goes through, on two networks; and one with two ranks."""
 
 import warnings
 
@@ -13,24 +13,23 @@ from probmask.methods import METHODS
 STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
 SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
 KEEP = SIZE - round(SPARSITY * SIZE)
-# Every method as it is by default, and what is another one by its settings.
-RECIPES = {
-    "probmask forgetting": {"forget_by": 0.5},  # as it is by default with BatchNorm
-    "probmask learned": {"recipe": "learned"},
-    "probmask paper": {"recipe": "paper", "select": "top"},
-}
-NAMES = sorted((*METHODS, *RECIPES))
+# Settings that make another method of one.
+VARIANTS = {"probmask paper": {"recipe": "paper", "select": "top"}}
+NAMES = sorted((*METHODS, *VARIANTS))
+NETWORKS = ("plain", "batchnorm")
 
 
-def network():
-    """A convolution, a grouped one, a transposed one and a linear layer; no BatchNorm."""
+def network(kind="plain"):
+    """A convolution, a grouped one, a transposed one and a linear layer; BatchNorm on request."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1),
+        nn.BatchNorm2d(8) if kind == "batchnorm" else nn.Identity(),
         nn.ReLU(),
         nn.Conv2d(8, 8, 3, padding=1, groups=2),
         nn.ReLU(),
         nn.ConvTranspose2d(8, 16, 2, stride=2),
+        nn.BatchNorm2d(16) if kind == "batchnorm" else nn.Identity(),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
@@ -63,10 +62,11 @@ class Run:
         wrap=False,
         data=None,
         dtype=torch.float32,
+        kind="plain",
     ):
         settings = {} if name == "dense" else {"sparsity": sparsity}
-        self.method = METHODS[name.split()[0]](**settings, **RECIPES.get(name, {}))
-        self.model = network().to(dtype)
+        self.method = METHODS[name.split()[0]](**settings, **VARIANTS.get(name, {}))
+        self.model = network(kind).to(dtype)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3
         )
