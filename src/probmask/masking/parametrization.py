@@ -153,7 +153,7 @@ def restore_attribute(owner: object, name: str, value: Any, *, like: Tensor) -> 
     A new tensor goes to the device of ``like``, and into its memory layout if it has its shape.
     """
     if not isinstance(value, Tensor):
-        setattr(owner, name, value)
+        setattr(owner, name, _copied(value, like.device))
         return
     current = getattr(owner, name)
     if isinstance(current, Tensor) and current.shape == value.shape:
@@ -163,6 +163,17 @@ def restore_attribute(owner: object, name: str, value: Any, *, like: Tensor) -> 
         setattr(owner, name, torch.empty_like(like, dtype=value.dtype).detach().copy_(value))
     else:
         setattr(owner, name, value.to(like.device, copy=True))
+
+
+def _copied(value: Any, device: torch.device) -> Any:
+    """Return a saved number, string, list or dictionary, with copies of its tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item, device) for item in value)
+    return value
 
 
 def _all_kept(like: Tensor) -> Tensor:

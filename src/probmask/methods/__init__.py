@@ -11,15 +11,32 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.probe import Probe
 from probmask.masking.sites import Site
+from probmask.methods.ac_dc import ACDC
 from probmask.methods.autoprune import AutoPrune
+from probmask.methods.deepr import DeepR
+from probmask.methods.dense import Dense
+from probmask.methods.dns import DNS
 from probmask.methods.dnw import DNW
+from probmask.methods.dsr import DSR
 from probmask.methods.edge_popup import EdgePopup
 from probmask.methods.families.stored import StoredMasker, StoredWeight
 from probmask.methods.feather import Feather
+from probmask.methods.gmp import GMP
+from probmask.methods.granet import GraNet
+from probmask.methods.grasp import GraSP
+from probmask.methods.lottery import Lottery
+from probmask.methods.lr_rewind import LRRewind
+from probmask.methods.magnitude import Magnitude
+from probmask.methods.mlprune import MLPrune
 from probmask.methods.movement import Movement
 from probmask.methods.optg import OptG
+from probmask.methods.pbw import PBW
 from probmask.methods.probmask import ProbMask, TiedProbMask
+from probmask.methods.random import Random
 from probmask.methods.rigl import RigL
+from probmask.methods.set import SET
+from probmask.methods.snfs import SNFS
+from probmask.methods.snip import SNIP
 from probmask.methods.sparse_vd import SparseVD
 from probmask.methods.spartan import Spartan
 from probmask.methods.srinivas import Srinivas
@@ -33,31 +50,65 @@ _ALL: tuple[type[Method], ...] = (
     ProbMask,
     DNW,
     EdgePopup,
+    GMP,
+    MLPrune,
+    PBW,
     RigL,
     SparseVD,
     STR,
     # discussed in the paper
     AutoPrune,
+    DeepR,
+    DNS,
+    DSR,
+    GraSP,
+    Lottery,
+    LRRewind,
+    SET,
+    SNFS,
+    SNIP,
     Srinivas,
     # newer rivals
+    ACDC,
     Feather,
+    GraNet,
     Movement,
     OptG,
     Spartan,
     ST3,
+    # floors
+    Dense,
+    Magnitude,
+    Random,
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
+    "ACDC",
+    "DNS",
     "DNW",
+    "DSR",
+    "GMP",
     "METHODS",
+    "PBW",
+    "SET",
+    "SNFS",
+    "SNIP",
     "ST3",
     "STR",
     "AutoPrune",
     "Context",
+    "DeepR",
+    "Dense",
     "EdgePopup",
     "Feather",
+    "GraNet",
+    "GraSP",
     "Histogram",
+    "LRRewind",
+    "Lottery",
+    "MLPrune",
+    "Magnitude",
     "MaskedWeight",
     "Masker",
     "Method",
@@ -67,6 +118,7 @@ __all__ = [
     "ProbMask",
     "Probe",
     "Progress",
+    "Random",
     "RigL",
     "Site",
     "SparseVD",

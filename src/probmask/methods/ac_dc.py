@@ -1,33 +1,47 @@
 """AC/DC: training alternates between the sparse network and the dense one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import Range, TrainingFraction
 from probmask.core.allocation import Spread
 from probmask.errors import InputError
+from probmask.masking.distributed import averaged
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.probing import averaged
-from probmask.masking.protocol import Context, Method, Progress
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMasker
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_masks,
+    active_sparsity,
+    zero_inactive_,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ACDC(Method):
-    """Compress to the full sparsity, train, decompress, train, and so on; end compressed.
+    """Alternate between a compressed (sparse) and a decompressed (dense) network; end compressed.
 
-    Compressing keeps the largest |w|, of all layers together or (``scope="layer"``) the same
-    fraction of each; the others are zero until the next decompression, when they start from zero.
-    In parts of the training: dense for ``warm_up``; then stretches of ``period``, compressed and
-    decompressed in turn; dense for ``last_dense``; compressed for ``last_sparse``, to the end.
-    ``restart_momentum`` makes the optimizer forget its momentum at each decompression, as the
-    paper's runs do.
+    Compression keeps the largest |w|. The other weights are zero until the next decompression, when
+    they are trained again, from zero. The training is dense for ``warm_up``; then compressed and
+    decompressed in turn, for ``period`` each; then dense for ``last_dense``; then compressed for
+    ``last_sparse``.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        scope: Compare the weights of all layers, or keep the same fraction of each layer.
+        warm_up: Fraction of the training that is dense at the beginning.
+        period: Fraction of the training between a compression and a decompression.
+        last_dense: Fraction of the training that is dense before the final compression.
+        last_sparse: Fraction of the training after the final compression.
+        restart_momentum: Reset the optimizer's momentum at each decompression, as the paper does.
     """
 
     name: ClassVar[str] = "ac-dc"
@@ -40,26 +54,20 @@ class ACDC(Method):
     )
 
     scope: Literal["global", "layer"] = "global"
-    warm_up: float = 0.1
-    period: float = 0.05
-    last_dense: float = 0.1
-    last_sparse: float = 0.15
+    warm_up: TrainingFraction = 0.1
+    period: Annotated[float, Range(1e-6, 1, "a fraction of the training")] = 0.05
+    last_dense: TrainingFraction = 0.1
+    last_sparse: TrainingFraction = 0.15
     restart_momentum: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("ACDC", "scope", self.scope, ("global", "layer"))
-        check_choice("ACDC", "restart_momentum", self.restart_momentum, (True, False))
-        for name in ("warm_up", "last_dense", "last_sparse"):
-            value = getattr(self, name)
-            check_within("ACDC", name, value, 0, 1, meaning="a part of the training")
-        check_within("ACDC", "period", self.period, 1e-6, 1, meaning="a part of the training")
-        taken = self.warm_up + self.last_dense + self.last_sparse
-        if taken > 1 + 1e-9:
+        total = self.warm_up + self.last_dense + self.last_sparse
+        if total > 1 + 1e-9:
             raise InputError(
                 f"ACDC(warm_up={self.warm_up}, last_dense={self.last_dense}, "
-                f"last_sparse={self.last_sparse}): together they are {taken:g} of the training; "
-                "at most 1."
+                f"last_sparse={self.last_sparse}): their sum is {total:g}, but these fractions of "
+                "the training must not exceed 1 together."
             )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "ACDCMasker":
@@ -67,8 +75,8 @@ class ACDC(Method):
         return ACDCMasker(self, sites)
 
     def compressed_at(self, fraction: float) -> bool:
-        """Whether the network is sparse when this part of the training is done."""
-        fraction += 1e-9  # a tenth of the training is not over at 0.0999...
+        """Whether the network is compressed when this fraction of the training is done."""
+        fraction += 1e-9  # a sum of steps may be 0.0999… instead of 0.1
         if fraction >= 1 - self.last_sparse:
             return True
         if fraction < self.warm_up or fraction >= 1 - self.last_sparse - self.last_dense:
@@ -76,46 +84,40 @@ class ACDC(Method):
         return math.floor((fraction - self.warm_up) / self.period) % 2 == 0
 
 
-class ACDCMasker(StoredMasker):
+class ACDCMasker(Masker):
     """AC/DC at work on one model."""
 
+    saved = ("compressed",)
+    masked: tuple[StoredWeight, ...]
+
     def __init__(self, method: ACDC, sites: Sequence[Site]) -> None:
-        super().__init__(method, sites)
+        super().__init__(sites, [StoredWeight(site) for site in sites], method.keep_of(sites))
         self.method = method
         self.spread = Spread.over(method.scope)
         self.compressed = False
-        if self.keep == self.size:
-            self.freeze()  # there is nothing to remove
-        elif method.compressed_at(0.0):
-            self._compress(averaged(self._magnitudes()))  # ranks may not have the same weights yet
+        if self.keep < self.size and method.compressed_at(0.0):
+            self._compress(averaged(self._magnitudes()))  # ranks may have different weights still
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Compress or decompress when it is time to."""
-        super().after_update(now, optimizers)
+        """Keep inactive weights at zero; compress or decompress if the schedule says so."""
+        zero_inactive_(self.masked, self.weights)
         if self.frozen:
             return
-        compressed = self.method.compressed_at((now.step + 1) / now.total_steps)
+        compressed = self.method.compressed_at(now.next_fraction)
         if compressed and not self.compressed:
             self._compress(self._magnitudes())
         elif self.compressed and not compressed:
             self._decompress(optimizers)
 
     def choose(self) -> list[Tensor]:
-        """The active weights while compressed, else the largest."""
-        return (
-            [active.clone() for active in self.active]
-            if self.compressed
-            else self._largest(self._magnitudes())
-        )
+        """Return the active weights if compressed, else the largest."""
+        if self.compressed:
+            return [active.clone() for active in active_masks(self.masked)]
+        return self._largest(self._magnitudes())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The active weights, and whether they are all there is."""
-        return {**super().state_dict(), "compressed": self.compressed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        self.compressed = state["compressed"]
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
 
     def _magnitudes(self) -> list[Tensor]:
         return [weight.detach().abs() for weight in self.weights]
@@ -124,14 +126,15 @@ class ACDCMasker(StoredMasker):
         return self.spread.select(magnitudes, self.keep, self.names)
 
     def _compress(self, magnitudes: Sequence[Tensor]) -> None:
-        self.activate(self._largest(magnitudes))
+        activate_(self.masked, self.weights, self._largest(magnitudes))
         self.compressed = True
 
     def _decompress(self, optimizers: WeightOptimizers) -> None:
-        for mask, weight in zip(self.masks, self.weights, strict=True):
-            optimizers.restart_(weight, ~mask.active)
+        for each, weight in zip(self.masked, self.weights, strict=True):
+            optimizers.restart_(weight, ~each.active)
         if self.method.restart_momentum:
             for parameter in optimizers.parameters:
                 optimizers.restart_(parameter)
-        self.activate([torch.ones_like(active) for active in self.active])
+        everything = [torch.ones_like(active) for active in active_masks(self.masked)]
+        activate_(self.masked, self.weights, everything)
         self.compressed = False

@@ -1,42 +1,63 @@
-"""Deep R: weights with fixed signs walk at random; who reaches zero makes room for another.
+"""Deep R: weights with fixed signs and noise; a weight that reaches zero is replaced by another.
 
 Bellec et al., "Deep Rewiring: Training very sparse deep networks", ICLR 2018.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice, check_within
+from probmask.checks import Range
+from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
 from probmask.core.selection import select_top
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMask
-from probmask.methods.exchange import Allocation, ExchangeMasker, SparseStart, at_random
+from probmask.methods.families.exchange import Allocation, at_random, random_masks, switch_
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_masks,
+    active_sparsity,
+    largest_active,
+    zero_inactive_,
+)
 
 _REVIVED = 1e-12
-_EDGE = 2.0**-24  # the least step of an fp32 uniform away from 0 and from 1
-_WALK, _REVIVAL, _SIGN = 0, 1, 2  # counters that keep the noises apart
+_EDGE = 2.0**-24  # distance of the uniforms from 0 and 1: the smallest step of an fp32 uniform
+_WALK, _REVIVAL, _SIGN = 0, 1, 2  # counters of the random streams within an update
+
+Temperature = Annotated[float, Range(0, meaning="a temperature")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepR(SparseStart):
+class DeepR(Method):
     """Train a sparse network by noisy gradient descent that rewires itself.
 
-    Every connection has a fixed sign s and a parameter θ; w = s θ where θ ≥ 0, else it is dormant.
-    After every update by the optimizer, η its learning rate and ν standard normal noise:
+    Every connection has a fixed sign s and a parameter θ; w = s θ if θ ≥ 0, else it is dormant.
+    After every update by the optimizer, with η its learning rate, T the temperature and ν standard
+    normal noise:
 
-        θ ← θ - η l1 + √(2 η temperature) ν   for the active
-        θ < 0: dormant; as many, drawn at random among the dormant, become active at θ = 1e-12
+        θ ← θ - η l1 + √(2 η T) ν   for active connections
+        θ < 0: dormant; as many of the dormant, drawn at random, become active at θ = 1e-12
 
-    The temperature falls geometrically to ``temperature_end``. The number of active weights is
-    constant: of each layer (``scope="layer"``), or of all together (``"global"``).
+    The signs of dense layers are not fixed.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        scope: Whether the number of active weights is constant in each layer or in all together.
+        allocation: The number of weights per layer: the same fraction, or Erdős-Rényi (-kernel).
+        dense_first: Leave the first layer dense.
+        dense_last: Leave the last layer dense.
+        l1: Strength of the drift towards zero.
+        temperature: The first temperature.
+        temperature_end: The last temperature; it falls geometrically.
     """
 
     name: ClassVar[str] = "deepr"
@@ -50,97 +71,103 @@ class DeepR(SparseStart):
 
     scope: Literal["layer", "global"] = "layer"
     allocation: Allocation = "uniform"
-    l1: float = 1e-4
-    temperature: float = 1e-5
-    temperature_end: float = 1e-15
+    dense_first: bool = False
+    dense_last: bool = False
+    l1: Annotated[float, Range(0, meaning="a strength")] = 1e-4
+    temperature: Temperature = 1e-5
+    temperature_end: Temperature = 1e-15
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("DeepR", "scope", self.scope, ("layer", "global"))
-        check_within("DeepR", "l1", self.l1, 0, math.inf, meaning="a strength")
-        for name in ("temperature", "temperature_end"):
-            check_within("DeepR", name, getattr(self, name), 0, math.inf, meaning="a temperature")
+    @property
+    def spread(self) -> Spread:
+        """The number of weights of each layer at the start."""
+        return Spread(
+            allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "DeepRMasker":
-        """Draw the sparse network that training begins with, and the signs of all others."""
+        """Draw the sparse network that training starts with."""
         return DeepRMasker(self, sites, context)
 
     def temperature_at(self, fraction: float) -> float:
-        """The temperature when this part of the training is done."""
+        """Return the temperature when this fraction of the training is done."""
         if self.temperature == 0:
             return 0.0
         return self.temperature * math.pow(self.temperature_end / self.temperature, fraction)
 
 
-class SignedMask(StoredMask):
-    """One site whose connections have signs, for good."""
+class DeepRMasker(Masker):
+    """Deep R at work on one model. ``positive`` is True where a connection's sign is +1."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self.positive = torch.ones_like(self.active)
-
-    @property
-    def sign(self) -> Tensor:
-        """+1 or -1 for each connection."""
-        return self.positive.float() * 2 - 1
-
-
-class DeepRMasker(ExchangeMasker):
-    """Deep R at work."""
-
-    masks: tuple[SignedMask, ...]
+    saved = ("seed", "positive")
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: DeepR, sites: Sequence[Site], context: Context) -> None:
-        masks = [SignedMask(site) for site in sites]
-        super().__init__(method, sites, context, method.spread, masks=masks)
+        keep = method.keep_of(sites, method.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
+        self.seed = context.seed
+        self.dense = method.spread.dense(len(sites))
+        counts = method.spread.counts([site.shape for site in sites], keep)
+        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        self.positive = [torch.ones_like(active) for active in active_masks(self.masked)]
+
+    def sign(self, index: int) -> Tensor:
+        """Return +1 or -1 for each connection of a site."""
+        return self.positive[index].to(self.weights[index].device).float() * 2 - 1
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Before the first update, when all ranks have the same weights, take note of the signs.
+        """Fix the signs before the first update, when all ranks have the same weights.
 
-        Active weights keep the sign they have; all others are zero, and draw one.
+        Active weights keep their sign. All others are zero and get a random sign.
         """
         if now.step > 0:
             return
-        for index, (mask, weight) in enumerate(zip(self.masks, self.weights, strict=True)):
+        for index, weight in enumerate(self.weights):
             drawn = self._uniform(index, now.step, _SIGN) < 0.5
-            mask.positive.copy_(torch.where(weight == 0, drawn, weight > 0))
+            self.positive[index] = torch.where(weight == 0, drawn, weight > 0)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Let the active weights drift and walk; replace those that have reached zero."""
-        super().after_update(now, optimizers)
+        """Apply drift and noise to the active weights; replace those that have reached zero."""
+        zero_inactive_(self.masked, self.weights)
         if self.frozen:
             return
-        signs = [mask.sign for mask in self.masks]
         alive = [
-            active.clone()
-            if index in self.dense
-            else self._walk(index, signs[index], now, optimizers)
-            for index, active in enumerate(self.active)
+            active.clone() if index in self.dense else self._walk(index, now, optimizers)
+            for index, active in enumerate(active_masks(self.masked))
         ]
         revived = self._revived(alive, now.step)
-        self.activate(alive)
-        self.switch_([old | new for old, new in zip(alive, revived, strict=True)], optimizers)
-        for weight, sign, new in zip(self.weights, signs, revived, strict=True):
-            weight.copy_(torch.where(new, sign * _REVIVED, weight))
+        activate_(self.masked, self.weights, alive)
+        after = [old | new for old, new in zip(alive, revived, strict=True)]
+        switch_(self.masked, self.weights, after, optimizers)
+        for index, (weight, new) in enumerate(zip(self.weights, revived, strict=True)):
+            weight.copy_(torch.where(new, self.sign(index) * _REVIVED, weight))
 
-    def _walk(
-        self, index: int, sign: Tensor, now: Progress, optimizers: WeightOptimizers
-    ) -> Tensor:
-        """Move θ of one layer by drift and noise, and say which of its weights are still active."""
-        weight, active = self.weights[index], self.masks[index].active
+    def choose(self) -> list[Tensor]:
+        """Return the active weights."""
+        return largest_active(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
+
+    def _walk(self, index: int, now: Progress, optimizers: WeightOptimizers) -> Tensor:
+        """Move θ of one layer by drift and noise; return the mask of its still active weights."""
+        weight, active, sign = self.weights[index], self.masked[index].active, self.sign(index)
         rate = optimizers.rate
-        spread = math.sqrt(2 * rate * self.method.temperature_at(now.fraction))
+        deviation = math.sqrt(2 * rate * self.method.temperature_at(now.fraction))
         uniform = self._uniform(index, now.step, _WALK).clamp_(_EDGE, 1 - _EDGE)
         theta: Tensor = (
-            sign * weight - rate * self.method.l1 + spread * torch.special.ndtri(uniform)
+            sign * weight - rate * self.method.l1 + deviation * torch.special.ndtri(uniform)
         )
         weight.copy_(torch.where(active, sign * theta, 0.0))
         return active & (theta >= 0)
 
     def _revived(self, alive: Sequence[Tensor], step: int) -> list[Tensor]:
-        """As many dormant connections as have just become so, at random."""
-        lost = [int(old.sum() - new.sum()) for old, new in zip(self.active, alive, strict=True)]
+        """Return masks of random dormant connections, as many as have just become dormant."""
+        lost = [
+            int(old.sum() - new.sum())
+            for old, new in zip(active_masks(self.masked), alive, strict=True)
+        ]
         if self.method.scope == "layer":
             return [
                 at_random(~mask, count, self.seed, step, index, _REVIVAL)
@@ -156,13 +183,3 @@ class DeepRMasker(ExchangeMasker):
         weight = self.weights[index]
         out = torch.empty(weight.shape, device=weight.device)
         return uniform_(out, self.seed, step, index, purpose)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The signs, beside the active weights and the seed."""
-        return {**super().state_dict(), "positive": [mask.positive.clone() for mask in self.masks]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        for mask, positive in zip(self.masks, state["positive"], strict=True):
-            mask.positive.copy_(positive)

@@ -1,4 +1,4 @@
-"""Dense training: nothing is removed. The twin that sparse results are compared with."""
+"""Dense training: nothing is pruned. Sparse results are compared with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,46 +7,56 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from probmask.checks import Sparsity
 from probmask.errors import InputError
+from probmask.masking.masker import Masker
+from probmask.masking.method import Context, Method
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.protocol import Context, Masker, Method
 from probmask.masking.sites import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Method):
-    """Keep every weight."""
+    """Keep every weight.
+
+    Args:
+        sparsity: 0, the only sparsity of dense training.
+
+    Example:
+        >>> probmask.Dense().sparsity
+        0.0
+    """
 
     name: ClassVar[str] = "dense"
     summary: ClassVar[str] = "keeps every weight: the baseline"
     group: ClassVar[str] = "floors"
 
-    sparsity: float = 0.0
+    sparsity: Sparsity = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sparsity != 0:
             raise InputError(
-                f"Dense(sparsity={self.sparsity}): dense training removes nothing; "
-                "leave sparsity out or choose a method that removes."
+                f"Dense(sparsity={self.sparsity}): dense training prunes nothing; omit sparsity or "
+                "choose a method that prunes."
             )
 
-    def begin(self, sites: Sequence[Site], context: Context) -> Masker:
-        """Pass every weight through as it is."""
-        return DenseMasker(sites, [DenseWeight(site) for site in sites])
+    def begin(self, sites: Sequence[Site], context: Context) -> "DenseMasker":
+        """Keep the weights as they are."""
+        return DenseMasker(sites, [DenseWeight(site) for site in sites], self.keep_of(sites))
 
 
 class DenseWeight(MaskedWeight):
-    """The weight itself."""
+    """One site that stays dense."""
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """The weight as it is."""
+        """Return the weight itself."""
         return weight
 
 
 class DenseMasker(Masker):
-    """Dense training at work: nothing to do."""
+    """Dense training at work on one model."""
 
     def choose(self) -> list[Tensor]:
-        """Keep everything."""
+        """Return masks that keep everything."""
         return [torch.ones_like(weight, dtype=torch.bool) for weight in self.weights]

@@ -1,49 +1,68 @@
-"""DSR: one adaptive threshold prunes all layers, which regrow at random what they deserve.
+"""DSR: one adaptive threshold prunes all layers; weights regrow at random where many survived.
 
 Mostafa and Wang, "Parameter Efficient Training of Deep Convolutional Neural Networks by Dynamic
 Sparse Reparameterization", ICML 2019.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from probmask.checks import check_count, check_within
-from probmask.core.allocation import largest_remainder
+from probmask.checks import Range, TrainingFraction, Updates
+from probmask.core.allocation import Spread, largest_remainder
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.methods.exchange import (
+from probmask.methods.families.exchange import (
     Allocation,
-    ExchangeMasker,
-    SparseStart,
     at_random,
     interval,
     is_due,
     largest,
+    random_masks,
+    switch_,
+)
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_sparsity,
+    largest_active,
     magnitude,
+    zero_inactive_,
 )
 
-_EVERY = 100
-# The parts of the training from which on exchanges are so many times as far apart.
+_PAPER_INTERVAL = 100
+# Fraction of the training from which on the interval between exchanges has this factor.
 _STAGES = ((0.7, 8), (0.4, 4), (0.125, 2), (0.0, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSR(SparseStart):
+class DSR(Method):
     """Train a sparse network whose layers compete for weights under one threshold H.
 
-    Layers begin with the same fraction of their weights. After every ``update_every`` updates (2, 4
-    and 8 times as many from 12.5, 40 and 70 % of the training on), up to ``stop_at``:
+    After every ``update_every`` updates (2, 4 and 8 times as many from 12.5, 40 and 70 % of the
+    training on), up to ``stop_at``:
 
-        drop the active weights with |w| < H, K of all layers together (at least one stays each)
+        drop the active weights with |w| < H, K in all layers together (at least one stays in each)
         H ← 2 H if K < (1 - tolerance) N,  H ← H / 2 if K > (1 + tolerance) N
-        grow K at random, in layer l in proportion to the weights that survived there, at zero
+        grow K weights at random, in proportion to the weights that survived in a layer, from zero
 
-    N is the part ``exchange_fraction`` of the weights kept.
+    N is the fraction ``exchange_fraction`` of the kept weights.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        allocation: The first number of weights per layer: the same fraction, or Erdős-Rényi
+            (-kernel).
+        dense_first: Leave the first layer dense.
+        dense_last: Leave the last layer dense.
+        exchange_fraction: The fraction of the kept weights to exchange each time.
+        threshold: The first threshold H.
+        tolerance: Relative deviation of K from N at which H is adapted.
+        update_every: Updates between exchanges. None: 100, or an eightieth of a short training.
+        stop_at: Fraction of the training after which no weight is exchanged.
     """
 
     name: ClassVar[str] = "dsr"
@@ -56,53 +75,67 @@ class DSR(SparseStart):
     )
 
     allocation: Allocation = "uniform"
-    exchange_fraction: float = 0.1
-    threshold: float = 1e-3
-    tolerance: float = 0.1
-    update_every: int | None = None
-    stop_at: float = 0.95
+    dense_first: bool = False
+    dense_last: bool = False
+    exchange_fraction: Annotated[float, Range(0, 1, "a fraction of the kept weights")] = 0.1
+    threshold: Annotated[float, Range(1e-30, meaning="a magnitude")] = 1e-3
+    tolerance: Annotated[float, Range(0, 1, "a relative deviation")] = 0.1
+    update_every: Updates | None = None
+    stop_at: TrainingFraction = 0.95
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        part = self.exchange_fraction
-        check_within("DSR", "exchange_fraction", part, 0, 1, meaning="a part of the weights kept")
-        check_within("DSR", "threshold", self.threshold, 1e-30, math.inf, meaning="a magnitude")
-        check_within("DSR", "tolerance", self.tolerance, 0, 1, meaning="a part of the number")
-        check_within("DSR", "stop_at", self.stop_at, 0, 1, meaning="a part of the training")
-        if self.update_every is not None:
-            check_count("DSR", "update_every", self.update_every, least=1, meaning="updates")
+    @property
+    def spread(self) -> Spread:
+        """The number of weights of each layer at the start."""
+        return Spread(
+            allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "DSRMasker":
-        """Draw the sparse network that training begins with."""
+        """Draw the sparse network that training starts with."""
         return DSRMasker(self, sites, context)
 
 
 def adapted(threshold: float, dropped: int, wanted: float, tolerance: float) -> float:
-    """The threshold doubled if too few were dropped, halved if too many."""
+    """Return the threshold doubled if too few weights were dropped, halved if too many."""
     if dropped < (1 - tolerance) * wanted:
         return 2 * threshold
     return threshold / 2 if dropped > (1 + tolerance) * wanted else threshold
 
 
-class DSRMasker(ExchangeMasker):
-    """DSR at work."""
+class DSRMasker(Masker):
+    """DSR at work on one model."""
+
+    saved = ("seed", "threshold")
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: DSR, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(method, sites, context, method.spread)
+        keep = method.keep_of(sites, method.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
-        # Even eight times as far apart there are several exchanges in a short training.
-        self.every = interval(method.update_every, _EVERY, context.total_steps, parts=80)
+        self.seed = context.seed
+        self.dense = method.spread.dense(len(sites))
+        # Short enough for several exchanges in a short training, even eight times as long.
+        self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps, parts=80)
         self.threshold = method.threshold
+        counts = method.spread.counts([site.shape for site in sites], keep)
+        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep inactive weights at zero; drop and grow when it is time."""
-        super().after_update(now, optimizers)
-        done = now.step + 1
-        fraction = done / now.total_steps
+        """Keep inactive weights at zero; drop and grow if an exchange is due."""
+        zero_inactive_(self.masked, self.weights)
+        done, fraction = now.step + 1, now.next_fraction
         factor = next(factor for begin, factor in _STAGES if fraction >= begin)
         due = is_due(done, factor * self.every) and fraction < self.method.stop_at
         if due and not self.frozen:
             self._exchange(done, optimizers)
+
+    def choose(self) -> list[Tensor]:
+        """Return the active weights."""
+        return largest_active(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity and the threshold of the next exchange."""
+        return {**active_sparsity(self.masked, self.size), "threshold": self.threshold}
 
     def _exchange(self, done: int, optimizers: WeightOptimizers) -> None:
         survivors = [self._survivors(index) for index in range(len(self.weights))]
@@ -116,30 +149,18 @@ class DSRMasker(ExchangeMasker):
             for index, (mask, count) in enumerate(zip(survivors, left, strict=True))
         ]
         counts = largest_remainder(shares, dropped, free)
-        self.activate(survivors)  # what is dropped and drawn again begins anew
+        # First drop, so that a weight that is dropped and drawn again starts from zero.
+        activate_(self.masked, self.weights, survivors)
         after = [
             mask | at_random(~mask, count, self.seed, done, index)
             for index, (mask, count) in enumerate(zip(survivors, counts, strict=True))
         ]
-        self.switch_(after, optimizers)
+        switch_(self.masked, self.weights, after, optimizers)
 
     def _survivors(self, index: int) -> Tensor:
-        active = self.masks[index].active
+        active = self.masked[index].active
         if index in self.dense:
             return active.clone()
         sizes = magnitude(self.weights[index])
         left = active & (sizes >= self.threshold)
         return left if left.any() else largest(sizes, active, min(1, int(active.sum())))
-
-    def metrics(self) -> dict[str, float]:
-        """How sparse the network is, and the threshold of the next exchange."""
-        return {**super().metrics(), "threshold": self.threshold}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The threshold, beside the active weights and the seed."""
-        return {**super().state_dict(), "threshold": self.threshold}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        self.threshold = state["threshold"]

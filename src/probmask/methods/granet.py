@@ -1,4 +1,4 @@
-"""GraNet: prune gradually, and regrow by gradient what each pruning lost too early.
+"""GraNet: prune gradually, and regrow weights by gradient at each pruning.
 
 Liu et al., "Sparse Training via Boosting Pruning Plasticity with Neuroregeneration", NeurIPS 2021.
 """
@@ -6,32 +6,59 @@ Liu et al., "Sparse Training via Boosting Pruning Plasticity with Neuroregenerat
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-import torch
+from torch import Tensor
 
-from probmask.checks import check_count, check_ramp, check_within
+from probmask.checks import LayerFraction, Range, TrainingFraction, Updates
 from probmask.core.allocation import Spread
 from probmask.core.selection import select_top
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method, number_kept
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Method, Progress, keep_of
 from probmask.masking.sites import Site
-from probmask.methods.exchange import ExchangeMasker, falling, interval, is_due, magnitude
+from probmask.methods.families.exchange import (
+    cosine_decay,
+    interval,
+    is_due,
+    random_masks,
+    regrow_by_gradient_,
+)
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_magnitudes,
+    active_masks,
+    active_sparsity,
+    count_active,
+    largest_active,
+    set_outside_gradient,
+    zero_inactive_,
+)
 
-_EVERY = 1000
+_PAPER_INTERVAL = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraNet(Method):
-    """Prune by magnitude over all layers, step by step, exchanging weights by gradient each time.
+    """Prune by magnitude over all layers, gradually, and exchange weights by gradient each time.
 
-    The network begins at ``start_sparsity`` (at ``sparsity``, if that is lower), its layers as ERK
-    has it. Every ``update_every`` updates, with t the part of the training done and x how far t
-    is on the way from ``prune_begin`` to ``prune_end``:
+    Every ``update_every`` updates, with t the fraction of the training that is done and x the
+    fraction of the way from ``prune_begin`` to ``prune_end``:
 
         S_t = S_0 + (S - S_0) (1 - (1 - x)³): keep the largest |w| of all layers together
-        drop the ⌈p_t n_l⌉ smallest |w| of each layer, and grow as many there, the largest |∂L/∂w|
-        of the inactive, at zero; p_t from drop_fraction to drop_fraction_end along a cosine
+        drop the ⌈p_t n_l⌉ smallest |w| of each layer, then grow there as many, the largest |∂L/∂w|
+        of the inactive, from zero; p_t falls from drop_fraction to drop_fraction_end on a cosine
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        start_sparsity: The sparsity S_0 of the first network, drawn at random with the number of
+            weights per layer of ERK. It is ``sparsity`` if that is lower.
+        prune_begin: Fraction of the training at which the sparsity begins to rise.
+        prune_end: Fraction of the training at which it reaches ``sparsity``.
+        drop_fraction: The fraction of a layer's weights exchanged at first.
+        drop_fraction_end: The fraction exchanged at the end.
+        update_every: Updates between prunings. None: 1000, or a twentieth of a short training.
     """
 
     name: ClassVar[str] = "granet"
@@ -42,31 +69,21 @@ class GraNet(Method):
         "Liu, Chen, Chen, Atashgahi, Yin, Kou, Shen, Pechenizkiy, Wang, Mocanu: Sparse Training "
         "via Boosting Pruning Plasticity with Neuroregeneration. NeurIPS 2021"
     )
+    ordered: ClassVar[tuple[str, ...]] = ("prune_begin", "prune_end")
 
-    start_sparsity: float = 0.5
-    prune_begin: float = 0.0
-    prune_end: float = 0.5
-    drop_fraction: float = 0.5
-    drop_fraction_end: float = 0.005
-    update_every: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("GraNet", "start_sparsity", self.start_sparsity, 0, 1, meaning="a sparsity")
-        check_ramp(
-            "GraNet", prune_begin=self.prune_begin, prune_end=self.prune_end, meaning="pruning goes"
-        )
-        for name in ("drop_fraction", "drop_fraction_end"):
-            check_within("GraNet", name, getattr(self, name), 0, 1, meaning="a part of a layer")
-        if self.update_every is not None:
-            check_count("GraNet", "update_every", self.update_every, least=1, meaning="updates")
+    start_sparsity: Annotated[float, Range(0, 1, "a sparsity")] = 0.5
+    prune_begin: TrainingFraction = 0.0
+    prune_end: TrainingFraction = 0.5
+    drop_fraction: LayerFraction = 0.5
+    drop_fraction_end: LayerFraction = 0.005
+    update_every: Updates | None = None
 
     def begin(self, sites: Sequence[Site], context: Context) -> "GraNetMasker":
-        """Draw the network that training begins with."""
+        """Draw the network that training starts with."""
         return GraNetMasker(self, sites, context)
 
     def sparsity_at(self, fraction: float) -> float:
-        """S_t, the sparsity when this part of the training is done."""
+        """S_t, the sparsity when this fraction of the training is done."""
         start = min(self.start_sparsity, self.sparsity)
         if fraction >= self.prune_end:
             return self.sparsity
@@ -74,35 +91,46 @@ class GraNet(Method):
         return start + (self.sparsity - start) * (1 - (1 - x) ** 3)
 
 
-class GraNetMasker(ExchangeMasker):
-    """GraNet at work."""
+class GraNetMasker(Masker):
+    """GraNet at work on one model."""
+
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: GraNet, sites: Sequence[Site], context: Context) -> None:
-        sparsity = min(method.start_sparsity, method.sparsity)
-        spread = Spread(allocation="erk")
-        super().__init__(method, sites, context, spread, start_sparsity=sparsity)
+        super().__init__(sites, [StoredWeight(site) for site in sites], method.keep_of(sites))
         self.method = method
-        self.every = interval(method.update_every, _EVERY, context.total_steps)
+        self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps)
+        start = number_kept(min(method.start_sparsity, method.sparsity), self.size)
+        counts = Spread(allocation="erk").counts([site.shape for site in sites], start)
+        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Ask for the dense gradient if this update exchanges weights."""
-        self.want_dense_gradient(is_due(now.step, self.every))
+        """Request the dense gradient if this update exchanges weights."""
+        set_outside_gradient(self.masked, float(is_due(now.step, self.every)))
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Prune, drop and grow."""
         if self.frozen or not is_due(now.step, self.every):
             return
-        self._prune(keep_of(self.method.sparsity_at(now.fraction), self.size))
-        part = falling(now.fraction, self.method.drop_fraction, self.method.drop_fraction_end)
-        self.regrow_by_gradient_(
-            [math.ceil(part * int(active.sum())) for active in self.active], optimizers
-        )
+        method = self.method
+        self._prune(number_kept(method.sparsity_at(now.fraction), self.size))
+        part = cosine_decay(now.fraction, method.drop_fraction, method.drop_fraction_end)
+        counts = [math.ceil(part * int(active.sum())) for active in active_masks(self.masked)]
+        regrow_by_gradient_(self.masked, self.weights, counts, optimizers)
+
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep inactive weights at zero."""
+        zero_inactive_(self.masked, self.weights)
+
+    def choose(self) -> list[Tensor]:
+        """Return the active weights, or the largest of them if they exceed the budget."""
+        return largest_active(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
 
     def _prune(self, keep: int) -> None:
-        if keep >= self.active_count:
-            return
-        sizes = [
-            torch.where(active, magnitude(weight), -1.0)
-            for weight, active in zip(self.weights, self.active, strict=True)
-        ]
-        self.activate(select_top(sizes, keep, names=self.names))
+        if keep < count_active(self.masked):
+            values = active_magnitudes(self.masked, self.weights)
+            activate_(self.masked, self.weights, select_top(values, keep, names=self.names))

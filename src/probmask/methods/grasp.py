@@ -1,36 +1,41 @@
-"""GraSP: keep the weights that the flow of gradients lives on, before training."""
+"""GraSP: keep the weights that preserve the flow of gradients, chosen before training."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from probmask.checks import check_choice, check_count, check_within
-from probmask.core.noise import fold
+from probmask.checks import Range
+from probmask.core.noise import Stream, fold
 from probmask.errors import InputError
-from probmask.masking.probing import averaged, batches_of, mean_gradient, network_at, probing
-from probmask.masking.protocol import Context, Method, Probe
+from probmask.masking.distributed import averaged
+from probmask.masking.method import Context, Method
+from probmask.masking.probe import Probe, batches_of, mean_gradient, network_at, probing
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMasker, chosen_at_once
-
-# A counter that keeps this stream of random numbers apart from the noise of masks.
-_XAVIER = -4
+from probmask.methods.families.stored import StoredMasker, keep_largest_scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraSP(Method):
-    """Score weights once by what the gradient's norm would lose with them.
+    """Score weights once by the change of the gradient's norm if they are pruned.
 
-    s = -w (H g), with g = ∂L/∂w and H = ∂²L/∂w² at the initial weights: to first order the change
-    of g·g / 2 if the weight goes. The weights with the largest s go, of all layers; the others
-    stay. L is the mean loss of ``samples_per_class`` examples of each class (None: whole batches as
-    they come) with the outputs divided by ``temperature``, in ``passes`` portions of that size.
-    ``xavier_linear`` draws linear layers from Xavier's distribution for the scoring, as the
-    released code does; they are trained from what they were.
+        s = -w (H g),  g = ∂L/∂w,  H = ∂²L/∂w² at the initial weights
+
+    To first order, s is the change of g·g / 2 if the weight is pruned. The weights with the largest
+    s of all layers are pruned. L is the mean loss of the examples, with the outputs divided by
+    ``temperature``.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        samples_per_class: Number of examples of each class per pass. None takes whole batches.
+        passes: Number of passes, each with its own examples.
+        temperature: Divisor of the outputs.
+        xavier_linear: Score linear layers at weights drawn from Xavier's distribution, as the
+            released code does. They are trained from their own initial weights.
     """
 
     name: ClassVar[str] = "grasp"
@@ -42,34 +47,22 @@ class GraSP(Method):
         "Gradient Flow, ICLR 2020"
     )
 
-    samples_per_class: int | None = 10
-    passes: int = 1
-    temperature: float = 200.0
+    samples_per_class: Annotated[int, Range(1, meaning="a number of examples")] | None = 10
+    passes: Annotated[int, Range(1, meaning="a number of passes")] = 1
+    temperature: Annotated[float, Range(1e-3, 1e6, "a divisor of the outputs")] = 200.0
     xavier_linear: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples_per_class is not None:
-            check_count(
-                "GraSP", "samples_per_class", self.samples_per_class, least=1, meaning="examples"
-            )
-        check_count("GraSP", "passes", self.passes, least=1, meaning="portions of examples")
-        check_within(
-            "GraSP", "temperature", self.temperature, 1e-3, 1e6, meaning="what divides the outputs"
-        )
-        check_choice("GraSP", "xavier_linear", self.xavier_linear, (True, False))
-
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
-        """Look at the data and choose, for good."""
-        return chosen_at_once(self, sites, lambda: self._merits(sites, context))
+        """Measure the scores and choose the final masks."""
+        return keep_largest_scores(self, sites, lambda: self._merits(sites, context))
 
     def _merits(self, sites: Sequence[Site], context: Context) -> list[Tensor]:
-        """w (H g), the negative of the score: the largest stay."""
+        """w (H g), the negative of the score: the largest are kept."""
         probe = context.required_probe("GraSP")
         weights = self._scored_weights(sites, context.seed)
         parameters = list(weights.values())
         with probing(context.model, context.seed), sdpa_kernel(SDPBackend.MATH):
-            # Other kernels of attention have no second derivative.
+            # sdpa_kernel: the other kernels of attention have no second derivative.
             network = network_at(context.model, weights)
             portions = self._portions(probe, network, sites[0].weight.device)
 
@@ -79,14 +72,16 @@ class GraSP(Method):
 
             products = hessian_gradient(losses, parameters)
         merits = [w.detach() * hg for w, hg in zip(parameters, products, strict=True)]
-        return averaged(merits)  # ranks may not have the same weights yet
+        return averaged(merits)  # ranks may still have different weights
 
     def _scored_weights(self, sites: Sequence[Site], seed: int) -> dict[str, Tensor]:
         weights = {site.name: site.weight.detach().clone() for site in sites}
         for index, site in enumerate(sites):
             if self.xavier_linear and isinstance(site.holders[0][0], nn.Linear):
                 weight = weights[site.name]
-                generator = torch.Generator(weight.device).manual_seed(fold(seed, _XAVIER, index))
+                generator = torch.Generator(weight.device).manual_seed(
+                    fold(seed, Stream.GRASP_XAVIER, index)
+                )
                 nn.init.xavier_normal_(weight, generator=generator)
         return {name: weight.requires_grad_() for name, weight in weights.items()}
 
@@ -108,7 +103,7 @@ def hessian_gradient(
 ) -> list[Tensor]:
     """H g for the mean L of the losses, g = ∂L/∂w, H = ∂²L/∂w²: the derivative of g(w)·g by w.
 
-    ``losses`` makes them anew each time it is called.
+    ``losses`` computes the losses each time it is called.
     """
     gradient = mean_gradient(losses(), weights)
 
@@ -125,9 +120,9 @@ def hessian_gradient(
 def balanced(
     batches: Iterable[tuple[Tensor, Tensor]], classes: int, per_class: int, portions: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """The first examples of each class, ``per_class`` in each portion, as far as there are any.
+    """Return portions of the first ``per_class`` examples of each class, fewer if there are fewer.
 
-    Batches are read until every class has enough, at most to their end.
+    Batches are read until every class has enough examples, or to the end.
     """
     missing = [per_class * portions] * classes
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(classes)]
@@ -136,8 +131,8 @@ def balanced(
         for label in sorted(set(targets.tolist())):
             if not 0 <= label < classes:
                 raise InputError(
-                    f"attach(GraSP): there is a label {label}, but the network has {classes} "
-                    "outputs; pass samples_per_class=None to take batches as they come."
+                    f"attach(GraSP): the data has a label {label}, but the network has {classes} "
+                    "outputs; pass samples_per_class=None to take whole batches."
                 )
             where = (targets == label).nonzero().flatten()[: missing[label]]
             missing[label] -= len(where)
@@ -161,6 +156,6 @@ def _check_labels(inputs: Any, targets: Any) -> None:
         or targets.shape != inputs.shape[:1]
     ):
         raise InputError(
-            "attach(GraSP): it takes as many examples of each class, but the targets are not one "
-            "label for each input; pass samples_per_class=None to take batches as they come."
+            "attach(GraSP): it takes the same number of examples of each class, but the targets "
+            "are not one label per input; pass samples_per_class=None to take whole batches."
         )

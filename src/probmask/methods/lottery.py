@@ -1,96 +1,147 @@
-"""Lottery tickets: iterative magnitude pruning that rewinds the network to where it was early on.
+"""Lottery tickets: iterative magnitude pruning that rewinds the network to an early update.
 
 Frankle and Carbin, "The Lottery Ticket Hypothesis", ICLR 2019; Frankle, Dziugaite, Roy and Carbin,
 "Linear Mode Connectivity and the Lottery Ticket Hypothesis", ICML 2020, for rewinding to an early
 update instead of the initialization.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
-from probmask.checks import check_within
+from probmask.checks import Range
+from probmask.core.allocation import Spread
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.methods.rounds import IterativeMasker, IterativePruning
+from probmask.methods.families.rounds import RoundFraction, largest_after_round, round_phases
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_sparsity,
+    largest_active,
+    zero_inactive_,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lottery(IterativePruning):
-    """Train, remove the smallest weights, set the others back to update j, train again; repeat.
+class Lottery(Method):
+    """Train, prune the smallest weights, rewind the others to update j, train again; repeat.
 
-        m_r = 1[|w| > t_r] m_(r-1),  Σ m_r = K_r,  w_(r+1, 0) = m_r w_(1, j)
+        m_r = 1[|w| > t_r] m_(r-1),  Σ m_r = K_r = n (K/n)^(r/R),  w_(r+1, 0) = m_r w_(1, j)
 
-    j is ``rewind_to`` times the updates of the first training; 0 is the network as it was attached.
-    Everything is set back: weights, biases, normalization and its statistics. The rounds are those
-    of `IterativePruning`; each training follows the whole learning-rate schedule.
+    After round r of R, K_r of n weights remain. The whole network is rewound: weights, biases,
+    normalization and its statistics. Each training follows the whole learning-rate schedule.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        prune_per_round: Most that a round prunes, as a fraction of the remaining weights.
+        scope: One threshold for all layers, or the same kept fraction in each.
+        dense_first: Leave the first layer dense; its weights count as kept.
+        dense_last: Leave the last layer dense. None: if it holds at most half of the budget.
+        equal_epochs: Divide the configured epochs among all trainings. If there are fewer epochs
+            than trainings, there are fewer rounds, which prune more each. False: each training has
+            the configured epochs.
+        rewind_to: j as a fraction of the updates of the first training; 0 is the network as it was
+            attached.
     """
 
     name: ClassVar[str] = "lottery"
     summary: ClassVar[str] = "prunes in rounds, rewinding the weights to an early update"
     group: ClassVar[str] = "discussed in the paper"
-    year: ClassVar[int] = 2019
+    year: ClassVar[int | None] = 2019
     reference: ClassVar[str] = (
         "J. Frankle, M. Carbin, The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural "
         "Networks, ICLR 2019"
     )
 
-    rewind_to: float = 0.03
+    prune_per_round: RoundFraction = 0.2
+    scope: Literal["global", "layer"] = "global"
+    dense_first: bool = False
+    dense_last: bool | None = None
+    equal_epochs: bool = True
+    rewind_to: Annotated[float, Range(0, 0.99, "a fraction of the first training")] = 0.03
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within(
-            "Lottery", "rewind_to", self.rewind_to, 0, 0.99, meaning="a part of the first training"
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        """Return one training more than rounds, or one dense training at sparsity 0."""
+        if self.sparsity == 0:
+            return super().phases(epochs)
+        return round_phases(
+            "Lottery",
+            self.sparsity,
+            epochs,
+            prune_per_round=self.prune_per_round,
+            equal_epochs=self.equal_epochs,
         )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "LotteryMasker":
-        """Train densely at first."""
+        """Start dense."""
         return LotteryMasker(self, sites, context)
 
 
-class LotteryMasker(IterativeMasker):
-    """The search for a lottery ticket at work."""
+class LotteryMasker(Masker):
+    """The search for a lottery ticket at work on one model."""
+
+    saved = ("early",)
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: Lottery, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(method, sites, context)
+        self.spread = Spread.fitting(
+            method.scope,
+            [site.size for site in sites],
+            method.keep_of(sites),
+            dense_first=method.dense_first,
+            dense_last=method.dense_last,
+        )
+        keep = method.keep_of(sites, self.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.model = context.model
+        self.rounds = len(context.phase_ends) - 1
         first = context.phase_ends[0]
         self.rewind_step = min(round(method.rewind_to * first), max(0, first - 1))
         self.early: dict[str, Tensor] = {}
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Remember the network when the update comes to which it will be set back."""
+        """Store the network at the update to which it will be rewound."""
         if now.step == self.rewind_step and not self.frozen:
-            self.early = self._parameters() | self._buffers()
+            named = chain(self.model.named_parameters(), self.model.named_buffers())
+            self.early = {name: tensor.detach().clone() for name, tensor in named}
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Remember parameters that were set between `attach` and the first update."""
-        # DDP brings the first rank's when it wraps the model; a checkpoint may have been loaded.
+        """Store parameters that were set between `attach` and the first update."""
+        # DDP sends the first rank's when it wraps the model; a checkpoint may have been loaded.
         if now.step == self.rewind_step == 0 and not self.frozen:
-            self.early |= self._parameters()
+            for name, parameter in self.model.named_parameters():
+                self.early[name] = parameter.detach().clone()
 
-    def rewind_(self) -> None:
-        """Set all parameters and buffers back."""
-        named = chain(self.model.named_parameters(), self.model.named_buffers())
-        for name, tensor in named:
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep pruned weights at zero."""
+        zero_inactive_(self.masked, self.weights)
+
+    def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Prune the smallest weights and rewind the network; the last masks are final."""
+        active = largest_after_round(self, self.masked, self.spread, phase, self.rounds)
+        self._rewind_()
+        activate_(self.masked, self.weights, active)
+        optimizers.restart_all_()
+        if phase == self.rounds:
+            self.freeze()
+
+    def choose(self) -> list[Tensor]:
+        """Return the remaining weights, or the largest of them if they exceed the budget."""
+        return largest_active(self, self.masked, self.spread)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
+
+    @torch.no_grad()
+    def _rewind_(self) -> None:
+        for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers()):
             if name in self.early:
                 tensor.copy_(self.early[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        """The masks, and the network that is set back to."""
-        return {**super().state_dict(), "early": dict(self.early)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        self.early = dict(state["early"])
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().clone() for name, tensor in self.model.named_parameters()}
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.model.named_buffers()}

@@ -1,7 +1,7 @@
-"""Pruning by weight: train, remove the smallest weights under one threshold, fine-tune.
+"""Pruning by weight: train, prune the smallest weights under one threshold, fine-tune.
 
 Han, Pool, Tran and Dally, "Learning both Weights and Connections for Efficient Neural Networks",
-NeurIPS 2015; in one step and with one threshold for all layers, as ProbMask's paper compares it.
+NeurIPS 2015; in one step and with one threshold for all layers, as in ProbMask's paper.
 """
 
 from collections.abc import Sequence
@@ -11,65 +11,123 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from probmask.checks import check_choice
+from probmask.core.allocation import Spread
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.methods.fine_tuning import PruneOnce, PruneOnceMasker
+from probmask.methods.families.fine_tuning import (
+    EpochFraction,
+    RateFactor,
+    prune_for_good_,
+    tuning_phases,
+)
+from probmask.methods.families.stored import (
+    StoredWeight,
+    active_magnitudes,
+    active_masks,
+    active_sparsity,
+    count_active,
+    zero_inactive_,
+)
 
-# Divides by the deviation of a layer whose weights are all the same.
-_TINY = 1e-30
+_TINY = 1e-30  # least standard deviation, for layers whose weights are all equal
 
 
 @dataclass(frozen=True, kw_only=True)
-class PBW(PruneOnce):
+class PBW(Method):
     """Train, keep the K largest weights, fine-tune.
 
         m = 1[|w| > t],  Σ m = K
 
-    ``scope="global"``: one threshold t for all layers. ``"std"``: Han's t_l = q std(w_l) in layer
-    l, with the one quality q that meets the budget; the same as ranking |w| / std(w_l).
-    ``"layer"``: the same fraction of each layer.
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        scope: ``"global"`` has one threshold t for all layers. ``"std"`` is Han's t_l = q std(w_l)
+            in layer l, with the q that meets the budget; this is the order of |w| / std(w_l).
+            ``"layer"`` keeps the same fraction of each layer.
+        dense_first: Leave the first layer dense; its weights count as kept.
+        dense_last: Leave the last layer dense.
+        fine_tune: Fraction of all epochs that comes after the pruning.
+        fine_tune_rate: Factor on the learning rate while fine-tuning.
+        fine_tune_schedule: Whether that rate stays constant or falls to zero along a cosine.
+        equal_epochs: The configured epochs are those of both phases together. False: they are
+            those of the first phase, and fine-tuning comes in addition.
     """
 
     name: ClassVar[str] = "pbw"
-    summary: ClassVar[str] = "trains, removes the smallest weights at once, fine-tunes"
+    summary: ClassVar[str] = "trains, prunes the smallest weights at once, fine-tunes"
     group: ClassVar[str] = "compared in the paper"
-    year: ClassVar[int] = 2015
+    year: ClassVar[int | None] = 2015
     reference: ClassVar[str] = (
         "S. Han, J. Pool, J. Tran, W. J. Dally, Learning both Weights and Connections for "
         "Efficient Neural Networks, NeurIPS 2015"
     )
 
     scope: Literal["global", "std", "layer"] = "global"
+    dense_first: bool = False
+    dense_last: bool = False
+    fine_tune: EpochFraction = 0.2
+    fine_tune_rate: RateFactor = 0.01
+    fine_tune_schedule: Literal["constant", "cosine"] = "constant"
+    equal_epochs: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("PBW", "scope", self.scope, ("global", "std", "layer"))
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        """Return the training and the fine-tuning, or one dense training at sparsity 0."""
+        if self.sparsity == 0:
+            return super().phases(epochs)
+        return tuning_phases(
+            "PBW",
+            epochs,
+            fine_tune=self.fine_tune,
+            rate=self.fine_tune_rate,
+            schedule=self.fine_tune_schedule,
+            equal_epochs=self.equal_epochs,
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "PBWMasker":
-        """Train densely at first."""
+        """Start dense."""
         return PBWMasker(self, sites)
 
 
-class PBWMasker(PruneOnceMasker):
-    """Pruning by weight at work."""
+class PBWMasker(Masker):
+    """Pruning by weight at work on one model."""
+
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: PBW, sites: Sequence[Site]) -> None:
+        self.spread = Spread.over(
+            "layer" if method.scope == "layer" else "global",
+            dense_first=method.dense_first,
+            dense_last=method.dense_last,
+        )
+        keep = method.keep_of(sites, self.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self._in_deviations = method.scope == "std"
-        super().__init__(method, sites, by_layer=method.scope == "layer")
 
-    def magnitudes(self) -> list[Tensor]:
-        """|w|, or |w| / std(w) of its layer."""
-        sizes = super().magnitudes()
-        if not self._in_deviations:
-            return sizes
-        deviations = [
-            torch.std(weight.detach().float(), correction=0).clamp_min(_TINY)
-            for weight in self.weights
-        ]
-        return [size / deviation for size, deviation in zip(sizes, deviations, strict=True)]
+    def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
+        """Keep pruned weights at zero."""
+        zero_inactive_(self.masked, self.weights)
 
     def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Remove the smallest weights."""
-        self.prune_(self.choose(), optimizers)
+        """Prune the smallest weights before the fine-tuning."""
+        prune_for_good_(self, self.masked, self.choose(), optimizers)
+
+    def choose(self) -> list[Tensor]:
+        """Return the kept weights, before the pruning the largest."""
+        if count_active(self.masked) == self.keep:
+            return [active.clone() for active in active_masks(self.masked)]
+        return self.spread.select(self._sizes(), self.keep, self.names)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
+
+    def _sizes(self) -> list[Tensor]:
+        """|w|, or |w| / std(w) of the layer."""
+        sizes = active_magnitudes(self.masked, self.weights)
+        if not self._in_deviations:
+            return sizes
+        return [
+            size / torch.std(weight.detach().float(), correction=0).clamp_min(_TINY)
+            for size, weight in zip(sizes, self.weights, strict=True)
+        ]

@@ -1,4 +1,4 @@
-"""Random pruning: the mask is drawn before training. What every method has to beat."""
+"""Random pruning: the masks are drawn before training. Every method should beat it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,25 @@ from typing import ClassVar, Literal
 
 import torch
 
-from probmask.checks import check_choice
 from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
-from probmask.masking.protocol import Context, Method
+from probmask.masking.method import Context, Method
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMasker
+from probmask.methods.families.stored import StoredMasker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Method):
     """Keep weights at random, chosen before training.
 
-    Each layer keeps k weights, any k of them with equal probability: the same fraction of each
-    (``allocation="uniform"``), by Erdős-Rényi (``"er"``) or with its kernel's size (``"erk"``);
-    ``"global"`` draws from all layers together, so that k is random too. ``dense_first`` and
-    ``dense_last`` leave those layers whole, at the cost of the others.
+    Layer l keeps k_l of its weights; all sets of k_l weights have equal probability.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        allocation: The numbers k_l: the same fraction of each layer, Erdős-Rényi (-kernel), or
+            ``"global"``, which draws from all layers together, so that k_l is random.
+        dense_first: Leave the first layer dense; the other layers keep less.
+        dense_last: Leave the last layer dense.
     """
 
     name: ClassVar[str] = "random"
@@ -37,20 +40,14 @@ class Random(Method):
     dense_first: bool = False
     dense_last: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("Random", "allocation", self.allocation, ("uniform", "er", "erk", "global"))
-        for name in ("dense_first", "dense_last"):
-            check_choice("Random", name, getattr(self, name), (True, False))
-
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
-        """Choose once, for good: a function of the seed alone."""
+        """Draw the final masks, which are a function of the seed alone."""
         spread = Spread(
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
         masker = StoredMasker(self, sites, spread=spread)
         order = [
-            # On the CPU, as other devices have other generators; fp64, as fp32 has many ties.
+            # On the CPU, as other devices have other generators; in fp64, as fp32 has many ties.
             uniform_(torch.empty(site.shape, dtype=torch.float64), context.seed, index)
             for index, site in enumerate(sites)
         ]

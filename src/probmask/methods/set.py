@@ -11,33 +11,52 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from probmask.checks import check_count, check_within
+from probmask.checks import LayerFraction, TrainingFraction, Updates
+from probmask.core.allocation import Spread
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.methods.exchange import (
+from probmask.methods.families.exchange import (
     Allocation,
-    ExchangeMasker,
-    SparseStart,
     at_random,
     drop_smallest,
     interval,
     is_due,
+    random_masks,
+    switch_,
+)
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_masks,
+    active_sparsity,
+    largest_active,
     magnitude,
+    zero_inactive_,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SET(SparseStart):
-    """Train a sparse network that renews its weakest weights at random.
+class SET(Method):
+    """Train a sparse network; replace its smallest weights by random ones.
 
-    Layer l has a fixed number of active weights, at the start those of an Erdős-Rényi graph. After
-    every ``update_every`` updates (an epoch), up to the part ``stop_at`` of the training:
+    Layer l has a fixed number of active weights, at first those of an Erdős-Rényi graph. After
+    every ``update_every`` updates, up to the fraction ``stop_at`` of the training:
 
-        drop the part drop_fraction of the positive weights, the smallest, and of the negative
-        ones, the largest; grow as many at random among the inactive, at zero
+        drop the fraction drop_fraction of the positive weights, the smallest, and of the negative
+        weights, the largest; then grow as many, drawn at random among the inactive, from zero
 
-    A layer that has all of its weights stays as it is.
+    A dense layer stays as it is.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        allocation: The number of weights per layer: the same fraction, or Erdős-Rényi (-kernel).
+        dense_first: Leave the first layer dense.
+        dense_last: Leave the last layer dense.
+        drop_fraction: The fraction of a layer's weights exchanged each time.
+        update_every: Updates between exchanges. None: an epoch, or a twentieth of a short training.
+        stop_at: Fraction of the training after which no weight is exchanged.
     """
 
     name: ClassVar[str] = "set"
@@ -51,60 +70,78 @@ class SET(SparseStart):
     )
 
     allocation: Allocation = "er"
-    drop_fraction: float = 0.3
-    update_every: int | None = None
-    stop_at: float = 1.0
+    dense_first: bool = False
+    dense_last: bool = False
+    drop_fraction: LayerFraction = 0.3
+    update_every: Updates | None = None
+    stop_at: TrainingFraction = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_within("SET", "drop_fraction", self.drop_fraction, 0, 1, meaning="a part of a layer")
-        check_within("SET", "stop_at", self.stop_at, 0, 1, meaning="a part of the training")
-        if self.update_every is not None:
-            check_count("SET", "update_every", self.update_every, least=1, meaning="updates")
+    @property
+    def spread(self) -> Spread:
+        """The number of weights of each layer."""
+        return Spread(
+            allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "SETMasker":
-        """Draw the sparse network that training begins with."""
+        """Draw the sparse network that training starts with."""
         return SETMasker(self, sites, context)
 
 
-def without_nearest_zero(weight: Tensor, active: Tensor, part: float) -> Tensor:
-    """``active`` without the ``part`` of its positive and of its negative weights nearest to 0.
+def without_nearest_zero(weight: Tensor, active: Tensor, fraction: float) -> Tensor:
+    """Return ``active`` without this fraction of its positive and negative weights nearest to 0.
 
-    Of weights that are exactly zero the same part is dropped.
+    The same fraction of weights that are exactly zero is dropped.
     """
     sizes = magnitude(weight)
     left = active.clone()
     for of_sign in (active & (weight > 0), active & (weight < 0), active & (weight == 0)):
-        count = math.floor(part * int(of_sign.sum()))
+        count = math.floor(fraction * int(of_sign.sum()))
         left &= ~of_sign | drop_smallest(sizes, of_sign, count)
     return left
 
 
-class SETMasker(ExchangeMasker):
-    """SET at work."""
+class SETMasker(Masker):
+    """SET at work on one model."""
+
+    saved = ("seed",)
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: SET, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(method, sites, context, method.spread)
+        keep = method.keep_of(sites, method.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
+        self.seed = context.seed
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
+        counts = method.spread.counts([site.shape for site in sites], keep)
+        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep inactive weights at zero; drop and grow when it is time."""
-        super().after_update(now, optimizers)
+        """Keep inactive weights at zero; drop and grow if an exchange is due."""
+        zero_inactive_(self.masked, self.weights)
         done = now.step + 1
         stop = self.method.stop_at * now.total_steps
         if not self.frozen and is_due(done, self.every) and done < stop:
             self._exchange(done, optimizers)
 
+    def choose(self) -> list[Tensor]:
+        """Return the active weights."""
+        return largest_active(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
+
     def _exchange(self, done: int, optimizers: WeightOptimizers) -> None:
-        before = [int(active.sum()) for active in self.active]
+        before = [int(active.sum()) for active in active_masks(self.masked)]
         survivors = [
             active if active.all() else without_nearest_zero(w, active, self.method.drop_fraction)
-            for w, active in zip(self.weights, self.active, strict=True)
+            for w, active in zip(self.weights, active_masks(self.masked), strict=True)
         ]
-        self.activate(survivors)  # what is dropped and drawn again begins anew
-        grown = [
-            at_random(~left, count - int(left.sum()), self.seed, done, index)
+        # First drop, so that a weight that is dropped and drawn again starts from zero.
+        activate_(self.masked, self.weights, survivors)
+        after = [
+            left | at_random(~left, count - int(left.sum()), self.seed, done, index)
             for index, (left, count) in enumerate(zip(survivors, before, strict=True))
         ]
-        self.switch_([left | new for left, new in zip(survivors, grown, strict=True)], optimizers)
+        switch_(self.masked, self.weights, after, optimizers)

@@ -1,52 +1,73 @@
-"""Sparse momentum (SNFS): layers and weights with much momentum get what others give up.
+"""Sparse momentum (SNFS): weights move to the layers and places with the largest momentum.
 
 Dettmers and Zettlemoyer, "Sparse Networks from Scratch: Faster Training without Losing
 Performance", 2019.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from probmask.checks import check_count, check_within
-from probmask.core.allocation import largest_remainder
+from probmask.checks import LayerFraction, Updates
+from probmask.core.allocation import Spread, largest_remainder
+from probmask.masking.masker import Masker, Progress
+from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.protocol import Context, Progress
 from probmask.masking.sites import Site
-from probmask.methods.exchange import (
+from probmask.methods.families.exchange import (
     Allocation,
-    ExchangeMasker,
-    SparseStart,
+    cosine_decay,
     drop_smallest,
-    falling,
     interval,
     is_due,
     largest,
+    random_masks,
+    switch_,
+)
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_masks,
+    active_sparsity,
+    largest_active,
     magnitude,
+    set_outside_gradient,
+    zero_inactive_,
 )
 
-_MOMENTUM = 0.9  # of our own running mean, for optimizers that have none
-_MOST = 0.99  # a layer is not filled up beyond this part of its inactive weights
-_NEARLY_DENSE = 0.2  # of a growing layer with fewer inactive weights only as many are dropped
+_MOMENTUM = 0.9  # of the running sum, for optimizers without momentum
+_MOST = 0.99  # the most that a layer grows, as a fraction of its inactive weights
+_NEARLY_DENSE = 0.2  # a growing layer with a smaller inactive fraction drops only that fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class SNFS(SparseStart):
-    """Train a sparse network that moves its weights to where momentum is.
+class SNFS(Method):
+    """Train a sparse network that moves its weights to where the momentum is large.
 
-    After every ``update_every`` updates (an epoch), with v the momentum of the weights' gradient
-    and t the part of the training done:
+    After every ``update_every`` updates, with v the momentum of the weights' gradient and t the
+    fraction of the training that is done:
 
-        drop the ⌈p_t n_l⌉ smallest |w| of each layer, p_t from drop_fraction to drop_fraction_end
-        along a cosine; give layer l of all that was dropped the share mean |v| of its active
-        weights / the sum of these means; grow there the largest |v| of the inactive, at zero
+        drop the ⌈p_t n_l⌉ smallest |w| of each layer; p_t falls from drop_fraction to
+        drop_fraction_end on a cosine
+        divide the number dropped among the layers in proportion to mean |v| of their active weights
+        grow in each layer its share, the largest |v| of the inactive, from zero
 
-    A layer's share is capped at 99 % of its inactive weights. The momentum is that of the
-    optimizer, which sees the dense gradient in every update; for an optimizer without one
-    the running sum v ← 0.9 v + g is kept here.
+    A layer grows at most 99 % of its inactive weights. The momentum is that of the optimizer, which
+    gets the dense gradient in every update. For an optimizer without momentum, the running sum
+    v ← 0.9 v + g is stored here.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        allocation: The first number of weights per layer: the same fraction, or Erdős-Rényi
+            (-kernel).
+        dense_first: Leave the first layer dense.
+        dense_last: Leave the last layer dense.
+        drop_fraction: The fraction of a layer's weights dropped at first.
+        drop_fraction_end: The fraction dropped at the end.
+        update_every: Updates between exchanges. None: an epoch, or a twentieth of a short training.
     """
 
     name: ClassVar[str] = "snfs"
@@ -59,57 +80,76 @@ class SNFS(SparseStart):
     )
 
     allocation: Allocation = "uniform"
-    drop_fraction: float = 0.5
-    drop_fraction_end: float = 0.005
-    update_every: int | None = None
+    dense_first: bool = False
+    dense_last: bool = False
+    drop_fraction: LayerFraction = 0.5
+    drop_fraction_end: LayerFraction = 0.005
+    update_every: Updates | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("drop_fraction", "drop_fraction_end"):
-            check_within("SNFS", name, getattr(self, name), 0, 1, meaning="a part of a layer")
-        if self.update_every is not None:
-            check_count("SNFS", "update_every", self.update_every, least=1, meaning="updates")
+    @property
+    def spread(self) -> Spread:
+        """The number of weights of each layer at the start."""
+        return Spread(
+            allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
+        )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "SNFSMasker":
-        """Draw the sparse network that training begins with."""
+        """Draw the sparse network that training starts with."""
         return SNFSMasker(self, sites, context)
 
 
 def growth(shares: Sequence[float], total: int, free: Sequence[int]) -> list[int]:
-    """Split ``total`` by ``shares``, to at most 99 % of what is free in a layer.
+    """Divide ``total`` in proportion to ``shares``, at most 99 % of what is free in a layer.
 
-    If that leaves no room for all, layers are filled up.
+    If that is too little for ``total``, layers are filled completely.
     """
     caps = [math.floor(_MOST * room) for room in free]
     return largest_remainder(shares, total, caps if sum(caps) >= total else free)
 
 
-class SNFSMasker(ExchangeMasker):
-    """Sparse momentum at work."""
+class SNFSMasker(Masker):
+    """Sparse momentum at work on one model.
+
+    ``own`` has the running sums for weights whose optimizer has no momentum, else None.
+    """
+
+    saved = ("own",)
+    masked: tuple[StoredWeight, ...]
 
     def __init__(self, method: SNFS, sites: Sequence[Site], context: Context) -> None:
-        super().__init__(method, sites, context, method.spread)
+        keep = method.keep_of(sites, method.spread)
+        super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
+        self.dense = method.spread.dense(len(sites))
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
         self.own: list[Tensor | None] = [None] * len(sites)
-        self.want_dense_gradient(True)
+        counts = method.spread.counts([site.shape for site in sites], keep)
+        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        set_outside_gradient(self.masked, 1.0)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep inactive weights at zero; drop and grow when it is time."""
-        super().after_update(now, optimizers)
+        """Keep inactive weights at zero; drop and grow if an exchange is due."""
+        zero_inactive_(self.masked, self.weights)
         if self.frozen:
             return
-        self._follow_gradients(optimizers)
-        done = now.step + 1
+        self._add_gradients(optimizers)
+        done, method = now.step + 1, self.method
         if is_due(done, self.every) and done < now.total_steps:
-            method = self.method
             self._exchange(
-                falling(done / now.total_steps, method.drop_fraction, method.drop_fraction_end),
+                cosine_decay(now.next_fraction, method.drop_fraction, method.drop_fraction_end),
                 optimizers,
             )
 
-    def _follow_gradients(self, optimizers: WeightOptimizers) -> None:
-        """Keep a momentum for weights whose optimizer keeps none."""
+    def choose(self) -> list[Tensor]:
+        """Return the active weights."""
+        return largest_active(self, self.masked)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the sparsity."""
+        return active_sparsity(self.masked, self.size)
+
+    def _add_gradients(self, optimizers: WeightOptimizers) -> None:
+        """Update the running sums of weights whose optimizer has no momentum."""
         for index, weight in enumerate(self.weights):
             if weight.grad is None or optimizers.momentum(weight) is not None:
                 continue
@@ -125,15 +165,16 @@ class SNFSMasker(ExchangeMasker):
         return magnitude(weight).zero_() if found is None else magnitude(found)
 
     def _exchange(self, part: float, optimizers: WeightOptimizers) -> None:
+        active = active_masks(self.masked)
         momenta = [self._momentum(index, optimizers) for index in range(len(self.weights))]
         shares = [
-            0.0 if index in self.dense or not active.any() else float(momentum[active].mean())
-            for index, (momentum, active) in enumerate(zip(momenta, self.active, strict=True))
+            0.0 if index in self.dense or not on.any() else float(momentum[on].mean())
+            for index, (momentum, on) in enumerate(zip(momenta, active, strict=True))
         ]
         counts = self._drop_counts(part, shares)
         survivors = [
-            drop_smallest(magnitude(weight), active, count)
-            for weight, active, count in zip(self.weights, self.active, counts, strict=True)
+            drop_smallest(magnitude(weight), on, count)
+            for weight, on, count in zip(self.weights, active, counts, strict=True)
         ]
         free = [0 if i in self.dense else int((~left).sum()) for i, left in enumerate(survivors)]
         grown = growth(shares, sum(counts), free)
@@ -141,29 +182,17 @@ class SNFSMasker(ExchangeMasker):
             left | largest(momentum, ~left, count)
             for left, momentum, count in zip(survivors, momenta, grown, strict=True)
         ]
-        for own, before, new in zip(self.own, self.active, after, strict=True):
+        for own, before, new in zip(self.own, active, after, strict=True):
             if own is not None:
                 own.masked_fill_(new & ~before, 0.0)
-        self.switch_(after, optimizers)
+        switch_(self.masked, self.weights, after, optimizers)
 
     def _drop_counts(self, part: float, shares: Sequence[float]) -> list[int]:
         mean = sum(shares) / len(shares)
         counts = []
-        for index, active in enumerate(self.active):
+        for index, active in enumerate(active_masks(self.masked)):
             inactive = 1 - float(active.float().mean())
             grows = inactive < _NEARLY_DENSE and shares[index] > mean
             dropped = 0.0 if index in self.dense else min(part, inactive) if grows else part
             counts.append(math.ceil(dropped * int(active.sum())))
         return counts
-
-    def state_dict(self) -> dict[str, Any]:
-        """Our own momenta, if there are any, beside the active weights and the seed."""
-        return {**super().state_dict(), "own": [m if m is None else m.clone() for m in self.own]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        super().load_state_dict(state)
-        self.own = [
-            saved if saved is None else saved.to(weight.device, copy=True)
-            for saved, weight in zip(state["own"], self.weights, strict=True)
-        ]

@@ -1,26 +1,31 @@
-"""SNIP: keep the weights that the loss depends on most, before training."""
+"""SNIP: keep the weights that the loss depends on most, chosen before training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from probmask.checks import check_count
-from probmask.masking.probing import averaged, batches_of, mean_gradient, network_at, probing
-from probmask.masking.protocol import Context, Method
+from probmask.checks import Range
+from probmask.masking.distributed import averaged
+from probmask.masking.method import Context, Method
+from probmask.masking.probe import batches_of, mean_gradient, network_at, probing
 from probmask.masking.sites import Site
-from probmask.masking.stored import StoredMasker, chosen_at_once
+from probmask.methods.families.stored import StoredMasker, keep_largest_scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class SNIP(Method):
-    """Score weights once by what the loss would lose with them.
+    """Score weights once by the derivative of the loss by a gate on each weight.
 
-    s = |w ∂L/∂w| at the initial weights, the derivative of the loss L by a gate on the weight;
-    the largest of all layers stay. L is the mean loss of the first ``batches`` batches of the
-    probe; more of them are one larger batch, but for BatchNorm, which normalises each by itself.
+        s = |w ∂L/∂w| at the initial weights; keep the weights with the largest s of all layers
+
+    L is the mean loss of the first batches of the probe.
+
+    Args:
+        sparsity: The fraction of weights to prune, in [0, 1).
+        batches: Number of batches of the probe to measure on. BatchNorm normalizes each by itself.
     """
 
     name: ClassVar[str] = "snip"
@@ -32,15 +37,11 @@ class SNIP(Method):
         "Sensitivity, ICLR 2019"
     )
 
-    batches: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("SNIP", "batches", self.batches, least=1, meaning="batches looked at")
+    batches: Annotated[int, Range(1, meaning="a number of batches")] = 1
 
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
-        """Look at the data and choose, for good."""
-        return chosen_at_once(self, sites, lambda: self._scores(sites, context))
+        """Measure the scores and choose the final masks."""
+        return keep_largest_scores(self, sites, lambda: self._scores(sites, context))
 
     def _scores(self, sites: Sequence[Site], context: Context) -> list[Tensor]:
         probe = context.required_probe("SNIP")
@@ -57,4 +58,4 @@ class SNIP(Method):
             (site.weight.detach() * gradient).abs()
             for site, gradient in zip(sites, gradients, strict=True)
         ]
-        return averaged(scores)  # ranks may not have the same weights yet
+        return averaged(scores)  # ranks may still have different weights

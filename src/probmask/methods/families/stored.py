@@ -118,12 +118,14 @@ def active_magnitudes(masked: Sequence[StoredWeight], weights: Sequence[Tensor])
     ]
 
 
-def largest_active(masker: Masker, masked: Sequence[StoredWeight]) -> list[Tensor]:
+def largest_active(
+    masker: Masker, masked: Sequence[StoredWeight], spread: Spread | None = None
+) -> list[Tensor]:
     """Return the active weights, or the ``keep`` largest if there are more of them."""
     if count_active(masked) == masker.keep:
         return [each.active.clone() for each in masked]
     values = active_magnitudes(masked, masker.weights)
-    return select_top(values, masker.keep, names=masker.names)
+    return (spread or Spread.over("global")).select(values, masker.keep, masker.names)
 
 
 class StoredMasker(Masker):
