@@ -24,6 +24,7 @@ from probmask.methods.feather import Feather
 from probmask.methods.gmp import GMP
 from probmask.methods.granet import GraNet
 from probmask.methods.grasp import GraSP
+from probmask.methods.l0 import L0
 from probmask.methods.lottery import Lottery
 from probmask.methods.lr_rewind import LRRewind
 from probmask.methods.magnitude import Magnitude
@@ -42,6 +43,7 @@ from probmask.methods.spartan import Spartan
 from probmask.methods.srinivas import Srinivas
 from probmask.methods.st3 import ST3
 from probmask.methods.str_ import STR
+from probmask.methods.vrpge import VRPGE
 
 _ALL: tuple[type[Method], ...] = (
     # ours
@@ -62,12 +64,14 @@ _ALL: tuple[type[Method], ...] = (
     DNS,
     DSR,
     GraSP,
+    L0,
     Lottery,
     LRRewind,
     SET,
     SNFS,
     SNIP,
     Srinivas,
+    VRPGE,
     # newer rivals
     ACDC,
     Feather,
@@ -89,6 +93,7 @@ __all__ = [
     "DNW",
     "DSR",
     "GMP",
+    "L0",
     "METHODS",
     "PBW",
     "SET",
@@ -96,6 +101,7 @@ __all__ = [
     "SNIP",
     "ST3",
     "STR",
+    "VRPGE",
     "AutoPrune",
     "Context",
     "DeepR",
