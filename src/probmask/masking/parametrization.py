@@ -10,7 +10,7 @@ other modules, past the ``forward`` of the module that holds them.
 
 import copyreg
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, Self
 
@@ -249,7 +249,9 @@ class MaskedModule:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # pickle finds classes by name, and this one has none: it is created again from its parts.
-        create, args, *rest = super().__reduce_ex__(protocol)
+        reduced = super().__reduce_ex__(protocol)
+        assert isinstance(reduced, tuple)
+        create, args, *rest = reduced
         if create is copyreg.__newobj__ and args[0] is type(self):  # type: ignore[attr-defined]
             create, args = _new_masked, (plain_class(type(self)), (*self._masked_weights,))
         return (create, args, *rest)
@@ -261,13 +263,20 @@ def plain_class(kind: type[Any]) -> type[Any]:
 
 
 @lru_cache(maxsize=512)  # modules of one class share a masked class, as compiled code expects
-def _masked_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+def _masked_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     properties = {name: property(_reader(name)) for name in names}
     return type(f"Masked{kind.__name__}", (MaskedModule, kind), properties)
 
 
-def _new_masked(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
-    return kind.__new__(_masked_class(kind, names))
+def _class_with(kind: Any, names: Collection[str]) -> type[nn.Module]:
+    """Return the class of a module whose parameters of these names are masked."""
+    plain: Any = plain_class(kind)
+    return _masked_class(plain, tuple(names)) if names else plain
+
+
+def _new_masked(kind: Any, names: tuple[str, ...]) -> nn.Module:
+    module: nn.Module = kind.__new__(_masked_class(kind, names))
+    return module
 
 
 def _reader(name: str) -> Callable[[MaskedModule], Tensor | None]:
@@ -289,7 +298,7 @@ def mask_site(site: Site, masked: MaskedWeight) -> None:
     for module, name in site.holders:
         table = {**vars(module).get(MASKED_TABLE, {}), name: masked}
         setattr(module, MASKED_TABLE, table)
-        module.__class__ = _masked_class(plain_class(type(module)), tuple(table))
+        module.__class__ = _class_with(type(module), table)
         masked.train(module.training)
 
 
@@ -297,21 +306,18 @@ def unmask_site(site: Site) -> None:
     """Let every module that holds the site's weight compute with the weight itself again."""
     for module, name in site.holders:
         table = {key: masked for key, masked in vars(module)[MASKED_TABLE].items() if key != name}
-        kind = plain_class(type(module))
         if table:
             setattr(module, MASKED_TABLE, table)
-            module.__class__ = _masked_class(kind, tuple(table))
         else:
             delattr(module, MASKED_TABLE)
-            module.__class__ = kind
+        module.__class__ = _class_with(type(module), table)
 
 
 def masked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, MaskedWeight]]:
     """Yield each masked parameter: its full name, its module, its name there, its masked weight."""
     for prefix, module in model.named_modules():
-        if isinstance(module, MaskedModule):
-            for name, masked in module._masked_weights.items():
-                yield (f"{prefix}.{name}" if prefix else name), module, name, masked
+        for name, masked in vars(module).get(MASKED_TABLE, {}).items():
+            yield (f"{prefix}.{name}" if prefix else name), module, name, masked
 
 
 @torch.no_grad()

@@ -349,7 +349,8 @@ class Sparsifier:
         """Notice updates of the weights by an optimizer that the sparsifier does not follow."""
         for site in self.sites:
             if site.weight.requires_grad:
-                return site.weight.register_post_accumulate_grad_hook(self._on_gradient).remove
+                hook = site.weight.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                return lambda: hook.remove()
         return lambda: None
 
     def _on_gradient(self, weight: Tensor) -> None:
