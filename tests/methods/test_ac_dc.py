@@ -36,7 +36,7 @@ def test_compressed_it_has_the_largest_weights_and_the_others_stay_zero():
     run.go(6)  # 0.25 of the training is done
     values = joined(run.weights).abs()
     assert int(values.count_nonzero()) == KEEP
-    chosen = [mask.active.clone() for mask in run.masks]
+    chosen = [mask.active.clone() for mask in run.masked]
     assert sum(int(active.sum()) for active in chosen) == KEEP
     for until in range(7, 12):
         run.go(until)
@@ -52,7 +52,7 @@ def test_decompressed_the_others_start_from_zero_and_momentum_is_forgotten():
     )
     run.go(12)
     assert int(joined(run.weights).count_nonzero()) == KEEP
-    assert all(bool(mask.active.all()) for mask in run.masks)
+    assert all(bool(mask.active.all()) for mask in run.masked)
     for parameter in run.model.parameters():
         assert not run.optimizer.state[parameter]["momentum_buffer"].any()
     run.go(13)
@@ -61,7 +61,7 @@ def test_decompressed_the_others_start_from_zero_and_momentum_is_forgotten():
 
 def test_momentum_of_what_stayed_can_be_kept():
     run = MaskedRun(ACDC(sparsity=0.8, warm_up=0.25, period=0.25, restart_momentum=False)).go(11)
-    active = [mask.active.clone() for mask in run.masks]
+    active = [mask.active.clone() for mask in run.masked]
     run.go(12)
     moments = [run.optimizer.state[weight]["momentum_buffer"] for weight in run.weights]
     assert all(not m[~a].any() for m, a in zip(moments, active, strict=True))
@@ -82,17 +82,14 @@ def test_without_a_warm_up_and_a_last_sparse_stretch():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"scope": "all"}, "ACDC(scope='all'): one of 'global', 'layer'."),
-        ({"period": 0}, "ACDC(period=0): a part of the training, from 1e-06 to 1."),
-        ({"warm_up": 10}, "ACDC(warm_up=10): a part of the training, from 0 to 1."),
+        ({"scope": "all"}, "ACDC(scope='all'): must be one of 'global', 'layer'."),
+        ({"period": 0}, "ACDC(period=0): must be a fraction of the training, from 1e-06 to 1."),
+        ({"warm_up": 10}, "ACDC(warm_up=10): must be a fraction of the training, from 0 to 1."),
         (
             {"warm_up": 0.9},
-            (
-                "ACDC(warm_up=0.9, last_dense=0.1, last_sparse=0.15): together they are 1.15 of "
-                "the training; at most 1."
-            ),
+            "ACDC(warm_up=0.9, last_dense=0.1, last_sparse=0.15): their sum is 1.15, but",
         ),
-        ({"restart_momentum": 2}, "ACDC(restart_momentum=2): one of True, False."),
+        ({"restart_momentum": 2}, "ACDC(restart_momentum=2): must be one of True, False."),
     ],
 )
 def test_refusals(settings, text):

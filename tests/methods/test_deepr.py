@@ -12,6 +12,10 @@ from reference.exchange_run import Run, assert_budget_throughout, assert_resumes
 from reference.networks import assert_same_state, state_of
 
 
+def signs_of(run):
+    return [run.masker.sign(index) for index in range(len(run.masker.weights))]
+
+
 def test_the_number_of_weights_is_constant():
     assert_budget_throughout(DeepR)
 
@@ -25,7 +29,7 @@ def test_signs_never_change_and_the_number_is_constant(scope):
     run = Run(DeepR(sparsity=0.8, scope=scope, temperature=1e-3))
     first = run.weights
     run.train(batches(1, seed=2))
-    counts, signs = run.counts, [mask.sign for mask in run.masker.masks]
+    counts, signs = run.counts, signs_of(run)
     for weight, sign in zip(first, signs, strict=True):
         assert bool((weight * sign >= 0).all())  # those that the network began with
     for batch in batches():
@@ -41,7 +45,7 @@ def test_signs_never_change_and_the_number_is_constant(scope):
 
 def test_the_signs_of_inactive_connections_are_drawn_evenly():
     run = Run(DeepR(sparsity=0.9)).train(batches(1))
-    positive = torch.cat([m.positive[~m.active] for m in run.masker.masks])
+    positive = torch.cat([p[~a] for p, a in zip(run.masker.positive, run.active, strict=True)])
     assert abs(float(positive.float().mean()) - 0.5) < 5 * math.sqrt(0.25 / len(positive))
 
 
@@ -51,7 +55,7 @@ def test_without_drift_noise_and_crossings_it_is_masked_training():
     with torch.no_grad():  # away from zero
         for network in (run.model, model):
             for layer in (network[i] for i in (0, 2, 5, 7)):
-                original = layer.parametrizations.weight.original
+                original = layer._parameters["weight"]
                 original.add_(0.1 * original.sign())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9, weight_decay=5e-4)
     for batch in batches(10):
@@ -70,14 +74,14 @@ def test_drift_and_noise_have_the_size_they_should():
         group.update(momentum=0.0, weight_decay=0.0)
     run.optimizer.zero_grad()
     with torch.no_grad():
-        for weight, mask in zip(run.masker.weights, run.masker.masks, strict=True):
-            weight.copy_(torch.where(mask.active, mask.sign, 0.0))
+        for weight, active, sign in zip(run.masker.weights, run.active, signs_of(run), strict=True):
+            weight.copy_(torch.where(active, sign, 0.0))
             weight.grad = torch.zeros_like(weight)
     run.optimizer.step()
     moved = torch.cat(
         [
-            ((weight * mask.sign) - 1)[mask.active]
-            for weight, mask in zip(run.weights, run.masker.masks, strict=True)
+            ((weight * sign) - 1)[active]
+            for weight, active, sign in zip(run.weights, run.active, signs_of(run), strict=True)
         ]
     )
     spread = math.sqrt(2 * 0.01 * run.masker.method.temperature_at(1 / 40))
@@ -90,11 +94,11 @@ def test_a_connection_that_crosses_zero_is_replaced_by_one_at_1e_12():
     run.train(batches(1))
     before = run.active
     with torch.no_grad():
-        for weight, mask in zip(run.masker.weights, run.masker.masks, strict=True):
-            weight.copy_(torch.where(mask.active, mask.sign, 0.0))
+        for weight, active, sign in zip(run.masker.weights, run.active, signs_of(run), strict=True):
+            weight.copy_(torch.where(active, sign, 0.0))
             weight.grad = torch.zeros_like(weight)
         crossing = before[2].nonzero()[:20]
-        weight, sign = run.masker.weights[2], run.masker.masks[2].sign
+        weight, sign = run.masker.weights[2], run.masker.sign(2)
         weight.grad[tuple(crossing.T)] = 2 * sign[tuple(crossing.T)]
     for group in run.optimizer.param_groups:
         group.update(momentum=0.0, weight_decay=0.0)
@@ -129,7 +133,7 @@ def test_dense_layers_are_ordinary():
     run = Run(DeepR(sparsity=0.8, dense_first=True, dense_last=True, temperature=1e-2))
     run.train(batches())
     assert (run.counts[0], run.counts[3]) == (144, 36)
-    assert bool((run.weights[0] * run.masker.masks[0].sign < 0).any())  # signs are free there
+    assert bool((run.weights[0] * run.masker.sign(0) < 0).any())  # signs are free there
 
 
 def test_the_signs_are_those_of_the_first_update():
@@ -146,17 +150,18 @@ def test_the_signs_are_those_of_the_first_update():
 def test_signs_follow_the_model_into_copies_and_other_types():
     run = Run(DeepR(sparsity=0.8)).train(batches(1))
     twin = copy.deepcopy(run.model).double()
-    mask = twin[0].parametrizations.weight[0]
-    assert mask.positive.dtype == torch.bool
-    assert torch.equal(mask.positive, run.masker.masks[0].positive)
+    masker = twin[0]._masked_weights["weight"]._source
+    assert masker.positive[0].dtype == torch.bool
+    assert masker.positive[0] is not run.masker.positive[0]
+    assert torch.equal(masker.positive[0], run.masker.positive[0])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scope": "all"}, "DeepR(scope='all'): one of 'layer', 'global'."),
-        ({"l1": -1}, "DeepR(l1=-1): a strength, at least 0."),
-        ({"temperature": -1}, "DeepR(temperature=-1): a temperature, at least 0."),
+        ({"scope": "all"}, "DeepR(scope='all'): must be one of 'layer', 'global'."),
+        ({"l1": -1}, "DeepR(l1=-1): must be a strength, at least 0."),
+        ({"temperature": -1}, "DeepR(temperature=-1): must be a temperature, at least 0."),
     ],
 )
 def test_what_is_refused(settings, message):

@@ -26,9 +26,9 @@ def exchange_by_hand(**settings):
     run = Run(DSR(sparsity=0.9, threshold=0.1, **settings))
     with torch.no_grad():
         for index, weight in enumerate(run.masker.weights):
-            weight.copy_(torch.where(run.masker.active[index], 0.2, 0.0))
+            weight.copy_(torch.where(run.active[index], 0.2, 0.0))
         small = run.masker.weights[2]
-        places = run.masker.active[2].nonzero()[:50]
+        places = run.active[2].nonzero()[:50]
         small[tuple(places.T)] = 0.05
     before = run.active
     run.masker._exchange(1, WeightOptimizers(()))
@@ -103,14 +103,17 @@ def test_grown_weights_begin_with_no_momentum():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"threshold": 0}, "DSR(threshold=0): a magnitude, at least 1e-30."),
-        ({"tolerance": -1}, "DSR(tolerance=-1): a part of the number, from 0 to 1."),
+        ({"threshold": 0}, "DSR(threshold=0): must be a magnitude, at least 1e-30."),
+        ({"tolerance": -1}, "DSR(tolerance=-1): must be a relative deviation, from 0 to 1."),
         (
             {"exchange_fraction": 20_000},
-            "DSR(exchange_fraction=20000): a part of the weights kept, from 0 to 1.",
+            "DSR(exchange_fraction=20000): must be a fraction of the kept weights, from 0 to 1.",
         ),
-        ({"stop_at": 190}, "DSR(stop_at=190): a part of the training, from 0 to 1."),
-        ({"update_every": 0}, "DSR(update_every=0): updates, a whole number, at least 1."),
+        ({"stop_at": 190}, "DSR(stop_at=190): must be a fraction of the training, from 0 to 1."),
+        (
+            {"update_every": 0},
+            "DSR(update_every=0): must be a number of updates, an integer of at least 1.",
+        ),
     ],
 )
 def test_what_is_refused(settings, message):

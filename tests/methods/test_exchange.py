@@ -4,19 +4,19 @@ import math
 
 import pytest
 import torch
-from probmask.methods.exchange import (
+
+from probmask.masking.sites import find_sites
+from probmask.methods.families.exchange import (
     at_random,
+    cosine_decay,
     drop_smallest,
     exchange,
-    falling,
     gradient_magnitude,
     interval,
     is_due,
     largest,
     random_masks,
 )
-
-from probmask.masking.sites import find_sites
 from reference.exchange_run import mixed
 
 
@@ -99,10 +99,10 @@ def test_how_often():
 
 
 def test_along_a_cosine():
-    assert falling(0, 0.5, 0.1) == 0.5
-    assert falling(0.5, 0.5, 0.1) == pytest.approx(0.3)
-    assert falling(1, 0.5, 0.1) == pytest.approx(0.1)
-    assert falling(2, 0.5, 0.1) == pytest.approx(0.1)
+    assert cosine_decay(0, 0.5, 0.1) == 0.5
+    assert cosine_decay(0.5, 0.5, 0.1) == pytest.approx(0.3)
+    assert cosine_decay(1, 0.5, 0.1) == pytest.approx(0.1)
+    assert cosine_decay(2, 0.5, 0.1) == pytest.approx(0.1)
 
 
 def test_a_weight_without_gradient_has_none_of_any_size():

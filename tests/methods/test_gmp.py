@@ -25,7 +25,7 @@ def begin(name="depthwise", steps=STEPS, **settings):
 
 
 def masks_of(sparsifier):
-    return [mask.active.clone() for mask in sparsifier._masker.masks]
+    return [mask.active.clone() for mask in sparsifier._masker.masked]
 
 
 def test_sparsity_follows_the_cubic():
@@ -104,17 +104,17 @@ def test_dense_ends_beyond_the_budget_are_refused():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"scope": "all"}, "GMP(scope='all'): one of 'global', 'layer'."),
-        ({"ramp_end": 2}, "GMP(ramp_end=2): a part of the training, from 0 to 1."),
+        ({"scope": "all"}, "GMP(scope='all'): must be one of 'global', 'layer'."),
+        ({"ramp_end": 2}, "GMP(ramp_end=2): must be a fraction of the training, from 0 to 1."),
         (
             {"ramp_begin": 0.7},
-            (
-                "GMP(ramp_begin=0.7, ramp_end=0.59375): sparsity rises from begin to end; "
-                "begin must not come after end."
-            ),
+            "GMP(ramp_begin=0.7, ramp_end=0.59375): they must not decrease.",
         ),
-        ({"update_every": 0}, "GMP(update_every=0): updates, a whole number, at least 1."),
-        ({"dense_first": "no"}, "GMP(dense_first='no'): one of True, False."),
+        (
+            {"update_every": 0},
+            "GMP(update_every=0): must be a number of updates, an integer of at least 1.",
+        ),
+        ({"dense_first": "no"}, "GMP(dense_first='no'): must be one of True, False."),
     ],
 )
 def test_refused_with_the_value_and_the_rule(settings, text):

@@ -1,12 +1,12 @@
-"""GraNet: a falling number of weights, exchanged by gradient each time."""
+"""GraNet: a cosine_decay number of weights, exchanged by gradient each time."""
 
 import math
 
 import pytest
 import torch
-from probmask.masking.protocol import keep_of
 
 from probmask import InputError
+from probmask.masking.method import number_kept
 from probmask.methods.granet import GraNet
 from reference.exchange_run import SIZES, Run, batches
 from reference.networks import loss_of
@@ -34,7 +34,7 @@ def test_the_number_of_weights_follows_the_schedule_and_arrives_exactly():
     expected = 930
     for number, batch in enumerate(batches()):
         if number % 4 == 0 and number > 0:
-            expected = keep_of(method.sparsity_at(number / 40), 1860)
+            expected = number_kept(method.sparsity_at(number / 40), 1860)
         run.train([batch])
         assert sum(run.counts) == expected
     assert expected == 93
@@ -74,7 +74,7 @@ def twin(method, fraction, weights, grads, active):
         ),
         reverse=True,
     )
-    cut = ranked[: keep_of(method.sparsity_at(fraction), 1860)]
+    cut = ranked[: number_kept(method.sparsity_at(fraction), 1860)]
     after = []
     part = 0.005 + 0.495 * (1 + math.cos(math.pi * fraction)) / 2
     for i, layer in enumerate(weights):
@@ -111,17 +111,23 @@ def test_dense_gradients_only_when_they_are_needed():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start_sparsity": 2}, "GraNet(start_sparsity=2): a sparsity, from 0 to 1."),
-        ({"prune_end": 80}, "GraNet(prune_end=80): a part of the training, from 0 to 1."),
+        ({"start_sparsity": 2}, "GraNet(start_sparsity=2): must be a sparsity, from 0 to 1."),
+        (
+            {"prune_end": 80},
+            "GraNet(prune_end=80): must be a fraction of the training, from 0 to 1.",
+        ),
         (
             {"prune_begin": 0.6},
-            (
-                "GraNet(prune_begin=0.6, prune_end=0.5): pruning goes from begin to end; begin "
-                "must not come after end."
-            ),
+            "GraNet(prune_begin=0.6, prune_end=0.5): they must not decrease.",
         ),
-        ({"drop_fraction": 2}, "GraNet(drop_fraction=2): a part of a layer, from 0 to 1."),
-        ({"update_every": 0}, "GraNet(update_every=0): updates, a whole number, at least 1."),
+        (
+            {"drop_fraction": 2},
+            "GraNet(drop_fraction=2): must be a fraction of a layer, from 0 to 1.",
+        ),
+        (
+            {"update_every": 0},
+            "GraNet(update_every=0): must be a number of updates, an integer of at least 1.",
+        ),
     ],
 )
 def test_what_is_refused(settings, message):

@@ -151,7 +151,7 @@ def test_the_budget_is_exact_on_any_network(name):
 
 @pytest.mark.parametrize("name", ["unet", "language"])
 def test_where_classes_cannot_be_balanced_batches_are_taken_as_they_come(name):
-    with pytest.raises(InputError, match="pass samples_per_class=None to take batches as they"):
+    with pytest.raises(InputError, match="pass samples_per_class=None to take whole batches"):
         begin(name)
     _, _, sparsifier = begin(name, samples_per_class=None, passes=2)
     size = sparsifier.summary().size
@@ -193,14 +193,17 @@ def test_sparsity_zero_is_dense_training_and_needs_no_data():
     [
         (
             {"samples_per_class": 0},
-            "GraSP(samples_per_class=0): examples, a whole number, at least 1.",
+            "GraSP(samples_per_class=0): must be a number of examples, an integer of at least 1.",
         ),
-        ({"passes": 1.5}, "GraSP(passes=1.5): portions of examples, a whole number, at least 1."),
+        (
+            {"passes": 1.5},
+            "GraSP(passes=1.5): must be a number of passes, an integer of at least 1.",
+        ),
         (
             {"temperature": 0},
-            "GraSP(temperature=0): what divides the outputs, from 0.001 to 1e+06.",
+            "GraSP(temperature=0): must be a divisor of the outputs, from 0.001 to 1e+06.",
         ),
-        ({"xavier_linear": "yes"}, "GraSP(xavier_linear='yes'): one of True, False."),
+        ({"xavier_linear": "yes"}, "GraSP(xavier_linear='yes'): must be one of True, False."),
     ],
 )
 def test_refused_with_the_value_and_the_rule(settings, text):
@@ -210,7 +213,7 @@ def test_refused_with_the_value_and_the_rule(settings, text):
 
 
 def test_it_needs_data():
-    with pytest.raises(InputError, match=r"attach\(GraSP\): looks at data to decide"):
+    with pytest.raises(InputError, match=r"attach\(GraSP\): this method inspects data"):
         probmask.attach(build("mlp"), GraSP(sparsity=0.9), total_steps=3)
-    with pytest.raises(InputError, match=r"attach\(GraSP\): there is no batch in the probe"):
+    with pytest.raises(InputError, match=r"attach\(GraSP\): the probe contains no batch"):
         begin(probe=Probe([]))

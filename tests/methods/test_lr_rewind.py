@@ -79,11 +79,13 @@ def test_its_rounds_are_those_of_the_lottery():
 
 
 def test_errors_name_the_method():
-    with pytest.raises(probmask.InputError, match=r"LRRewind\(prune_per_round=1\): the fraction"):
+    with pytest.raises(
+        probmask.InputError, match=r"LRRewind\(prune_per_round=1\): must be the fraction"
+    ):
         LRRewind(sparsity=0.9, prune_per_round=1)
     with pytest.raises(probmask.InputError, match=r"LRRewind: .* takes 2 epochs, not 1"):
         LRRewind(sparsity=0.9).phases(1)
     with pytest.raises(
-        probmask.InputError, match=r"LRRewind\(sparsity=0.999\): of 320 weights none"
+        probmask.InputError, match=r"LRRewind\(sparsity=0.999\): none of the 320 weights"
     ):
         begin("depthwise", sparsity=0.999)

@@ -103,9 +103,12 @@ def test_sparsity_zero_is_dense_training(prune_at):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"scope": "row"}, "Magnitude(scope='row'): one of 'global', 'layer'."),
-        ({"prune_at": 50}, "Magnitude(prune_at=50): a part of the training, from 0 to 1."),
-        ({"dense_last": 1.5}, "Magnitude(dense_last=1.5): one of True, False."),
+        ({"scope": "row"}, "Magnitude(scope='row'): must be one of 'global', 'layer'."),
+        (
+            {"prune_at": 50},
+            "Magnitude(prune_at=50): must be a fraction of the training, from 0 to 1.",
+        ),
+        ({"dense_last": 1.5}, "Magnitude(dense_last=1.5): must be one of True, False."),
     ],
 )
 def test_refused_with_the_value_and_the_rule(settings, text):

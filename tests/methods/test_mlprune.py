@@ -10,8 +10,15 @@ from torch.nn import functional
 
 import probmask
 from probmask.core.kronecker import inverse_diagonal, obs_importance
-from probmask.methods.curvature import gradient_vectors, importances, input_vectors
-from probmask.methods.mlprune import MLPrune, log_histogram, sample_labels
+from probmask.methods.families.stored import active_masks
+from probmask.methods.mlprune import (
+    MLPrune,
+    gradient_vectors,
+    importances,
+    input_vectors,
+    log_histogram,
+    sample_labels,
+)
 from reference.networks import assert_same_state, build, make_batches, sgd, state_of, train
 
 STEPS, PER_EPOCH, PRUNED_AT = 10, 2, 8
@@ -183,7 +190,7 @@ def test_attention_and_other_weights_take_the_diagonal():
         loss = functional.cross_entropy(
             model(tokens), sample_labels(logits.detach(), 0, index), reduction="sum"
         )
-        attention = model.encoder.layers[0].self_attn.parametrizations.in_proj_weight.original
+        attention = model.encoder.layers[0].self_attn._parameters["in_proj_weight"]
         squares += torch.autograd.grad(loss, attention)[0].square()
     expected = weight.square() * squares
     torch.testing.assert_close(costs[name].float(), expected / expected.sum(), rtol=1e-3, atol=1e-7)
@@ -288,7 +295,7 @@ def test_the_cheapest_weights_go_after_the_first_phase():
     train(model, optimizer, make_batches("mlp", PRUNED_AT))
     train(twin, its_optimizer, make_batches("mlp", PRUNED_AT))
     costs = torch.cat([cost.flatten() for cost in its_sparsifier._masker.costs()])
-    active = torch.cat([mask.flatten() for mask in sparsifier._masker.active])
+    active = torch.cat([mask.flatten() for mask in active_masks(sparsifier._masker.masked)])
     assert active.sum() == 80
     assert costs[active].min() >= costs[~active].max()
     assert sparsifier.frozen
@@ -328,16 +335,18 @@ def test_a_copy_of_the_model_does_not_copy_the_data():
     probe = probmask.Probe(make_batches("mlp", 1))
     model, _, _ = begin(probe=probe)
     twin = copy.deepcopy(model)
-    masker = twin[0].parametrizations.weight[0]._source
+    masker = twin[0]._masked_weights["weight"]._source
     assert masker._probe is probe
     assert masker.model is twin
 
 
 def test_it_asks_for_data():
-    with pytest.raises(probmask.InputError, match=r"attach\(MLPrune\): looks at data .*probe="):
+    with pytest.raises(
+        probmask.InputError, match=r"attach\(MLPrune\): this method inspects data .*probe="
+    ):
         probmask.attach(build("mlp"), MLPrune(sparsity=0.5), total_steps=4, steps_per_epoch=2)
     _, _, sparsifier = begin(probe=probmask.Probe([]))
-    with pytest.raises(probmask.InputError, match=r"MLPrune: there is no batch in the probe\."):
+    with pytest.raises(probmask.InputError, match=r"MLPrune: the probe contains no batch\."):
         sparsifier._masker.costs()
 
 
@@ -351,11 +360,17 @@ def test_outputs_that_are_no_logits_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scope": "std"}, r"MLPrune\(scope='std'\): one of 'global', 'layer'\."),
-        ({"damping": 0}, r"MLPrune\(damping=0\): a part of the diagonal, at least 1e-06\."),
-        ({"labels": "true"}, r"MLPrune\(labels='true'\): one of 'sampled', 'given'\."),
-        ({"probe_batches": 0}, r"MLPrune\(probe_batches=0\): batches, a whole number, at least 1"),
-        ({"normalize": 1.5}, r"MLPrune\(normalize=1.5\): one of True, False\."),
+        ({"scope": "std"}, r"MLPrune\(scope='std'\): must be one of 'global', 'layer'\."),
+        (
+            {"damping": 0},
+            r"MLPrune\(damping=0\): must be a fraction of the diagonal, at least 1e-06\.",
+        ),
+        ({"labels": "true"}, r"MLPrune\(labels='true'\): must be one of 'sampled', 'given'\."),
+        (
+            {"probe_batches": 0},
+            r"MLPrune\(probe_batches=0\): must be a number of batches, an integer of at least 1",
+        ),
+        ({"normalize": 1.5}, r"MLPrune\(normalize=1.5\): must be one of True, False\."),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from probmask.masking.protocol import Phase
 
 import probmask
+from probmask.masking.method import Phase
 from probmask.methods.pbw import PBW
 from reference.networks import build, make_batches, sgd, train
 
@@ -172,18 +172,27 @@ def test_the_phases_can_be_chosen():
     assert [phase.epochs for phase in on_top.phases(160)] == [160, 40]
     assert [phase.epochs for phase in on_top.phases(1)] == [1, 1]
     assert PBW(sparsity=0).phases(7) == (Phase("train", 7),)
-    with pytest.raises(probmask.InputError, match=r"PBW: trains, .* takes 2 epochs, not 1; ask"):
+    with pytest.raises(probmask.InputError, match=r"PBW: trains, .* takes 2 epochs, not 1; train"):
         method.phases(1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scope": "all"}, r"PBW\(scope='all'\): one of 'global', 'std', 'layer'\."),
-        ({"fine_tune": 1.0}, r"PBW\(fine_tune=1.0\): a part of all the epochs, from 0 to 0.99\."),
-        ({"fine_tune_rate": -1}, r"PBW\(fine_tune_rate=-1\): a factor, at least 0\."),
-        ({"fine_tune_schedule": "step"}, r"PBW\(fine_tune_schedule='step'\): one of 'constant'"),
-        ({"dense_last": "yes"}, r"PBW\(dense_last='yes'\): one of True, False\."),
+        ({"scope": "all"}, r"PBW\(scope='all'\): must be one of 'global', 'std', 'layer'\."),
+        (
+            {"fine_tune": 1.0},
+            r"PBW\(fine_tune=1.0\): must be a fraction of all epochs, from 0 to 0.99\.",
+        ),
+        (
+            {"fine_tune_rate": -1},
+            r"PBW\(fine_tune_rate=-1\): must be a factor of the learning rate, at least 0\.",
+        ),
+        (
+            {"fine_tune_schedule": "step"},
+            r"PBW\(fine_tune_schedule='step'\): must be one of 'constant'",
+        ),
+        ({"dense_last": "yes"}, r"PBW\(dense_last='yes'\): must be one of True, False\."),
         ({"sparsity": 90}, r"PBW\(sparsity=90\): .*; for 90 % pass 0\.9\."),
     ],
 )
@@ -196,7 +205,7 @@ def test_a_layer_that_loses_all_its_weights_is_named():
     """Layer collapse is what one threshold is known for at high sparsity: not in silence."""
     model, _, sparsifier = begin("depthwise", sparsity=0.9)
     with torch.no_grad():
-        model[-1].parametrizations.weight.original.mul_(1e-3)
+        model[-1]._parameters["weight"].mul_(1e-3)
     with pytest.warns(
         probmask.LayerCollapseWarning, match=r"^\S+\.weight is losing all of its weights\.$"
     ):

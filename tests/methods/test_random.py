@@ -63,7 +63,9 @@ def test_dense_ends():
 
 
 def test_refused_with_the_value_and_the_rule():
-    with pytest.raises(InputError, match=r"Random\(allocation='er2'\): one of 'uniform', 'er', "):
+    with pytest.raises(
+        InputError, match=r"Random\(allocation='er2'\): must be one of 'uniform', 'er', "
+    ):
         Random(sparsity=0.9, allocation="er2")
-    with pytest.raises(InputError, match=r"Random\(sparsity=0\.9999\): of 320 weights none"):
+    with pytest.raises(InputError, match=r"Random\(sparsity=0\.9999\): none of the 320 weights"):
         begin(sparsity=0.9999)

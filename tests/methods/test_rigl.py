@@ -37,10 +37,10 @@ def by_hand(x, lr=0.0, **settings):
         model.only.weight.copy_(torch.tensor([[0.1, -0.5, 0.3, 0.9, 1, 1, 1, 1]]))
     method = RigL(sparsity=0.5, drop_fraction=0.6, update_every=1, **settings)
     run = Run(method, model=model, total_steps=1000, lr=lr, weight_decay=0.0)
-    weight = model.only.parametrizations.weight.original
+    weight = model.only._parameters["weight"]
     with torch.no_grad():
         weight.copy_(torch.tensor([[0.1, -0.5, 0.3, 0.9, 0, 0, 0, 0]]))
-        run.masker.activate([torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0]]).bool()])
+        run.activate([torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0]]).bool()])
     for inputs in (torch.ones(8), torch.tensor(x)):  # the second update is the first exchange
         run.optimizer.zero_grad()
         model(inputs).backward()
@@ -164,14 +164,20 @@ def test_evaluation_uses_the_current_mask():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"allocation": "ERK"}, "RigL(allocation='ERK'): one of 'uniform', 'er', 'erk'."),
-        ({"dense_first": 2}, "RigL(dense_first=2): one of None, True, False."),
-        ({"dense_last": None}, "RigL(dense_last=None): one of True, False."),
-        ({"drop_fraction": 1.5}, "RigL(drop_fraction=1.5): a part of a layer, from 0 to 1."),
-        ({"stop_at": -1}, "RigL(stop_at=-1): a part of the training, from 0 to 1."),
-        ({"update_every": 0}, "RigL(update_every=0): updates, a whole number, at least 1."),
-        ({"replace_update": "yes"}, "RigL(replace_update='yes'): one of True, False."),
-        ({"sparsity": 90}, "RigL(sparsity=90): sparsity is the fraction removed, in [0, 1)"),
+        ({"allocation": "ERK"}, "RigL(allocation='ERK'): must be one of 'uniform', 'er', 'erk'."),
+        ({"dense_first": 2}, "RigL(dense_first=2): must be one of True, False."),
+        ({"dense_last": None}, "RigL(dense_last=None): must be one of True, False."),
+        (
+            {"drop_fraction": 1.5},
+            "RigL(drop_fraction=1.5): must be a fraction of a layer, from 0 to 1.",
+        ),
+        ({"stop_at": -1}, "RigL(stop_at=-1): must be a fraction of the training, from 0 to 1."),
+        (
+            {"update_every": 0},
+            "RigL(update_every=0): must be a number of updates, an integer of at least 1.",
+        ),
+        ({"replace_update": "yes"}, "RigL(replace_update='yes'): must be one of True, False."),
+        ({"sparsity": 90}, "RigL(sparsity=90): sparsity is the fraction pruned, in [0, 1)"),
     ],
 )
 def test_what_is_refused(settings, message):
@@ -181,5 +187,5 @@ def test_what_is_refused(settings, message):
 
 
 def test_keeping_nothing_is_refused():
-    with pytest.raises(InputError, match="of 1860 weights none would be kept; lower sparsity"):
+    with pytest.raises(InputError, match="none of the 1860 weights would be kept; lower sparsity"):
         Run(RigL(sparsity=0.9999))

@@ -39,7 +39,7 @@ def test_survivors_go_on_and_grown_weights_begin_at_zero():
 
 def test_growth_is_random_not_by_gradient():
     one, other = (Run(SET(sparsity=0.8, update_every=4), seed=seed) for seed in (1, 2))
-    other.masker.activate(one.active)
+    other.activate(one.active)
     with torch.no_grad():
         for a, b in zip(one.masker.weights, other.masker.weights, strict=True):
             b.copy_(a)
@@ -69,10 +69,16 @@ def test_full_layers_stay_as_they_are():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"allocation": "all"}, "SET(allocation='all'): one of 'uniform', 'er', 'erk'."),
-        ({"drop_fraction": -0.1}, "SET(drop_fraction=-0.1): a part of a layer, from 0 to 1."),
-        ({"stop_at": 2}, "SET(stop_at=2): a part of the training, from 0 to 1."),
-        ({"update_every": 1.5}, "SET(update_every=1.5): updates, a whole number, at least 1."),
+        ({"allocation": "all"}, "SET(allocation='all'): must be one of 'uniform', 'er', 'erk'."),
+        (
+            {"drop_fraction": -0.1},
+            "SET(drop_fraction=-0.1): must be a fraction of a layer, from 0 to 1.",
+        ),
+        ({"stop_at": 2}, "SET(stop_at=2): must be a fraction of the training, from 0 to 1."),
+        (
+            {"update_every": 1.5},
+            "SET(update_every=1.5): must be a number of updates, an integer of at least 1.",
+        ),
     ],
 )
 def test_what_is_refused(settings, message):

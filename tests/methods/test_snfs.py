@@ -139,9 +139,15 @@ def test_adam_has_a_momentum():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"allocation": "all"}, "SNFS(allocation='all'): one of 'uniform', 'er', 'erk'."),
-        ({"drop_fraction": 2}, "SNFS(drop_fraction=2): a part of a layer, from 0 to 1."),
-        ({"update_every": 0}, "SNFS(update_every=0): updates, a whole number, at least 1."),
+        ({"allocation": "all"}, "SNFS(allocation='all'): must be one of 'uniform', 'er', 'erk'."),
+        (
+            {"drop_fraction": 2},
+            "SNFS(drop_fraction=2): must be a fraction of a layer, from 0 to 1.",
+        ),
+        (
+            {"update_every": 0},
+            "SNFS(update_every=0): must be a number of updates, an integer of at least 1.",
+        ),
     ],
 )
 def test_what_is_refused(settings, message):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import probmask
+from probmask.methods.families.stored import activate_, active_masks
 from reference.networks import assert_same_state, sgd, state_of, step
 
 STEPS = 40
@@ -51,15 +52,19 @@ class Run:
 
     @property
     def active(self):
-        return [active.clone() for active in self.masker.active]
+        return [active.clone() for active in active_masks(self.masker.masked)]
 
     @property
     def counts(self):
-        return [int(active.sum()) for active in self.masker.active]
+        return [int(active.sum()) for active in active_masks(self.masker.masked)]
 
     @property
     def weights(self):
         return [weight.detach().clone() for weight in self.masker.weights]
+
+    def activate(self, active):
+        """Make these the active weights."""
+        activate_(self.masker.masked, self.masker.weights, active)
 
     def train(self, some):
         for batch in some:

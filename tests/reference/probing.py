@@ -50,7 +50,7 @@ def attached(method, name="conv", *, model=None, seed=5, probe=None):
 
 
 def masks_of(sparsifier):
-    return [mask.hard for mask in sparsifier._masker.masks]
+    return [masked.mask for masked in sparsifier._masker.masked]
 
 
 def assert_dense_without_data(method):

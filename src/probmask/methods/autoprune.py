@@ -169,7 +169,7 @@ class AutoPruneMasker(Masker):
 
     def kept_now(self) -> int:
         """Return the number of positive a."""
-        return sum(int((gate > 0).sum()) for gate in self.gates)
+        return int(total([(gate > 0).sum() for gate in self.gates]))
 
     def choose(self) -> list[Tensor]:
         """Return the weights with the highest a."""

@@ -247,7 +247,8 @@ class SparseVDMasker(Masker):
 
     def kept_now(self) -> int:
         """Return the number of weights with ln α below the threshold."""
-        return sum(int((noise < self.method.threshold).sum()) for noise in self.log_alphas())
+        threshold = self.method.threshold
+        return int(total([(noise < threshold).sum() for noise in self.log_alphas()]))
 
     def choose(self) -> list[Tensor]:
         """Return the weights with the lowest ln α."""
