@@ -1,4 +1,4 @@
-"""Every method through the trainer: it ends with a record, and a kill changes nothing."""
+"""Every method with the trainer: it ends with a record and resumes exactly."""
 
 import json
 import warnings
@@ -20,7 +20,7 @@ class StoppedError(Exception):
 
 
 class StopInTheSecondEpoch(Quiet):
-    """A run that ends in the middle, as if killed."""
+    """Ends the run in its second epoch, as if it were killed."""
 
     def show(self, status):
         if status.epoch >= 2:
@@ -40,7 +40,7 @@ def _layers_may_vanish():
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_it_ends_with_a_record_and_resumes_bit_by_bit(name, tmp_path):
+def test_every_method_trains_to_a_record_and_resumes_bit_for_bit(name, tmp_path):
     outcome = train(config(name), out=tmp_path / "straight")
     record, kept = outcome.record, outcome.record["kept"]
     asked = 0.0 if name == "dense" else SPARSITY
