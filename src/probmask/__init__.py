@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from probmask.methods.dense import Dense
     from probmask.methods.probmask import ProbMask
     from probmask.training.config import load_config
-    from probmask.training.run import train
+    from probmask.training.trainer import train
 
 _HOMES = {
     "ArtifactError": "probmask.errors",
@@ -50,7 +50,7 @@ _HOMES = {
     "read": "probmask.artifact",
     "save": "probmask.artifact",
     "load_config": "probmask.training.config",
-    "train": "probmask.training.run",
+    "train": "probmask.training.trainer",
 }
 # Packages whose content is reached through them: probmask.models.resnet32().
 _PACKAGES = ("data", "methods", "models", "runtime")

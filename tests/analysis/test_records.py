@@ -8,7 +8,7 @@ import pytest
 from probmask.analysis.identity import run_identity
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import small
 
 

@@ -12,7 +12,7 @@ from probmask.artifact import load, read, save
 from probmask.cli import main
 from probmask.methods import METHODS
 from probmask.training.config import load_config
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import SIZE, flags, small, snapshot
 
 

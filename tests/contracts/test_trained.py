@@ -9,7 +9,7 @@ from probmask.artifact import read
 from probmask.errors import LayerCollapseWarning
 from probmask.methods import METHODS
 from probmask.training.progress import Quiet
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import small
 
 SPARSITY = 0.95

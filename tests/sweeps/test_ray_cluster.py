@@ -13,7 +13,7 @@ from probmask.analysis.records import find_records
 from probmask.cli import main
 from probmask.sweeps.grid import load_grid
 from probmask.sweeps.ray_cluster import required_resources
-from probmask.training.run import train
+from probmask.training.trainer import train
 from sweeps.small_sweep import write_sweep
 from training.small import small
 

@@ -9,7 +9,7 @@ import pytest
 from probmask.analysis.records import find_records
 from probmask.cli import main
 from probmask.sweeps.grid import load_grid
-from probmask.training.run import train
+from probmask.training.trainer import train
 from sweeps.small_sweep import run_and_exit, trainings_in, wait_for_none, write_sweep
 from training.small import kill_when, start, wait_until
 

@@ -11,8 +11,8 @@ from probmask.cli import main
 from probmask.errors import InputError
 from probmask.sweeps.grid import expand, load_grid
 from probmask.sweeps.sweep_directory import SweepDirectory, make_plan, update_copy
-from probmask.training.run import train
 from probmask.training.run_directory import RunDirectory
+from probmask.training.trainer import train
 from sweeps.small_sweep import write_sweep
 from training.small import small
 

@@ -23,7 +23,7 @@ SIZE = 8 * 1 * 9 + 8 * 8 * 9 + 16 * 8 * 9 + 16 * 16 * 9 + 10 * 16
 
 # Processes are forked from a server that has imported everything, which takes milliseconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["probmask.training.run", "probmask.cli.terminal"])
+_context.set_forkserver_preload(["probmask.training.trainer", "probmask.cli.terminal"])
 
 
 def small(**overrides: Any) -> TrainConfig:

@@ -18,8 +18,8 @@ from probmask.cli import main
 from probmask.errors import CheckpointError, InputError
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.metrics import MetricsLog
-from probmask.training.run import train
 from probmask.training.run_directory import RunDirectory
+from probmask.training.trainer import train
 from training.small import (
     flags,
     kill_when,

@@ -17,7 +17,8 @@ from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
 from probmask.training.record import versions
-from probmask.training.run import Run, default_directory, train
+from probmask.training.run import Run
+from probmask.training.trainer import default_directory, train
 from training.small import SIZE, small, snapshot
 
 # MACs per weight of smallconv on 8 by 8 images: two layers at 8 by 8, two at 4 by 4, a linear one.

@@ -19,7 +19,7 @@ from probmask.cli import main
 from probmask.data import load_data
 from probmask.errors import AbsentClassWarning
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.run import warn_of_absent_classes
+from probmask.training.trainer import warn_of_absent_classes
 from training.small import lines
 
 pytestmark = [
@@ -200,9 +200,7 @@ def test_every_unreadable_file_is_warned_about_once_and_recorded(own, tmp_path, 
     warned = capsys.readouterr().err.splitlines()
     assert len(warned) == 3
     for path in broken:
-        assert (
-            sum(line.startswith(f"probmask: warning: {path}: skipped") for line in warned) == 1
-        )
+        assert sum(line.startswith(f"probmask: warning: {path}: skipped") for line in warned) == 1
     dense = json.loads((tmp_path / "run" / "dense" / "record.json").read_text())
     assert dense["unreadable"] == record["unreadable"]
 
