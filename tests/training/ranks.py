@@ -12,7 +12,7 @@ from probmask.cli import main
 from probmask.data import load_data
 from probmask.methods.probabilities import ProbMaskedWeight
 from probmask.training.config import TrainConfig
-from probmask.training.run import Run
+from probmask.training.run import TrainingRun
 
 
 def free_port() -> int:
@@ -44,7 +44,7 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
     data = load_data(config.data)
-    run = Run(config, data)
+    run = TrainingRun(config, data)
     run.prepare(fabric, data)
     run.loop.network.train()
     masks = [m for m in run.model.modules() if isinstance(m, ProbMaskedWeight)]

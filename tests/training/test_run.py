@@ -17,7 +17,7 @@ from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
 from probmask.training.record import versions
-from probmask.training.run import Run
+from probmask.training.run import TrainingRun
 from probmask.training.trainer import default_directory, train
 from training.small import SIZE, small, snapshot
 
@@ -304,7 +304,7 @@ def test_train_without_a_configuration_uses_the_defaults(tmp_path, monkeypatch):
     """As the docstring says."""
     monkeypatch.setattr(TrainConfig, "epochs", 1)
     seen = []
-    monkeypatch.setattr(Run, "complete", lambda run, *_: seen.append(run.config) or {})
+    monkeypatch.setattr(TrainingRun, "complete", lambda run, *_: seen.append(run.config) or {})
     train(out=tmp_path / "new")
     assert len(seen) == 2  # the dense twin and the run
     assert seen[-1].method == {"name": "probmask", "sparsity": 0.98}

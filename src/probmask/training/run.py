@@ -34,10 +34,10 @@ _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe ha
 _IMAGES_FOR_BATCHNORM = 50_000
 
 
-class Run:
+class TrainingRun:
     """One training run. The calls follow in this order:
 
-    1. ``Run(config, data)`` builds the network, once, and checks that it fits the data.
+    1. ``TrainingRun(config, data)`` builds the network, once, and checks that it fits the data.
     2. `prepare` attaches the method.
     3. `restore` loads the checkpoint, if there is one.
     4. `train` makes the updates and writes checkpoints.

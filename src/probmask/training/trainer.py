@@ -15,7 +15,7 @@ from probmask.launch import is_first_rank
 from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
 from probmask.training.progress import Bar, MakeReporter, Quiet
 from probmask.training.record_format import NEUTRAL_KEYS, without_neutral_keys
-from probmask.training.run import Run, load_run_data
+from probmask.training.run import TrainingRun, load_run_data
 from probmask.training.run_directory import RunDirectory, unused_directory
 
 _MAX_CLASSES_NAMED = 5
@@ -124,19 +124,19 @@ def warn_of_absent_classes(data: DataSource) -> None:
 
 def _new_run(
     config: TrainConfig, data: DataSource, out: str | Path | None, *, visible: bool
-) -> Run:
+) -> TrainingRun:
     """Build the run, and let the first rank check directory and images before it is launched."""
     if is_first_rank() and out is not None:
         RunDirectory(Path(out)).check_unused()
-    run = Run(config, data)
+    run = TrainingRun(config, data)
     if is_first_rank():
         warn_of_absent_classes(data)
         data.to(torch.device("cpu"), workers=_workers(config)).check(progress=visible)
     return run
 
 
-def _prepared_run(config: TrainConfig, data: DataSource, fabric: Fabric) -> Run:
-    run = Run(config, data)
+def _prepared_run(config: TrainConfig, data: DataSource, fabric: Fabric) -> TrainingRun:
+    run = TrainingRun(config, data)
     run.prepare(fabric, data)
     return run
 
