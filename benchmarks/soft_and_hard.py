@@ -32,7 +32,7 @@ from probmask.sweeps.grid import expand
 from probmask.training.config import TrainConfig, make_method
 from probmask.training.evaluation import evaluate_model
 from probmask.training.progress import Quiet
-from probmask.training.run import Run, load_run_data
+from probmask.training.run import TrainingRun, load_run_data
 from probmask.training.run_directory import RunDirectory
 
 _HARD = 1e9  # the power at which s is 1 as soon as a weight exceeds the threshold
@@ -54,7 +54,7 @@ def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
     found: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
-        run = Run(config, data)
+        run = TrainingRun(config, data)
         run.prepare(Fabric(accelerator="cpu", devices=1), data)
         moments = moments_of(config, run.total_steps)
 
@@ -75,7 +75,7 @@ def moments_of(config: TrainConfig, total: int) -> set[int]:
     return {math.ceil(chosen) - 1, math.ceil(frozen) - 1, total}
 
 
-def measure_now(run: Run, config: TrainConfig, data: DataSource) -> Measured:
+def measure_now(run: TrainingRun, config: TrainConfig, data: DataSource) -> Measured:
     """Both masks on copies of the network as it is."""
     undecided = 100 * run.loop.sparsifier.metrics()["undecided_per_kept"]
     soft, hard = copy.deepcopy(run.model), copy.deepcopy(run.model)

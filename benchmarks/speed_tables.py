@@ -1,4 +1,4 @@
-"""Tables and the plot of docs/performance.md, from the measurements of `inference.py`."""
+"""Tables and plot of docs/results/inference_speed.md, from the measurements of `inference.py`."""
 
 from pathlib import Path
 from typing import Any

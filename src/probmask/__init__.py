@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         EarlyEndWarning,
         InputError,
         LayerCollapseWarning,
+        NonFiniteError,
     )
     from probmask.masking.attach import attach
     from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from probmask.methods.families.stored import StoredMasker
     from probmask.methods.probmask import ProbMask, TiedProbMask
     from probmask.training.config import load_config
-    from probmask.training.run import train
+    from probmask.training.trainer import train
 
 _HOMES = {
     "ArtifactError": "probmask.errors",
@@ -47,6 +48,7 @@ _HOMES = {
     "MaskedWeight": "probmask.masking.parametrization",
     "Masker": "probmask.masking.masker",
     "Method": "probmask.masking.method",
+    "NonFiniteError": "probmask.errors",
     "Phase": "probmask.masking.method",
     "ProbMask": "probmask.methods.probmask",
     "Probe": "probmask.masking.probe",
@@ -67,7 +69,7 @@ _HOMES = {
     "load_into": "probmask.artifact",
     "read": "probmask.artifact",
     "save": "probmask.artifact",
-    "train": "probmask.training.run",
+    "train": "probmask.training.trainer",
 }
 # Packages whose content is reached through them, such as probmask.models.resnet32().
 _PACKAGES = ("data", "methods", "models", "runtime")
@@ -85,6 +87,7 @@ __all__ = [
     "MaskedWeight",
     "Masker",
     "Method",
+    "NonFiniteError",
     "Phase",
     "ProbMask",
     "Probe",

@@ -124,10 +124,10 @@ def thousands(**changes):
     methods = ["probmask", *(f"gmp power={n}" for n in range(24))]
     return [
         Run(
-            Path(f"/runs/{place}-{sparsity}-{seed}/record.json"),
+            Path(f"/runs/{index}-{sparsity}-{seed}/record.json"),
             record(method, sparsity, seed, **changes),
         )
-        for place, method in enumerate(methods)
+        for index, method in enumerate(methods)
         for sparsity in (0.8, 0.9, 0.95, 0.98)
         for seed in range(20)
     ]

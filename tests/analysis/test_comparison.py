@@ -14,7 +14,7 @@ from probmask.cli import main
 
 
 def runs_of(*records):
-    return [Run(f"made-up-{place}", made) for place, made in enumerate(records)]
+    return [Run(f"synthetic-{index}", made) for index, made in enumerate(records)]
 
 
 def printed(capsys, *arguments):
@@ -31,7 +31,7 @@ def test_mean_and_deviation_over_seeds():
     assert [run.seed for run in cell.runs] == [0, 1, 2]
     assert cell.mean == statistics.mean(accuracies)
     assert cell.deviation == statistics.stdev(accuracies)
-    assert setting.best == frozenset()  # there is nobody to be better than
+    assert setting.best == frozenset()  # with one method there is no best
 
 
 def test_a_single_run_has_no_deviation():
@@ -49,7 +49,7 @@ def test_best_at_each_sparsity_with_ties():
             record("rigl", 0.98, accuracy=41.0),
         )
     )
-    best = {(setting.cells[place].label, setting.cells[place].sparsity) for place in setting.best}
+    best = {(setting.cells[index].label, setting.cells[index].sparsity) for index in setting.best}
     assert best == {("gmp", 0.95), ("rigl", 0.95), ("rigl", 0.98)}
 
 
@@ -88,14 +88,14 @@ def test_a_run_that_missed_its_target_is_not_ranked():
     (setting,) = compare(runs_of(missed, record("gmp", accuracy=50.0), record(accuracy=60.0)))
     cells = {cell.label: cell for cell in setting.cells}
     assert not cells["str"].verified
-    assert [setting.cells[place].label for place in setting.best] == ["probmask"]
+    assert [setting.cells[index].label for index in setting.best] == ["probmask"]
 
 
 def test_sparsity_of_macs_is_a_different_level():
     in_macs = record("probmask cost=flops", accuracy=99.0)
     (setting,) = compare(runs_of(in_macs, record(accuracy=60.0), record("gmp", accuracy=50.0)))
     assert {cell.level for cell in setting.cells} == {(0.98, "flops"), (0.98, "params")}
-    assert [setting.cells[place].label for place in setting.best] == ["probmask"]
+    assert [setting.cells[index].label for index in setting.best] == ["probmask"]
 
 
 @pytest.mark.parametrize("change", [{"epochs": 31}, {"model": "resnet20"}, {"data": "cifar100"}])
@@ -108,7 +108,7 @@ def test_different_training_is_a_different_table(change):
 
 def test_more_epochs_are_a_different_table():
     several = record("lottery")
-    several["epochs"] = 90  # the configuration says 30, for each round
+    several["epochs"] = 90  # the configuration has 30 per round
     assert [setting.details[0] for setting in compare(runs_of(record(), several))] == [
         "30 epochs",
         "90 epochs",

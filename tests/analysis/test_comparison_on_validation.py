@@ -20,7 +20,7 @@ def validated(method="probmask", sparsity=0.98, seed=0, *, validation, **changes
 
 
 def runs_of(*records):
-    return [Run(Path(f"made-up-{place}.json"), made) for place, made in enumerate(records)]
+    return [Run(Path(f"synthetic-{index}.json"), made) for index, made in enumerate(records)]
 
 
 def printed(capsys, *arguments):
@@ -51,9 +51,9 @@ def test_validation_accuracy_decides():
     assert probmask.mean == statistics.mean(validations)
     assert probmask.deviation == statistics.stdev(validations)
     assert (gmp.mean, gmp.deviation) == (50.0, None)
-    assert [setting.cells[place].label for place in setting.best] == ["probmask"]
+    assert [setting.cells[index].label for index in setting.best] == ["probmask"]
     (on_test,) = compare(runs)
-    assert [on_test.cells[place].label for place in on_test.best] == ["gmp"]
+    assert [on_test.cells[index].label for index in on_test.best] == ["gmp"]
 
 
 def test_the_table_names_the_images(opposite, capsys):
@@ -109,6 +109,6 @@ def test_a_run_without_validation_accuracy_raises(selection):
     with pytest.raises(InputError) as caught:
         compare(runs, "val")
     assert str(caught.value) == (
-        "made-up-1.json: --on val needs a validation accuracy, and this run has none; train it "
+        "synthetic-1.json: --on val needs a validation accuracy, and this run has none; train it "
         'with select_on = "val", omit it, or compare with --on test.'
     )

@@ -107,7 +107,7 @@ def test_format_1_identity(settings, today, tmp_path):
         made_by({"name": "mine", "freeze_at": None}, format=1),
         made_by({"name": "probmask", "freeze_at": None}, format=RECORD_FORMAT),
     ],
-    ids=["another method", "somebody's method", "of today"],
+    ids=["another method", "unknown method", "current format"],
 )
 def test_other_records_are_unchanged(made):
     assert upgrade_record(made) == made

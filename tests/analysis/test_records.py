@@ -8,7 +8,7 @@ import pytest
 from probmask.analysis.identity import run_identity
 from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import small
 
 
@@ -157,8 +157,8 @@ def test_number_of_validation_images_changes_the_identity():
 
 
 def test_own_data_is_identified_by_the_last_part_of_its_path():
-    def own(place):
-        return run_identity(small(data="folder", data_dir=place, model="resnet14"))
+    def own(directory):
+        return run_identity(small(data="folder", data_dir=directory, model="resnet14"))
 
     assert own("/here/birds") == own("/there/birds")
     assert own("/here/birds") != own("/here/cars")
@@ -190,10 +190,10 @@ def test_unknown_methods_are_read(run):
 
 def test_compact_copy_has_no_paths_of_the_machine(run, tmp_path):
     record = json.loads((run / "record.json").read_text())
-    record["config"]["data_dir"] = "/home/somebody/data"
+    record["config"]["data_dir"] = "/home/user/data"
     write_compact(record, tmp_path / "copy.json")
     text = (tmp_path / "copy.json").read_text()
-    assert "somebody" not in text
+    assert "user" not in text
     assert len(text) < 0.7 * (run / "record.json").stat().st_size
     assert len(text.splitlines()) == len(record) + 2
     copy = json.loads(text)

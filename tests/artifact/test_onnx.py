@@ -18,7 +18,7 @@ from probmask.data import load_data
 from probmask.errors import InputError
 from probmask.masking.sites import find_sites
 from probmask.models import MODELS, build_model
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import small
 
 

@@ -8,7 +8,7 @@ import torch
 
 from probmask.analysis.records import find_records
 from probmask.cli import main
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import small, snapshot
 
 

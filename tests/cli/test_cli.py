@@ -12,7 +12,7 @@ from probmask.artifact import load, read, save
 from probmask.cli import main
 from probmask.methods import METHODS
 from probmask.training.config import load_config
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import SIZE, flags, small, snapshot
 
 
@@ -114,7 +114,7 @@ def test_input_errors_are_one_line_and_create_nothing(
             "data_args.pading = 1\n",
             "run.toml: unknown key data_args.pading; did you mean 'padding'",
         ),
-        ("data_args.padding = -1\n", "run.toml: data_args(padding=-1): pixels, a whole number"),
+        ("data_args.padding = -1\n", "run.toml: data_args(padding=-1): number of pixels, a"),
         ("model_args.widht = 1\n", "run.toml: unknown key model_args.widht; did you mean 'width'"),
         ("model_args.width = 0\n", "run.toml: model_args(width=0): number of channels"),
         ("method.sparsity = 98\n", "run.toml: ProbMask(sparsity=98.0): sparsity is the fraction"),

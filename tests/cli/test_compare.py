@@ -5,7 +5,7 @@ import json
 import pytest
 
 from probmask.cli import main
-from probmask.training.run import train
+from probmask.training.trainer import train
 from training.small import small
 
 

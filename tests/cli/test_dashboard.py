@@ -75,7 +75,7 @@ values = st.floats(min_value=-1, max_value=2)
 
 @given(st.lists(values, min_size=2, max_size=12), st.integers(2, 9), st.integers(1, 5))
 def test_a_curve_connects_all_points(ys, width, height):
-    points = [(place / (len(ys) - 1), y) for place, y in enumerate(ys)]
+    points = [(index / (len(ys) - 1), y) for index, y in enumerate(ys)]
     rows = drawn(points, width=width, height=height)
     assert [len(row) for row in rows] == [width] * height
     found = dots(rows)

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from probmask.cli import main
 from probmask.cli.dashboard import render_run, render_runs
-from probmask.training.run import train
 from probmask.training.run_directory import RunDirectory, RunReader, find_runs
+from probmask.training.trainer import train
 from training.small import small, snapshot
 
 SIZES = [(60, 20), (80, 24), (119, 30), (120, 20), (200, 60)]

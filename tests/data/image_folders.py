@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 
-def write_colour(path: Path, number: int) -> None:
+def write_color(path: Path, number: int) -> None:
     """Write an image of one color, which encodes a number below 65,536 in every crop."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (10, 8), (number // 256, number % 256, 0)).save(path, "PNG")
@@ -23,7 +23,7 @@ def write_noise(path: Path, number: int) -> None:
 
 def make_classes(directory: Path, counts: dict[str, int], *, first: int = 0, noise: bool = False):
     """Write images in one folder per class, numbered from ``first`` in the order of their names."""
-    write = write_noise if noise else write_colour
+    write = write_noise if noise else write_color
     for name in sorted(counts):
         (directory / name).mkdir(parents=True, exist_ok=True)
         for place in range(counts[name]):

@@ -351,8 +351,8 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     with file.open("ab") as opened:
         opened.truncate(10**12)  # sparse: it takes no space
     assert refused("cifar100", tmp_path) == (
-        f"{file}: the content is damaged (its size of 1,000,000,000,000 bytes exceeds that of all "
-        "CIFAR files); download it again."
+        f"{file}: the content is damaged (its size of 1,000,000,000,000 bytes exceeds that of "
+        "every CIFAR file); download it again."
     )
 
 

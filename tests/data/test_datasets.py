@@ -141,7 +141,7 @@ def test_a_path_in_place_of_a_name_raises_with_a_hint(tmp_path, monkeypatch):
 
 def test_an_unknown_setting_raises_before_anything_is_read(tmp_path):
     for name in DATA:
-        assert "unknown key data_args.colour" in refused(name, tmp_path, {"colour": 1})
+        assert "unknown key data_args.color" in refused(name, tmp_path, {"color": 1})
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion-mnist", "npz"])

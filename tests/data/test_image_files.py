@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from data.image_folders import PLAIN, make_classes, numbers, write_colour
+from data.image_folders import PLAIN, make_classes, numbers, write_color
 from probmask.data import Shard, load_data
 from probmask.data.image_views import Views
 from probmask.errors import InputError, UnreadableImageWarning
@@ -113,7 +113,7 @@ def test_too_few_images_to_hold_any_out(tmp_path):
 def test_imagenet_is_tested_on_val_and_its_unlabeled_test_images_are_ignored(tmp_path):
     make_classes(tmp_path / "train", {"n01440764": 4, "n01443537": 4})
     make_classes(tmp_path / "val", {"n01440764": 1, "n01443537": 1}, first=100)
-    write_colour(tmp_path / "test" / "ILSVRC2012_test_00000001.JPEG", 200)
+    write_color(tmp_path / "test" / "ILSVRC2012_test_00000001.JPEG", 200)
     data = load(tmp_path, "imagenet")
     assert (data.name, data.classes, data.train_size) == ("imagenet", 2, 8)
     assert shown(data.testing(batch_size=2)) == [100, 101]
@@ -255,8 +255,8 @@ def test_pixels_are_scaled_and_normalized(tmp_path):
     make_classes(tmp_path / "test", {"a": 1}, first=0x8040)
     data = load(tmp_path, mean=[0.1, 0.2, 0.3], std=[0.5, 0.25, 0.125])
     (batch,) = data.testing(batch_size=5)
-    colour = torch.tensor([0x80, 0x40, 0]) / 255
-    expected = (colour - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 0.125])
+    color = torch.tensor([0x80, 0x40, 0]) / 255
+    expected = (color - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 0.125])
     assert batch.images.dtype == torch.float32
     assert torch.allclose(batch.images, expected.view(1, 3, 1, 1).expand(1, 3, 8, 8), atol=1e-5)
 
@@ -524,5 +524,5 @@ def test_accuracy_counts_the_readable_images(damaged, workers):
 def test_evaluation_without_a_readable_image_is_an_error(damaged):
     for path in damaged.glob("test/*/*.jpg"):
         path.write_bytes(b"")
-    with pytest.raises(InputError, match="--data folder: has no test image that can be read"):
+    with pytest.raises(InputError, match="--data folder: none of its test images can be read"):
         evaluate_model(Threshold(0), loaded(damaged))

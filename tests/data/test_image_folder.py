@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from data.image_folders import make_classes, write_colour
+from data.image_folders import make_classes, write_color
 from probmask.data.image_folder import Files, list_folder
 from probmask.errors import InputError
 
@@ -30,7 +30,7 @@ def refused(directory):
 
 def test_classes_and_files_are_sorted_by_name(tmp_path):
     for name in ("b/2.jpg", "b/10.jpg", "a/z.jpg", "B/x.jpg"):
-        write_colour(tmp_path / name, 0)
+        write_color(tmp_path / name, 0)
     found = listed(tmp_path)
     assert found.class_names == ("B", "a", "b")
     assert paths(found.parts["train"]) == ["B/x.jpg", "a/z.jpg", "b/10.jpg", "b/2.jpg"]
@@ -41,16 +41,16 @@ def test_classes_and_files_are_sorted_by_name(tmp_path):
 def test_extensions_are_case_insensitive(tmp_path):
     taken = ["a.JPEG", "b.Jpg", "c.png", "d.PNG", "e.webp", "f.tiff", "g.bmp", "h.gif", "i.ppm"]
     for name in (*taken, "j.txt", "k", "jpg", "l.jpg.part", "m.npy"):
-        write_colour(tmp_path / "a" / name, 0)
-    write_colour(tmp_path / "b" / "x.jpg", 0)
+        write_color(tmp_path / "a" / name, 0)
+    write_color(tmp_path / "b" / "x.jpg", 0)
     assert paths(listed(tmp_path).parts["train"]) == [*(f"a/{name}" for name in taken), "b/x.jpg"]
 
 
 def test_hidden_and_stray_files_are_ignored(tmp_path):
     make_classes(tmp_path, {"a": 1, "b": 1, ".thumbnails": 2, "a/deeper": 1})
-    write_colour(tmp_path / "a" / ".hidden.jpg", 0)
-    write_colour(tmp_path / "a" / "._000.jpg", 0)  # macOS creates these on other file systems
-    write_colour(tmp_path / "stray.jpg", 0)
+    write_color(tmp_path / "a" / ".hidden.jpg", 0)
+    write_color(tmp_path / "a" / "._000.jpg", 0)  # macOS creates these on other file systems
+    write_color(tmp_path / "stray.jpg", 0)
     found = listed(tmp_path)
     assert found.class_names == ("a", "b")
     assert paths(found.parts["train"]) == ["a/000.jpg", "a/deeper/000.jpg", "b/000.jpg"]
@@ -76,7 +76,7 @@ def test_names_in_any_script_are_kept(tmp_path):
         "long/" + "x" * 200 + ".jpg",
     ]
     for name in names:
-        write_colour(tmp_path / name, 0)
+        write_color(tmp_path / name, 0)
     files = listed(tmp_path).parts["train"]
     assert sorted(paths(files)) == sorted(names)
     assert all(files.path(index).is_file() for index in range(len(files)))
@@ -85,7 +85,7 @@ def test_names_in_any_script_are_kept(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are always text")
 def test_names_that_are_not_valid_text_are_kept(tmp_path):
     for name in (b"a/\xff\xfe.jpg", b"\xe9/x.jpg"):
-        write_colour(tmp_path / os.fsdecode(name), 0)
+        write_color(tmp_path / os.fsdecode(name), 0)
     files = listed(tmp_path).parts["train"]
     assert all(files.path(index).is_file() for index in range(2))
 
@@ -128,7 +128,7 @@ def test_labels_follow_the_classes_of_the_training_images(tmp_path):
 
 def test_only_requested_parts_are_listed(tmp_path):
     make_classes(tmp_path / "train", {"a": 1, "b": 1})
-    write_colour(tmp_path / "test" / "flat.jpg", 0)
+    write_color(tmp_path / "test" / "flat.jpg", 0)
     assert set(listed(tmp_path, parts=("val",)).parts) == {"train"}
 
 
@@ -168,7 +168,7 @@ def test_a_class_that_is_not_in_the_training_images(tmp_path):
 def test_a_part_without_class_folders(tmp_path):
     """ImageNet's validation images are distributed like this."""
     make_classes(tmp_path / "train", {"a": 1, "b": 1})
-    write_colour(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG", 0)
+    write_color(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG", 0)
     assert f"{tmp_path / 'val'}: contains no class folders" in refused(tmp_path)
 
 

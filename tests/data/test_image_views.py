@@ -53,9 +53,9 @@ def decoded(path):
     return np.array(image)
 
 
-def spread(grey):
+def spread(gray):
     """Gray levels as three equal channels."""
-    return np.repeat(grey[:, :, None], 3, axis=2)
+    return np.repeat(gray[:, :, None], 3, axis=2)
 
 
 # --- kinds of images
@@ -73,33 +73,33 @@ def test_a_jpeg_is_close_to_its_original(tmp_path):
     assert np.abs(decoded(tmp_path / "a.JPEG").astype(int) - pixels).mean() < 4
 
 
-def test_grey_becomes_three_equal_channels(tmp_path):
-    grey = noise(6, 4)[:, :, 0]
-    Image.fromarray(grey).save(tmp_path / "a.png")
-    assert np.array_equal(decoded(tmp_path / "a.png"), spread(grey))
+def test_gray_becomes_three_equal_channels(tmp_path):
+    gray = noise(6, 4)[:, :, 0]
+    Image.fromarray(gray).save(tmp_path / "a.png")
+    assert np.array_equal(decoded(tmp_path / "a.png"), spread(gray))
 
 
 @pytest.mark.parametrize(
-    ("ink", "colour"),
+    ("ink", "color"),
     [((0, 0, 0, 0), (255, 255, 255)), ((0, 255, 255, 0), (255, 0, 0)), ((0, 0, 0, 255), (0, 0, 0))],
 )
-def test_the_inks_of_a_cmyk_jpeg_become_light(tmp_path, ink, colour):
+def test_the_inks_of_a_cmyk_jpeg_become_light(tmp_path, ink, color):
     """ImageNet has such files, and the sign of the inks is easy to get wrong."""
     Image.new("CMYK", (16, 16), ink).save(tmp_path / "a.jpg", quality=95)
-    assert np.abs(decoded(tmp_path / "a.jpg").astype(int) - colour).max() <= 8
+    assert np.abs(decoded(tmp_path / "a.jpg").astype(int) - color).max() <= 8
 
 
 @pytest.mark.parametrize("transparency", [None, 1, bytes([0, 128, 255])])
-def test_a_palette_gives_its_colours_transparent_or_not(tmp_path, transparency):
+def test_a_palette_gives_its_colors_transparent_or_not(tmp_path, transparency):
     """Pillow warns about the last case; a warning that is not suppressed fails the test."""
     numbers = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
-    colours = [(10, 20, 30), (200, 100, 0), (0, 0, 255)]
+    colors = [(10, 20, 30), (200, 100, 0), (0, 0, 255)]
     image = Image.new("P", (3, 2))
     image.putdata(numbers.flatten().tolist())
-    image.putpalette([value for colour in colours for value in colour])
+    image.putpalette([value for color in colors for value in color])
     options = {} if transparency is None else {"transparency": transparency}
     image.save(tmp_path / "a.png", **options)
-    assert np.array_equal(decoded(tmp_path / "a.png"), np.array(colours)[numbers])
+    assert np.array_equal(decoded(tmp_path / "a.png"), np.array(colors)[numbers])
 
 
 def test_rgba_keeps_its_colors(tmp_path):
@@ -108,7 +108,7 @@ def test_rgba_keeps_its_colors(tmp_path):
     assert np.array_equal(decoded(tmp_path / "a.png"), pixels[:, :, :3])
 
 
-def test_grey_with_transparency(tmp_path):
+def test_gray_with_transparency(tmp_path):
     pixels = noise(6, 4, channels=2)
     Image.merge("LA", [Image.fromarray(pixels[:, :, channel]) for channel in (0, 1)]).save(
         tmp_path / "a.png"
@@ -141,7 +141,7 @@ def test_the_format_is_detected_from_the_content(tmp_path):
 
 
 def test_an_animation_is_read_as_its_first_frame(tmp_path):
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     assert np.array_equal(decoded(tmp_path / "a.gif"), np.array(frames[0]))
 
@@ -256,7 +256,7 @@ def test_area_and_ratio_of_a_random_box_are_within_bounds(width, height, seed):
         ((3000, 30), (1480, 0, 1520, 30)),
     ],
 )
-def test_too_narrow_an_image_gives_its_centre(size, box):
+def test_too_narrow_an_image_gives_its_center(size, box):
     """No box of 8 % of the area and an allowed ratio fits into these."""
     boxes = {random_box(*size, random.Random(seed)) for seed in range(50)}
     assert boxes == {box}
@@ -453,9 +453,9 @@ def test_an_unreadable_file_has_no_central_view(files):
 
 def test_a_batch_has_the_failures_of_its_views():
     failure = Failure("a.jpg", "broken")
-    grey = [torch.full((3, 2, 2), level, dtype=torch.uint8) for level in (5, 6)]
-    batch = collate([View(grey[0], 1), View(None, 2, (failure,)), View(grey[1], 3, (failure,))])
-    assert torch.equal(batch.pixels, torch.stack(grey))
+    gray = [torch.full((3, 2, 2), level, dtype=torch.uint8) for level in (5, 6)]
+    batch = collate([View(gray[0], 1), View(None, 2, (failure,)), View(gray[1], 3, (failure,))])
+    assert torch.equal(batch.pixels, torch.stack(gray))
     assert batch.labels.tolist() == [1, 3]
     assert batch.missing == 1
     assert batch.failures == (failure, failure)

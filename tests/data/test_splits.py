@@ -41,7 +41,7 @@ def test_the_selection_is_deterministic(labels, data):
     assert torch.equal(first, second)
 
 
-def test_every_tenth_image_is_for_validation_and_every_fifth_select_test():
+def test_every_tenth_image_is_for_validation_and_every_fifth_for_testing():
     labels = torch.arange(40) // 20
     marked = select_validation("tiny", labels)
     assert marked.nonzero().flatten().tolist() == [9, 19, 29, 39]

@@ -40,8 +40,8 @@ def chromium(profile, downloads):
     service = webdriver.ChromeService(shutil.which("chromedriver"))
     driver = webdriver.Chrome(options=options, service=service)
     try:
-        place = {"behavior": "allow", "downloadPath": str(downloads)}
-        driver.execute_cdp_cmd("Browser.setDownloadBehavior", place)
+        behavior = {"behavior": "allow", "downloadPath": str(downloads)}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", behavior)
         yield driver
     finally:
         driver.quit()

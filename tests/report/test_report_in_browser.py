@@ -122,9 +122,9 @@ def test_table_equals_compare(opened, grid):
     browser = opened(grid)
     (setting,) = compare(find_records([grid]))
     shown = dict(zip(column(browser, "headline", 1), column(browser, "headline", 3), strict=True))
-    for place, cell in enumerate(setting.cells):
+    for index, cell in enumerate(setting.cells):
         if cell.sparsity == 0.95:
-            star = "★ " if place in setting.best else ""
+            star = "★ " if index in setting.best else ""
             expected = f"{star}{rounded(cell.mean)} ± {rounded(cell.deviation)}"
             assert shown[cell.label] == expected
 

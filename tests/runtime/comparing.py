@@ -1,4 +1,4 @@
-"""An engine beside the model that it was made of."""
+"""Compare an engine with the model that it was compiled from."""
 
 import copy
 
@@ -9,12 +9,12 @@ from torch.utils import _pytree as pytree
 import probmask
 from probmask.runtime.plan.choices import Choices
 
-# What docs/performance.md promises, relative to the largest output.
+# Tolerances that docs/performance.md promises, relative to the largest output.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.01}
 
 
 def assert_same(model, *inputs, others=(), tolerance=None):
-    """All on the kernels, and all in PyTorch, give what the model gives; return the engine."""
+    """Check the engine, all on the kernels and all in PyTorch, against the model; return it."""
     model = model.eval()
     engine = probmask.runtime.compile(model, copy.deepcopy(inputs), layers="sparse")
     on_kernels = engine.choices
@@ -28,7 +28,7 @@ def assert_same(model, *inputs, others=(), tolerance=None):
 
 
 def assert_close(found, expected, tolerance=None):
-    """To rounding, relative to the largest; what is not finite is the same."""
+    """Check equality up to rounding, relative to the largest; NaN and infinity have to match."""
     ours, our_shape = pytree.tree_flatten(found)
     theirs, their_shape = pytree.tree_flatten(expected)
     assert our_shape == their_shape

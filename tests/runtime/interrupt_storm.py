@@ -1,7 +1,7 @@
-"""Interrupt an engine over and over, then see whether it answers as before; a process by itself.
+"""Interrupt an engine many times, then check that it still gives the same results.
 
-`test_threads.py` starts it: interrupts come anywhere, and can leave locks held of whatever else is
-in the process, as that which measures coverage.
+`test_threads.py` runs this in a process of its own: interrupts come anywhere, and can leave locks
+of other code in the process held, such as those of the coverage tool.
 """
 
 import faulthandler
@@ -18,16 +18,16 @@ import probmask
 from probmask import models
 from runtime.networks import masked
 
-# Seconds until the process ends itself and says where each thread waits.
-_PATIENCE = 180
+# Seconds after which the process prints where each thread waits, and ends.
+_TIMEOUT = 180
 _INTERRUPTS = 60
 _PACKAGE = str(Path(probmask.__file__).parent)
 
 
 def _interrupt_at_every_line(engine, x):
-    """Interrupt one call at the first line of the package that it comes to, the next at the second.
+    """Interrupt the first call at its first line of the package, the second at its second, ….
 
-    Until one ends before its interrupt: the number of lines.
+    Stop when a call ends before its interrupt. Return the number of lines.
     """
     line = 0
     while _is_interrupted(engine, x, line):
@@ -48,7 +48,7 @@ def _is_interrupted(engine, x, line):
 
 
 def _interrupting(line):
-    """Have a signal at the ``line``-th line of the package from now on."""
+    """Return a trace function that raises a signal at the ``line``-th line of the package."""
     left = line
 
     def trace(frame, event, argument):
@@ -65,7 +65,7 @@ def _interrupting(line):
 
 
 def _interrupt_at_any_time(engine, x):
-    """Interrupt calls after each part of the time that one takes, wherever they are then."""
+    """Interrupt calls after varying fractions of the time that a call takes."""
     usual = min(_seconds(engine, x) for _ in range(5))
     parts = itertools.cycle(k / 20 for k in range(20))
     interrupted = 0
@@ -94,8 +94,8 @@ def _in_another_thread(engine, x):
 
 
 def main():
-    """Three threads, which share images or layers by the size of the batch."""
-    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
+    """Interrupt an engine with three threads, which share layers (batch 1) or images (batch 8)."""
+    faulthandler.dump_traceback_later(_TIMEOUT, exit=True)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     torch.manual_seed(0)
     model = masked(models.resnet14(width=8), 0.9)
@@ -106,9 +106,11 @@ def main():
         lines = _interrupt_at_every_line(engine, x)
         assert lines > 40, f"a call has only {lines} lines"
         _interrupt_at_any_time(engine, x)
-        assert torch.equal(engine(x), expected), "another answer after the interrupts"
-        assert torch.equal(_in_another_thread(engine, x), expected), "another in a new thread"
-        print(f"batch {batch}: answered as before")
+        assert torch.equal(engine(x), expected), "the result differs after the interrupts"
+        assert torch.equal(_in_another_thread(engine, x), expected), (
+            "the result differs in a new thread"
+        )
+        print(f"batch {batch}: same result as before")
 
 
 if __name__ == "__main__":

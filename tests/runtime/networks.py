@@ -1,11 +1,11 @@
-"""Networks whose layers have what kernels get wrong: odd sizes, strides, dilation, groups."""
+"""Networks that are hard for kernels: odd sizes, strides, dilation, groups."""
 
 import torch
 from torch import nn
 
 
 def masked(model, sparsity, seed=0):
-    """Random masks, and BatchNorm that is not the identity."""
+    """Apply random masks, and make BatchNorm differ from the identity."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -70,7 +70,7 @@ def one_dimensional():
 
 
 class Wide(nn.Module):
-    """Layers whose inputs do not fit the first cache, with sums over their own input and not."""
+    """Layers whose inputs exceed the L1 cache, with residual sums of several kinds."""
 
     def __init__(self):
         super().__init__()

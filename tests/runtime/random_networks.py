@@ -1,4 +1,4 @@
-"""Networks drawn at random from pieces that lowering folds, fuses, runs on kernels or leaves."""
+"""Random networks of operations that are folded, fused, run on kernels or left to PyTorch."""
 
 import warnings
 
@@ -8,37 +8,41 @@ from torch.nn import functional
 
 
 class RandomNetwork(nn.Module):
-    """Steps that read earlier tensors; what it returns is drawn among them, too."""
+    """A random sequence of operations on earlier tensors. Some of the tensors are returned."""
 
     def __init__(self, seed, steps=9):
         super().__init__()
-        self.draw = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self.parts = nn.ModuleList()
-        self.program = []  # (function, numbers of the tensors that it reads)
-        self.input_shape = (self.of(2, 3, 4), self.of(4, 6, 9), self.of(4, 5, 8))
+        self.program = []  # (function, indices of the tensors that it reads)
+        self.input_shape = (
+            self.draw_from(2, 3, 4),
+            self.draw_from(4, 6, 9),
+            self.draw_from(4, 5, 8),
+        )
         self.shapes = [self.input_shape]
         for _ in range(steps):
-            self.add_step(self.of(*STEPS))
-        self.returned = sorted({self.number() for _ in range(2)} | {len(self.shapes) - 1})
+            self.add_step(self.draw_from(*STEPS))
+        self.returned = sorted({self.draw_index() for _ in range(2)} | {len(self.shapes) - 1})
         size = torch.Size(self.shapes[-1])
         self.head = nn.Linear(size.numel(), 3)
         self.line = nn.Linear(size[2], 3)
-        self.draw = None  # generators cannot be copied
+        self.generator = None  # generators cannot be deep-copied
 
-    def of(self, *choices):
-        return choices[int(torch.randint(len(choices), (), generator=self.draw))]
+    def draw_from(self, *choices):
+        return choices[int(torch.randint(len(choices), (), generator=self.generator))]
 
-    def number(self):
-        """Of a tensor, the latest more often."""
-        return self.of(*range(len(self.shapes)), *(len(self.shapes) - 1,) * 6)
+    def draw_index(self):
+        """Draw the index of a tensor, most often the latest."""
+        return self.draw_from(*range(len(self.shapes)), *(len(self.shapes) - 1,) * 6)
 
     def add_step(self, make):
-        read = self.number()
+        read = self.draw_index()
         shape = self.shapes[read]
         alike = [i for i, other in enumerate(self.shapes) if other == shape]
         step = make(self, shape)
-        reads = (read, self.of(*alike))
+        reads = (read, self.draw_from(*alike))
         if isinstance(step, nn.Module):
             self.parts.append(step)
             part = step
@@ -66,30 +70,31 @@ class RandomNetwork(nn.Module):
 
 
 def convolution(net, shape):
-    groups = net.of(1, 1, shape[0], *(g for g in (2, 3) if shape[0] % g == 0))
-    outputs = groups * net.of(1, 2, 3)
-    settings = {"stride": net.of(1, 1, 2, (1, 2)), "padding": net.of(0, 1, (1, 0), 2)}
-    if net.of(False, False, True):
+    groups = net.draw_from(1, 1, shape[0], *(g for g in (2, 3) if shape[0] % g == 0))
+    outputs = groups * net.draw_from(1, 2, 3)
+    settings = {"stride": net.draw_from(1, 1, 2, (1, 2)), "padding": net.draw_from(0, 1, (1, 0), 2)}
+    if net.draw_from(False, False, True):
         settings = {"padding": "same"}
-    mode = net.of("zeros", "zeros", "zeros", "circular", "replicate")
+    mode = net.draw_from("zeros", "zeros", "zeros", "circular", "replicate")
     layer = nn.Conv2d(
-        shape[0], outputs, net.of(1, 2, 3, (1, 3)), groups=groups, dilation=net.of(1, 1, 2),
-        bias=net.of(True, False), padding_mode=mode, **settings,
+        shape[0], outputs, net.draw_from(1, 2, 3, (1, 3)), groups=groups,
+        dilation=net.draw_from(1, 1, 2), bias=net.draw_from(True, False),
+        padding_mode=mode, **settings,
     )  # fmt: skip
-    keep = torch.rand(layer.weight.shape) < net.of(0.0, 0.1, 0.5, 0.5, 1.0)
+    keep = torch.rand(layer.weight.shape) < net.draw_from(0.0, 0.1, 0.5, 0.5, 1.0)
     layer.weight.data.mul_(keep)
     return layer
 
 
 def normalization(net, shape):
-    norm = nn.BatchNorm2d(shape[0], affine=net.of(True, True, False))
+    norm = nn.BatchNorm2d(shape[0], affine=net.draw_from(True, True, False))
     norm.running_mean.uniform_(-0.5, 0.5)
     norm.running_var.uniform_(0.5, 2.0)
     return norm
 
 
 def activation(net, shape):
-    return net.of(
+    return net.draw_from(
         nn.ReLU(), nn.ReLU(inplace=False), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.GELU("tanh"),
         nn.Hardswish(), nn.Hardtanh(-0.3, 0.4), nn.Hardtanh(0.1, 0.4), nn.LeakyReLU(),
         nn.Dropout(), nn.Identity(),
@@ -97,19 +102,23 @@ def activation(net, shape):
 
 
 def pooling(net, shape):
-    size, stride, ceil = net.of(2, 3, (3, 2)), net.of(1, 2, 3), net.of(True, False)
-    return net.of(
+    size, stride, ceil = (
+        net.draw_from(2, 3, (3, 2)),
+        net.draw_from(1, 2, 3),
+        net.draw_from(True, False),
+    )
+    return net.draw_from(
         nn.MaxPool2d(size, stride, 1, ceil_mode=ceil),
-        nn.AvgPool2d(size, stride, 1, ceil_mode=ceil, count_include_pad=net.of(True, False)),
+        nn.AvgPool2d(size, stride, 1, ceil_mode=ceil, count_include_pad=net.draw_from(True, False)),
         nn.AvgPool2d(size, stride, divisor_override=3),
-        nn.AdaptiveAvgPool2d(net.of(1, 3, (2, 4))),
+        nn.AdaptiveAvgPool2d(net.draw_from(1, 3, (2, 4))),
         nn.AdaptiveMaxPool2d(2),
     )
 
 
 def combination(net, shape):
-    alpha = net.of(1, 1, 1, 2, -0.5)
-    return net.of(
+    alpha = net.draw_from(1, 1, 1, 2, -0.5)
+    return net.draw_from(
         lambda x, y: x + y,
         lambda x, y: x + y,
         lambda x, y: x * y,
@@ -124,7 +133,7 @@ def combination(net, shape):
 
 def rearrangement(net, shape):
     table = torch.randn(1, *shape)
-    return net.of(
+    return net.draw_from(
         lambda x, _: x * 0.5 + 1,
         lambda x, _: x + table.relu(),
         lambda x, _: x.transpose(2, 3),

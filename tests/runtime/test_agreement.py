@@ -1,4 +1,4 @@
-"""The kernels against PyTorch: to rounding in single precision, relative to the largest output."""
+"""The kernels agree with PyTorch up to rounding in single precision."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from probmask.runtime.plan.choices import Choices, candidates
 from probmask.runtime.plan.steps import steps_of
 from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
 
-# What docs/performance.md promises.
+# The tolerance that docs/performance.md promises, relative to the largest output.
 TOLERANCE = 2e-5
 BATCHES = (1, 3, 64)
 
@@ -43,22 +43,22 @@ def leaves(output):
     return list(output.values()) if isinstance(output, dict) else [output]
 
 
-def on_kernels(model, x, *, threads=1, lone=None):
-    """All on the kernels; from node ``lone`` on in groups of images."""
+def on_kernels(model, x, *, threads=1, ungrouped=None):
+    """Compile all nodes for the kernels; run those from ``ungrouped`` on in groups of images."""
     engine = probmask.runtime.compile(model, x, threads=threads, layers="sparse")
-    if lone is not None:
-        regroup(engine, lone)
+    if ungrouped is not None:
+        regroup(engine, ungrouped)
     return engine
 
 
-def regroup(engine, lone):
+def regroup(engine, ungrouped):
     steps = steps_of(engine.network, candidates(engine.network))
-    counts = {s.nodes[0].name: min(lone, len(s.nodes)) for s in steps if s.sparse}
+    counts = {s.nodes[0].name: min(ungrouped, len(s.nodes)) for s in steps if s.sparse}
     engine.use(Choices(engine.choices.sparse, counts))
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_networks_of_the_paper(name):
+def test_networks_of_the_paper(name):
     build, shape = PAPER[name]
     torch.manual_seed(0)
     model = masked(build(), 0.9)
@@ -71,11 +71,11 @@ def test_the_networks_of_the_paper(name):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("lone", [0, 5, None])
-def test_every_kind_of_layer(threads, lone):
+@pytest.mark.parametrize("ungrouped", [0, 5, None])
+def test_every_kind_of_layer(threads, ungrouped):
     torch.manual_seed(0)
     model = masked(EverythingInOne(), 0.5)
-    engine = on_kernels(model, images((3, 37, 41), 2), threads=threads, lone=lone)
+    engine = on_kernels(model, images((3, 37, 41), 2), threads=threads, ungrouped=ungrouped)
     for batch in (1, 3, 40):
         assert_agrees(engine, model, images((3, 37, 41), batch))
 
@@ -83,7 +83,7 @@ def test_every_kind_of_layer(threads, lone):
 @pytest.mark.parametrize("size", [(32, 32), (31, 45), (16, 64)])
 @pytest.mark.parametrize("sparsity", [0.5, 0.95])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_inputs_in_blocks(size, sparsity, threads):
+def test_blocks_of_input_channels(size, sparsity, threads):
     torch.manual_seed(0)
     model = masked(Wide(), sparsity)
     engine = on_kernels(model, images((3, *size), 2), threads=threads)
@@ -129,12 +129,12 @@ def test_layers_and_rows_without_weights(batch):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("batch", [1, 20])
-def test_what_is_not_finite_goes_as_in_pytorch(value, batch):
+def test_nan_and_infinity_propagate_as_in_pytorch(value, batch):
     torch.manual_seed(0)
     model = masked(models.resnet14(width=8), 0.95)
     x = images((3, 32, 32), batch)
     x[-1, 1, 5, 7] = value
-    engine = on_kernels(model, x, lone=3)
+    engine = on_kernels(model, x, ungrouped=3)
     with torch.no_grad():
         expected = model(x)
     assert not expected.isfinite().all()
@@ -142,11 +142,11 @@ def test_what_is_not_finite_goes_as_in_pytorch(value, batch):
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isposinf(), expected.isposinf())
     x[-1, 1, 5, 7] = 0
-    assert_agrees(engine, model, x)  # and nothing of it stays behind
+    assert_agrees(engine, model, x)  # the arena holds no NaN of the call before
 
 
-def test_an_overflow_that_only_zeros_read_is_not_lost():
-    """0 · ∞ is NaN in PyTorch, and the kernels never see the zero."""
+def test_an_overflow_that_only_zero_weights_read_gives_nan():
+    """0 · ∞ is NaN in PyTorch, and the kernels skip the zero weight."""
     model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Conv2d(2, 1, 1, bias=False)).eval()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([1e30, 1.0]).reshape(2, 1, 1, 1))
@@ -158,7 +158,7 @@ def test_an_overflow_that_only_zeros_read_is_not_lost():
         assert torch.equal(engine(x / 1e10), model(x / 1e10))
 
 
-def test_a_batch_of_nothing():
+def test_an_empty_batch():
     model = masked(models.resnet14(width=8), 0.9)
     engine = on_kernels(model, images((3, 32, 32), 2))
     assert engine(torch.zeros(0, 3, 32, 32)).shape == (0, 10)

@@ -1,3 +1,5 @@
+"""The backend of `torch.compile`."""
+
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +33,7 @@ def test_torch_compile_gives_what_the_model_gives_at_any_batch_size():
 
 
 class Pieces(nn.Module):
-    """Any number of inputs, one by keyword, outputs within outputs."""
+    """A varying number of inputs, keyword inputs, nested outputs."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +55,7 @@ def test_inputs_and_outputs_of_any_kind():
         assert_close(compiled(x, y), model(x, y))
         assert_close(compiled(x, y, y), model(x, y, y))
         assert_close(compiled(x, scale=torch.tensor(2.0)), model(x, scale=torch.tensor(2.0)))
-        for times in (2, 3, 4):  # TorchDynamo makes the second an input
+        for times in (2, 3, 4):  # from the second value on, TorchDynamo makes it an input
             assert_close(compiled(x, times=times), model(x, times=times))
 
 
@@ -67,7 +69,7 @@ def test_shapes_may_change():
             assert_close(compiled(x), model(x))
 
 
-def test_beyond_a_number_of_shapes_pytorch_runs():
+def test_pytorch_runs_beyond_the_largest_number_of_shapes():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).eval()
     compiled = torch.compile(model, backend=backend, dynamic=True)
     with torch.no_grad():
@@ -76,7 +78,7 @@ def test_beyond_a_number_of_shapes_pytorch_runs():
             assert_close(compiled(x), model(x))
 
 
-def test_a_network_in_training_mode_goes_on_learning_its_statistics():
+def test_a_network_in_training_mode_updates_its_batchnorm_statistics():
     torch.manual_seed(0)
     model, twin = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train() for _ in range(2))
     twin.load_state_dict(model.state_dict())
@@ -116,7 +118,7 @@ def test_gradients_come_from_pytorch():
         ({"mode": "max-autotune"}, "mode='max-autotune'", "mode"),
     ],
 )
-def test_options_are_refused_in_one_line_of_ours(settings, given, kind):
+def test_options_raise_an_input_error(settings, given, kind):
     compiled = torch.compile(nn.Linear(4, 4), backend=backend, **settings)
     for grad in (False, True):
         with torch.set_grad_enabled(grad), pytest.raises(InputError) as caught:
@@ -127,8 +129,8 @@ def test_options_are_refused_in_one_line_of_ours(settings, given, kind):
         )
 
 
-def test_torch_compile_finds_it_by_name():
-    """The entry point is what an installed package tells TorchDynamo."""
+def test_the_entry_point_names_the_backend():
+    """TorchDynamo finds backends by the entry points of installed packages."""
     path = Path(__file__).parents[2] / "pyproject.toml"
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
     entry = project["entry-points"]["torch_dynamo_backends"]["probmask"]

@@ -15,7 +15,7 @@ PLAN = ("plan", "--model", "smallconv", "--sparsity")
 
 @pytest.fixture(autouse=True)
 def threads():
-    """The commands tell PyTorch how many threads to use."""
+    """Restore the number of PyTorch threads, which the commands set."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -60,7 +60,7 @@ def test_bench_prints_a_table_and_the_layers(artifact, capsys):
     assert "features.3 (conv2d.default)" in text
 
 
-def test_plan_tells_size_and_speed_before_training(capsys):
+def test_plan_reports_size_and_speed_before_training(capsys):
     arguments = ("plan", "--model", "smallconv", "--sparsity", "0.9", "--batch", "2")
     result = json.loads(printed(capsys, *arguments, "--threads", "1", "--json"))
     assert result["kept"] == result["size"] - round(0.9 * result["size"])
@@ -101,7 +101,7 @@ def test_the_sparse_engine_is_as_accurate(artifact, capsys):
         (("evaluate", __file__, "--engine", "sparse"), "not an intact safetensors file"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(arguments, message, artifact, capsys):
+def test_invalid_input_is_reported_in_one_line(arguments, message, artifact, capsys):
     given = [str(artifact) if word == "ARTIFACT" else word for word in arguments]
     assert main(given) == 2
     error = capsys.readouterr().err

@@ -1,3 +1,5 @@
+"""The engine: calls, choices, errors and the table of `explain`."""
+
 import json
 import threading
 
@@ -24,7 +26,7 @@ def engine(model):
     return probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=1)
 
 
-def test_weights_are_taken_as_they_are(model):
+def test_the_engine_copies_the_weights(model):
     changing = models.smallconv(width=8).train()
     x = torch.randn(2, 1, 8, 8)
     engine = probmask.runtime.compile(changing, x, layers="sparse")
@@ -36,7 +38,7 @@ def test_weights_are_taken_as_they_are(model):
     torch.testing.assert_close(engine(x), before, rtol=0, atol=0)
 
 
-def test_calls_from_several_threads_do_not_disturb_each_other(model):
+def test_concurrent_calls_are_independent(model):
     engine = probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=2, layers="sparse")
     inputs = [torch.randn(batch, 3, 32, 32) for batch in (1, 3, 5, 16, 1, 7)]
     expected = [engine(x) for x in inputs]
@@ -54,7 +56,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(model):
     assert wrong == []
 
 
-def test_what_pytorch_runs_stands_between_what_the_kernels_run():
+def test_steps_alternate_between_kernels_and_pytorch():
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -73,7 +75,7 @@ def test_what_pytorch_runs_stands_between_what_the_kernels_run():
         torch.testing.assert_close(engine(x), model(x))
 
 
-def test_explain_says_where_and_why(engine, capsys):
+def test_explain_prints_where_each_node_runs_and_why(engine, capsys):
     rows = engine.describe()
     assert [row["node"] for row in rows] == [node.name for node in engine.network.nodes]
     assert {row["runs"] for row in rows} <= {"kernels", "PyTorch"}
@@ -119,8 +121,8 @@ def test_choices_are_saved_and_used_again(engine, model, tmp_path):
         probmask.runtime.compile(model, x, choices=path)
 
 
-def test_the_cheapest_way_counts_crossings(engine):
-    """One slow layer is not worth two crossings; many are."""
+def test_the_cheapest_path_includes_crossings(engine):
+    """Avoiding a slightly slower layer is not worth two crossings; avoiding a slow one is."""
     names = [node.name for node in engine.network.nodes]
     fast = dict.fromkeys(names, Timing(1e-6, None, 1e-3))
     assert choose_sparse(engine.network, fast) == set(names)
@@ -132,7 +134,7 @@ def test_the_cheapest_way_counts_crossings(engine):
     assert choose_sparse(engine.network, one_bad) == set(names) - {names[5]}
 
 
-def test_groups_begin_where_they_pay(engine):
+def test_groups_start_where_they_are_faster(engine):
     (step,) = steps_of(engine.network, {node.name for node in engine.network.nodes})
     last = len(step.nodes) - 2
     timings = {
@@ -149,12 +151,12 @@ def test_groups_begin_where_they_pay(engine):
         (torch.zeros(2, 3, 32, 32, dtype=torch.float64), "not 2×3×32×32 float64"),
     ],
 )
-def test_other_inputs_are_refused(engine, x, message):
+def test_inputs_that_do_not_fit_raise(engine, x, message):
     with pytest.raises(InputError, match=message):
         engine(x)
 
 
-def test_what_cannot_be_compiled_is_refused(tmp_path):
+def test_models_that_cannot_be_compiled_raise(tmp_path):
     x = torch.zeros(2, 3)
 
     class Branches(nn.Module):
@@ -173,7 +175,7 @@ def test_what_cannot_be_compiled_is_refused(tmp_path):
         probmask.runtime.compile(nn.Linear(3, 3), "x")
 
 
-def test_a_network_for_one_batch_size_refuses_others():
+def test_a_network_with_a_fixed_batch_size_rejects_others():
     class Fixed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -189,7 +191,7 @@ def test_a_network_for_one_batch_size_refuses_others():
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
-def test_the_default_dtype_does_not_matter(model, default):
+def test_the_default_dtype_is_ignored(model, default):
     x = torch.randn(3, 3, 32, 32)
     engine = probmask.runtime.compile(model, x, threads=1, layers="sparse")
     expected = engine(x)

@@ -1,4 +1,4 @@
-"""What lowering could get wrong: folding, fusing, constants, shapes, types, in-place changes."""
+"""Lowering: folding, fusing, constants, shapes, dtypes, in-place changes."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from runtime.networks import masked
 
 
 class Net(nn.Module):
-    """Modules and buffers by name, and what to do with them."""
+    """A module from named parts and a function that computes its output from them."""
 
     def __init__(self, compute, **parts):
         super().__init__()
@@ -62,13 +62,15 @@ def test_batchnorm_and_residuals(compute):
     assert_same(masked(net, 0.3), torch.randn(2, 4, 5, 6), others=[(torch.randn(17, 4, 5, 6),)])
 
 
-def test_batchnorm_is_folded_where_it_can_be():
+def test_batchnorm_is_folded_where_possible():
     net = masked(nn.Sequential(conv(), nn.BatchNorm2d(4), nn.ReLU()), 0.3)
     assert len(layers(assert_same(net, torch.randn(2, 4, 5, 6)))) == 1
     net = masked(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), 0.3)
     assert len(layers(assert_same(net, torch.randn(3, 4)))) == 1
     sequence = masked(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(5)), 0.3)
-    assert len(layers(assert_same(sequence, torch.randn(3, 5, 4)))) == 2  # of another dimension
+    assert (
+        len(layers(assert_same(sequence, torch.randn(3, 5, 4)))) == 2
+    )  # it normalizes another dimension
 
 
 def test_batchnorm_is_not_folded_where_the_product_overflows():
@@ -80,7 +82,7 @@ def test_batchnorm_is_not_folded_where_the_product_overflows():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_types_run_in_pytorch(dtype):
+def test_other_dtypes_run_in_pytorch(dtype):
     net = Net(
         lambda n, x: functional.relu(n.norm(n.conv(x))) + n.alone(x),
         conv=conv(),
@@ -91,7 +93,7 @@ def test_other_types_run_in_pytorch(dtype):
     assert engine.choices.sparse == frozenset()
 
 
-def test_types_may_change_on_the_way():
+def test_dtypes_may_change_within_the_network():
     double = Net(lambda n, x: n.conv(n.norm(x).float()), conv=conv(), norm=nn.BatchNorm2d(4))
     double.norm.double()
     assert_same(double, torch.randn(2, 4, 5, 5, dtype=torch.float64))
@@ -136,13 +138,13 @@ def test_layers_on_constants(compute):
     assert_same(net, torch.randn(2, 4, 5, 5), others=[(torch.randn(3, 4, 5, 5),)])
 
 
-def test_what_weights_are_computed_of_is_computed_once():
+def test_computed_weights_are_computed_once():
     net = Net(lambda n, x: functional.conv2d(x, 2 * n.weight), weight=torch.randn(3, 4, 1, 1))
     engine = assert_same(net, torch.randn(2, 4, 5, 5))
     assert [type(node) for node in engine.network.nodes] == [Convolution]
 
 
-def test_chance_is_no_constant():
+def test_random_operations_are_not_constants():
     net = Net(lambda n, x: x + torch.bernoulli(n.chances), chances=torch.full((64,), 0.5))
     engine = probmask.runtime.compile(net, torch.zeros(2, 64))
     assert not torch.equal(engine(torch.zeros(2, 64)), engine(torch.zeros(2, 64)))
@@ -164,7 +166,7 @@ def test_one_output_is_not_changed_through_another():
     assert second.abs().max() > 0
 
 
-def test_forward_that_changes_a_buffer_is_refused():
+def test_a_forward_that_changes_a_buffer_raises():
     def count(n, x):
         n.calls += 1
         return n.linear(x) + n.calls
@@ -225,10 +227,10 @@ def test_inputs_are_changed_as_in_pytorch(net):
     ],
 )
 def test_tensors_with_several_uses_and_shapes(compute):
-    """All sizes are four: what is meant for one dimension could be taken for another."""
+    """All sizes are four, so that mixed-up dimensions are not noticed by their size."""
     net = Net(compute, conv=conv(), line=nn.Linear(4, 4))
     others = [(torch.randn(batch, 4, 4, 4),) for batch in (1, 5)]
-    # In double precision what comes of single precision is as exact as that.
+    # A float64 output that was computed from float32 has the tolerance of float32.
     assert_same(net, torch.randn(4, 4, 4, 4), others=others, tolerance=2e-5)
 
 
@@ -249,7 +251,7 @@ def test_convolutions_of_every_kind(layer):
     assert_same(nn.Sequential(conv(), nn.ReLU(), layer), torch.randn(3, 4, 8, 9))
 
 
-def test_inputs_may_lie_in_any_order_in_memory():
+def test_inputs_may_have_any_strides():
     net = Net(lambda n, x: x.flatten(1) + n.conv(x).flatten(1), conv=conv())
     x = torch.randn(2, 4, 6, 5)
     others = [
@@ -283,8 +285,8 @@ def test_any_number_of_inputs():
     assert_same(net, torch.randn(2, 4), torch.randn(2, 4), others=[(torch.randn(9, 4),) * 2])
 
 
-def test_a_size_that_the_model_fixes_is_the_only_one():
-    """Reshaping to four rows gives something for any batch, but not what the model gives."""
+def test_a_size_that_the_model_fixes_cannot_vary():
+    """`len` fixes the batch size in the exported program. Others would give a wrong shape."""
     net = Net(lambda n, x: n.conv(x).reshape(len(x), -1), conv=conv())
     engine = assert_same(net, torch.randn(4, 4, 4, 4))
     with pytest.raises(InputError, match="takes inputs_0 of 4×4×4×4 float32 on the CPU, not 1×4"):
@@ -304,12 +306,12 @@ class Blocks(nn.Module):
         return torch.cond(z.sum() > 0, lambda z: z.float().relu(), lambda z: z.float() - 1, (z,))
 
 
-def test_graphs_within_the_graph():
+def test_nested_graphs():
     assert_same(Blocks(), torch.randn(2, 4, 5, 5), tolerance=0.02)
 
 
-class Living(TorchDispatchMode):
-    """Counts the results of operations that somebody still holds."""
+class LiveTensors(TorchDispatchMode):
+    """Counts the live results of operations."""
 
     def __init__(self):
         super().__init__()
@@ -323,7 +325,7 @@ class Living(TorchDispatchMode):
         return result
 
 
-def test_tensors_are_let_go_when_nobody_needs_them():
+def test_tensors_are_freed_after_their_last_use():
     def chain(n, x):
         for dim in (1, 2, 3) * 4:
             x = torch.cumsum(x, dim)
@@ -331,6 +333,6 @@ def test_tensors_are_let_go_when_nobody_needs_them():
 
     x = torch.randn(2, 4, 5, 5)
     engine = probmask.runtime.compile(Net(chain, conv=conv()), x, layers="sparse")
-    with Living() as living:
+    with LiveTensors() as live:
         engine(x)
-    assert living.most <= 4
+    assert live.most <= 4

@@ -1,4 +1,4 @@
-"""Large numbers, and weights that are none: what overflows in PyTorch does here, nothing else."""
+"""Large numbers and weights that are not finite: results overflow where PyTorch's do."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ POOLS = [
 
 
 def identity():
-    """A layer before the pooling, so that it reads what a kernel wrote."""
+    """An identity layer, so that the pooling reads the output of a kernel."""
     layer = nn.Conv2d(2, 2, 1)
     with torch.no_grad():
         layer.weight.copy_(torch.eye(2).reshape(2, 2, 1, 1))
@@ -42,7 +42,7 @@ def test_averages_overflow_as_in_pytorch(pool):
     others = [(x,) for x in (only, LARGE * torch.ones(20, 2, 7, 6), columns, usual * 1e30)]
     net = nn.Sequential(identity(), pool).eval()
     engine = assert_same(net, usual, others=others)
-    # Where a sum of both signs overflows on its way in PyTorch, it need not in another order.
+    # A sum of both signs may overflow in PyTorch's order of summation and not in another.
     with torch.no_grad():
         for x in (rows, LARGE * signs):
             expected, found = net(x), engine(x)

@@ -1,3 +1,5 @@
+"""Random networks give the same results on the kernels as in PyTorch."""
+
 import pytest
 import torch
 
@@ -8,11 +10,11 @@ from runtime.comparing import assert_close
 from runtime.random_networks import RandomNetwork
 
 
-# PyTorch warns of the copy that it makes for even kernels; the kernels make none.
+# PyTorch warns about the copy that it makes for even kernel sizes.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("seed", range(14))
-def test_a_network_drawn_at_random_agrees_with_pytorch(seed):
-    """As it is exported; image by image, in groups, in PyTorch, and in part on the kernels."""
+def test_a_random_network_agrees_with_pytorch(seed):
+    """Check it image by image, in groups, in PyTorch, and partly on the kernels."""
     net = RandomNetwork(seed).eval()
     draw = torch.Generator().manual_seed(seed)
     batches = {n: torch.randn(n, *net.input_shape, generator=draw) for n in (0, 1, 4, 18)}
@@ -23,7 +25,7 @@ def test_a_network_drawn_at_random_agrees_with_pytorch(seed):
     some = frozenset(everywhere[seed % 2 :: 2])
     for sparse in (frozenset(everywhere), some, frozenset()):
         steps = [step for step in steps_of(engine.network, set(sparse)) if step.sparse]
-        for lone in ({}, {step.nodes[0].name: len(step.nodes) // 2 for step in steps}):
-            engine.use(Choices(sparse, lone))
+        for ungrouped in ({}, {step.nodes[0].name: len(step.nodes) // 2 for step in steps}):
+            engine.use(Choices(sparse, ungrouped))
             for n, x in batches.items():
                 assert_close(engine(x.clone()), expected[n])

@@ -1,4 +1,4 @@
-"""What happens around a call: forks, interrupts, several threads."""
+"""Forks, interrupts and several threads."""
 
 import contextlib
 import multiprocessing
@@ -20,21 +20,21 @@ from runtime.networks import masked
 
 @pytest.fixture(scope="module")
 def engine():
-    """Of three threads, which share images or layers by the size of the batch."""
+    """An engine with three threads, which share images or layers depending on the batch size."""
     torch.manual_seed(0)
     model = masked(models.resnet14(width=8), 0.9)
     return probmask.runtime.compile(model, torch.randn(2, 3, 32, 32), threads=3, layers="sparse")
 
 
-# Newer Pythons warn of forks beside threads: that these are renewed is what is tested.
+# Newer Pythons warn about forking a process with threads, which is what this test does.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("batch", [1, 8])
-def test_a_forked_child_has_threads_of_its_own(engine, batch):
+def test_a_forked_child_starts_its_own_threads(engine, batch):
     x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     expected = engine(x)
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    engine._threads.together.acquire()  # somebody is in a call when the fork happens
+    engine._threads.together.acquire()  # as if a call were running during the fork
     try:
         child = context.Process(target=lambda: answers.put(engine(x).tolist()))
         child.start()
@@ -48,7 +48,7 @@ def test_a_forked_child_has_threads_of_its_own(engine, batch):
     assert torch.equal(engine(x), expected)
 
 
-def test_a_storm_of_interrupts_leaves_the_engine_as_it_was():
+def test_interrupts_do_not_change_results():
     tests = str(Path(__file__).parents[1])
     without_coverage = {key: v for key, v in os.environ.items() if not key.startswith("COV")}
     path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
@@ -57,33 +57,33 @@ def test_a_storm_of_interrupts_leaves_the_engine_as_it_was():
         env={**without_coverage, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=240,  # it ends itself long before, and says where it hangs
+        timeout=240,  # it ends itself earlier, and prints where it hangs
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "batch 1: answered as before\nbatch 8: answered as before\n"
+    assert done.stdout == "batch 1: same result as before\nbatch 8: same result as before\n"
 
 
-def test_what_has_begun_ends_before_an_interrupt_goes_on():
+def test_started_jobs_finish_before_an_interrupt_propagates():
     threads, events = Threads(2), []
 
     def other():
-        events.append("begun")
+        events.append("started")
         time.sleep(0.05)
-        events.append("ended")
+        events.append("finished")
 
     def own():
-        while "begun" not in events:
+        while "started" not in events:
             time.sleep(1e-3)
         raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        threads.map([own, other], lambda: events.append("let go"))
-    assert events == ["begun", "let go", "ended"]
+        threads.map([own, other], lambda: events.append("released"))
+    assert events == ["started", "released", "finished"]
 
 
-def test_what_has_not_begun_is_called_off():
+def test_waiting_jobs_are_cancelled():
     threads, events, wait = Threads(2), [], threading.Event()
-    # The only other thread is busy with another's work.
+    # The only other thread is busy with another call.
     caller = threading.Thread(target=lambda: threads.map([wait.wait, wait.wait]))
     caller.start()
 
@@ -92,27 +92,27 @@ def test_what_has_not_begun_is_called_off():
 
     threading.Timer(0.05, wait.set).start()
     with pytest.raises(KeyboardInterrupt):
-        threads.map([own, lambda: events.append("begun")])
+        threads.map([own, lambda: events.append("started")])
     caller.join()
     assert threads.map([lambda: True, lambda: True]) == [True, True]
     assert events == []
 
 
-def test_an_error_of_another_thread_reaches_the_caller():
+def test_an_exception_in_a_worker_reaches_the_caller():
     def other():
-        raise ValueError("of the other thread")
+        raise ValueError("in the other thread")
 
-    with pytest.raises(ValueError, match="of the other thread"):
+    with pytest.raises(ValueError, match="in the other thread"):
         Threads(2).map([lambda: True, other])
 
 
-def test_threads_end_with_those_that_used_them():
+def test_worker_threads_end_with_the_pool():
     before = set(threading.enumerate())
     threads = Threads(3)
     threads.map([lambda: True, lambda: True])
-    begun = set(threading.enumerate()) - before
-    assert len(begun) == 2
+    started = set(threading.enumerate()) - before
+    assert len(started) == 2
     del threads
-    for thread in begun:
+    for thread in started:
         thread.join(60)
-    assert not any(thread.is_alive() for thread in begun)
+    assert not any(thread.is_alive() for thread in started)

@@ -1,4 +1,4 @@
-"""Sweeps small enough for tests, and looks at the processes they start."""
+"""Sweeps that are small enough for tests, and the processes that they start."""
 
 import sys
 import time
@@ -23,12 +23,12 @@ def write_sweep(path: Path, grid: str, run: str = "") -> Path:
 
 
 def trainings_in(out: Path) -> list[int]:
-    """The processes that train in a directory of that sweep."""
+    """Return the ids of the processes that train runs of the sweep."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it is gone by now
+        except OSError:  # the process has ended
             continue
         if "probmask.sweeps.training_process" in arguments and any(
             str(out) in each for each in arguments
@@ -38,13 +38,13 @@ def trainings_in(out: Path) -> list[int]:
 
 
 def wait_for_none(out: Path, seconds: float = 60) -> None:
-    """Wait until nothing trains there any more."""
+    """Wait until no process trains a run of the sweep."""
     end = time.monotonic() + seconds
     while trainings_in(out):
-        assert time.monotonic() < end, "a training has outlived its sweep"
+        assert time.monotonic() < end, "a training process has outlived its sweep"
         time.sleep(0.1)
 
 
 def run_and_exit(arguments: list[str]) -> None:
-    """Run `probmask` and end the process with its code."""
+    """Run `probmask` and exit with its code."""
     sys.exit(main(arguments))

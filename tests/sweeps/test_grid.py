@@ -1,4 +1,4 @@
-"""Grids: every combination once, with the keys where they belong."""
+"""Grids: every combination once, with each key in its table."""
 
 import tomllib
 
@@ -14,14 +14,14 @@ def planned(text, *overrides):
 
 
 def keys(text, *names):
-    """Of every run the values of some settings of its method, or of the run itself."""
+    """Return, for every run, the values of some settings of its method or configuration."""
     return [
         tuple(run.config.method.get(name, getattr(run.config, name, None)) for name in names)
         for run in planned(text)
     ]
 
 
-def test_every_combination_in_the_order_of_the_file():
+def test_combinations_follow_the_order_of_the_file():
     grid = """
     [grid]
     method = ["probmask", "gmp"]
@@ -36,17 +36,17 @@ def test_every_combination_in_the_order_of_the_file():
     ]
 
 
-def test_what_runs_have_in_common_is_in_run():
+def test_settings_of_all_runs_are_in_the_table_run():
     (run,) = planned('[run]\ndata = "cifar10"\nepochs = 7\noptimizer.lr = 0.3\n[grid]\nseed = 4')
     assert (run.config.data, run.config.epochs, run.config.seed) == ("cifar10", 7, 4)
     assert (run.config.optimizer.lr, run.config.optimizer.momentum) == (0.3, 0.9)
-    assert run.config.model == "resnet20"  # what makes sense for the data, as in a single run
+    assert run.config.model == "resnet20"  # the default of the data set, as in a single run
 
 
 def test_a_file_without_a_grid_is_one_run():
     (run,) = planned("[run]\nepochs = 2")
     assert run.config.epochs == 2
-    assert not run.config.dense_twin  # which a single run on digits has by default
+    assert not run.config.dense_twin  # the default of a single run on digits
 
 
 def test_methods_take_settings_and_any_dotted_key_is_an_axis():
@@ -60,7 +60,7 @@ def test_methods_take_settings_and_any_dotted_key_is_an_axis():
     assert found == [(None, 0.1), (None, 0.2), ("layer", 0.1), ("layer", 0.2)]
 
 
-def test_a_method_of_the_grid_takes_the_place_of_run_s_but_keeps_the_sparsity():
+def test_a_method_of_the_grid_replaces_that_of_run_but_keeps_the_sparsity():
     grid = """
     [run.method]
     name = "probmask"
@@ -78,7 +78,7 @@ def test_a_method_of_the_grid_takes_the_place_of_run_s_but_keeps_the_sparsity():
     ]
 
 
-def test_several_grids_and_each_run_once():
+def test_equal_runs_of_several_grids_are_listed_once():
     grid = """
     [[grid]]
     method = ["probmask", "gmp"]
@@ -91,16 +91,16 @@ def test_several_grids_and_each_run_once():
         ("probmask", 0.9),
         ("gmp", 0.9),
         ("gmp", 0.98),
-        ("dense", None),  # once: it has no sparsity
+        ("dense", None),  # listed once, because it has no sparsity
     ]
 
 
-def test_overrides_go_over_every_run():
+def test_overrides_apply_to_every_run():
     runs = planned("[grid]\nseed = [0, 1]", ("epochs", 3), ("sparsity", 0.5), ("seed", 9))
     assert [(run.config.epochs, run.config.method["sparsity"]) for run in runs] == [(3, 0.5)]
 
 
-def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
+def test_names_describe_the_run_and_are_valid_paths():
     grid = """
     [run]
     model = "my.package:build"
@@ -117,7 +117,7 @@ def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[gird]\nseed = [0]", "unknown table [gird]; did you mean 'grid'?"),
         ("", "sweep.toml: describes no run; put common settings in [run]"),
@@ -151,19 +151,19 @@ def test_names_say_what_a_run_is_and_hold_no_character_that_a_path_may_not():
         ("[grid]\nepochs.x = [0]", "epochs = {'x': 0}: expected a whole number"),
     ],
 )
-def test_what_makes_no_run_is_refused(text, said):
+def test_a_wrong_grid_raises(text, expected):
     with pytest.raises(InputError) as caught:
         planned(text)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_an_empty_file_is_refused_on_the_command_line(tmp_path, capsys):
+def test_an_empty_file_raises_on_the_command_line(tmp_path, capsys):
     (tmp_path / "empty.toml").write_text("# nothing yet\n")
     assert main(["sweep", str(tmp_path / "empty.toml"), "--set", "seed=1", "--dry-run"]) == 2
     assert capsys.readouterr().err.startswith(f"probmask: {tmp_path}/empty.toml: describes no run;")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_an_unreadable_file_raises_with_its_name(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.toml: cannot be read"):
         load_grid(tmp_path / "nothing.toml")
     (tmp_path / "torn.toml").write_text("[grid")

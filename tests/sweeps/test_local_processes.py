@@ -4,7 +4,7 @@ from probmask.sweeps.local_processes import environment, with_threads
 from training.small import small
 
 
-def test_threads_are_shared_unless_the_configuration_says_how_many():
+def test_threads_are_shared_unless_the_configuration_sets_them():
     assert with_threads(small(data="cifar10", threads="none"), 3).threads == 3
     assert with_threads(small(threads=1), 3).threads == 1
 

@@ -13,7 +13,7 @@ from probmask.analysis.records import find_records
 from probmask.cli import main
 from probmask.sweeps.grid import load_grid
 from probmask.sweeps.ray_cluster import required_resources
-from probmask.training.run import train
+from probmask.training.trainer import train
 from sweeps.small_sweep import write_sweep
 from training.small import small
 
@@ -24,7 +24,7 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatch):
+def test_without_ray_the_command_prints_how_to_install_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
     assert main(["sweep", str(file), "--ray", "local", "--out", str(tmp_path / "out")]) == 2
@@ -33,7 +33,7 @@ def test_without_ray_the_command_says_how_to_get_it(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_ray_address_where_nobody_listens_is_refused_at_once(scheme, tmp_path, capsys):
+def test_a_closed_port_as_ray_address_raises_at_once(scheme, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
     file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
@@ -46,7 +46,7 @@ def test_a_ray_address_where_nobody_listens_is_refused_at_once(scheme, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_ray_sets_gpus_aside_where_a_run_can_have_them():
+def test_ray_reserves_gpus_for_runs_that_can_use_them():
     cpu, auto = small(threads=2), small(threads=2, accelerator="auto")
     assert required_resources(cpu, {"GPU": 4}) == {"num_cpus": 2}
     assert required_resources(auto, {"CPU": 8}) == {"num_cpus": 2}
@@ -55,7 +55,7 @@ def test_ray_sets_gpus_aside_where_a_run_can_have_them():
 
 @pytest.mark.slow
 @needs_ray
-def test_a_local_ray_brings_the_same_records_home(tmp_path):
+def test_a_local_ray_writes_the_same_files(tmp_path):
     out = tmp_path / "out"
     grid = '[[grid]]\nsparsity = 0.9\n[[grid]]\nmodel = "nowhere_to_be_found:build"'
     file = write_sweep(tmp_path / "s.toml", grid)
@@ -79,7 +79,7 @@ def test_a_local_ray_brings_the_same_records_home(tmp_path):
 
 
 @needs_ray
-def test_a_ray_address_without_a_cluster_is_refused(tmp_path):
+def test_a_ray_address_without_a_cluster_raises(tmp_path):
     file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9")
     command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--ray", "no address"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Sweeps that train: side by side, killed and gone on with, failed and tried again, on Ray."""
+"""Sweeps that train: in parallel, killed and continued, failed and retried."""
 
 import json
 import os
@@ -9,11 +9,11 @@ import pytest
 from probmask.analysis.records import find_records
 from probmask.cli import main
 from probmask.sweeps.grid import load_grid
-from probmask.training.run import train
+from probmask.training.trainer import train
 from sweeps.small_sweep import run_and_exit, trainings_in, wait_for_none, write_sweep
 from training.small import kill_when, start, wait_until
 
-# Every run is a process that imports PyTorch, which takes its time on a busy machine.
+# Every run is a process that imports PyTorch, which takes long on a busy machine.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -22,7 +22,7 @@ def checkpoints(out):
 
 
 @pytest.mark.slow
-def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
+def test_a_killed_sweep_continues_with_the_same_result(tmp_path, capsys):
     out = tmp_path / "out"
     file = write_sweep(
         tmp_path / "s.toml",
@@ -44,9 +44,9 @@ def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
 
     before = (out / "runs" / first.name / "record.json").stat()
     assert main(command) == 0
-    said = capsys.readouterr().err
-    assert f"{second.name}: resumed" in said
-    assert first.name not in said
+    printed = capsys.readouterr().err
+    assert f"{second.name}: resumed" in printed
+    assert first.name not in printed
     after = (out / "runs" / first.name / "record.json").stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
     assert len(find_records([out / "records"])) == 2
@@ -57,7 +57,7 @@ def test_killed_and_gone_on_with_as_if_nothing_had_been(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_trainings_and_keeps_their_checkpoints(tmp_path):
+def test_an_interrupt_stops_the_processes_and_keeps_their_checkpoints(tmp_path):
     out = tmp_path / "out"
     file = write_sweep(tmp_path / "s.toml", "[grid]\nepochs = 3000", run="checkpoint_seconds = 0.0")
     sweep = start(run_and_exit, ["sweep", str(file), "--out", str(out)])
@@ -89,7 +89,7 @@ def die(**settings):
 
 
 @pytest.mark.slow
-def test_what_fails_is_listed_with_its_reason_and_tried_again_on_request(
+def test_a_failed_run_is_listed_with_its_reason_and_retried_on_request(
     tmp_path, capsys, monkeypatch
 ):
     (tmp_path / "flaky_network.py").write_text(FLAKY)
@@ -110,7 +110,7 @@ def test_what_fails_is_listed_with_its_reason_and_tried_again_on_request(
     assert "Traceback" in log
 
     (tmp_path / "mended").touch()
-    assert main([*command, "--json"]) == 1  # not tried again by itself
+    assert main([*command, "--json"]) == 1  # not retried without --retry
     printed = capsys.readouterr()
     assert {row["state"] for row in json.loads(printed.out)["runs"]} == {"failed"}
     assert "started" not in printed.err

@@ -11,8 +11,8 @@ from probmask.cli import main
 from probmask.errors import InputError
 from probmask.sweeps.grid import expand, load_grid
 from probmask.sweeps.sweep_directory import SweepDirectory, make_plan, update_copy
-from probmask.training.run import train
 from probmask.training.run_directory import RunDirectory
+from probmask.training.trainer import train
 from sweeps.small_sweep import write_sweep
 from training.small import small
 
@@ -31,7 +31,7 @@ TABLE = {
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
-    """The record of the grid's first run, trained on its own, in a directory of another name."""
+    """The first run of the grid, trained outside the sweep."""
     config = small(epochs=1, method__sparsity=0.9)
     return train(config, out=tmp_path_factory.mktemp("elsewhere") / "mine").directory
 
@@ -49,13 +49,13 @@ def states(plan):
     )
 
 
-def test_everything_is_new_at_first(runs, tmp_path):
+def test_all_runs_of_a_new_sweep_are_new(runs, tmp_path):
     plan = make_plan(runs, SweepDirectory(tmp_path / "out"))
     assert states(plan) == ([], [], [(0, False), (1, False), (2, False)])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_record_from_elsewhere_finishes_its_run(runs, record, tmp_path):
+def test_a_record_outside_the_sweep_counts_as_finished(runs, record, tmp_path):
     directory = SweepDirectory(tmp_path / "out")
     plan = make_plan(runs, directory, records=[record])
     assert states(plan) == ([0], [], [(1, False), (2, False)])
@@ -75,15 +75,15 @@ def test_records_of_the_sweep_count_without_its_runs(runs, record, tmp_path):
         assert states(make_plan(runs, directory)) == ([0], [], [(1, False), (2, False)])
 
 
-def test_a_directory_that_was_begun_goes_on(runs, tmp_path):
+def test_an_unfinished_run_is_resumed(runs, tmp_path):
     directory = SweepDirectory(tmp_path)
     with directory.locked():
         directory.run(runs[1]).create(runs[1].config)
-        directory.run(runs[2]).path.mkdir()  # killed before it had begun
+        directory.run(runs[2]).path.mkdir()  # killed before it started
         assert states(make_plan(runs, directory)) == ([], [], [(0, False), (1, True), (2, False)])
 
 
-def test_what_failed_is_tried_again_only_on_request(runs, tmp_path):
+def test_a_failed_run_is_retried_only_on_request(runs, tmp_path):
     directory = SweepDirectory(tmp_path)
     with directory.locked():
         directory.write_failure(runs[1], "no luck")
@@ -95,7 +95,7 @@ def test_what_failed_is_tried_again_only_on_request(runs, tmp_path):
         assert "cannot be read" in make_plan(runs, directory).failed[1][1]
 
 
-def test_a_damaged_record_is_refused_and_nothing_is_lost(runs, tmp_path):
+def test_a_damaged_record_raises_and_stays_unchanged(runs, tmp_path):
     directory = SweepDirectory(tmp_path)
     with directory.locked():
         directory.run(runs[0]).create(runs[0].config)
@@ -108,7 +108,7 @@ def test_a_damaged_record_is_refused_and_nothing_is_lost(runs, tmp_path):
 # The command without training
 
 
-def test_a_dry_run_shows_the_plan_and_makes_nothing(record, tmp_path, capsys):
+def test_a_dry_run_prints_the_plan_and_creates_nothing(record, tmp_path, capsys):
     out = tmp_path / "out"
     file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9\nseed = [0, 1]\nepochs = 1")
     arguments = ["sweep", str(file), "--dry-run", "--out", str(out), "--records", str(record)]
@@ -123,7 +123,7 @@ def test_a_dry_run_shows_the_plan_and_makes_nothing(record, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_a_dry_run_tells_of_data_that_is_not_there(tmp_path, capsys):
+def test_a_dry_run_reports_missing_data(tmp_path, capsys):
     nowhere = tmp_path / "nowhere"
     grids = f"""
     [[grid]]
@@ -135,8 +135,8 @@ def test_a_dry_run_tells_of_data_that_is_not_there(tmp_path, capsys):
     """
     arguments = ["sweep", str(write_sweep(tmp_path / "s.toml", grids)), "--dry-run"]
     assert main(arguments) == 0
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
-    (line,) = told  # once, for both runs on it; the digits are always there
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data: ")]
+    (line,) = lines  # one line for both runs; digits are always available
     assert line.startswith(f"data: --data cifar10: {nowhere} does not exist")
     assert "--download" in line
     fetched = ["--download", "--data-dir", str(nowhere), "--set", "data=cifar10"]
@@ -147,21 +147,21 @@ def test_a_dry_run_tells_of_data_that_is_not_there(tmp_path, capsys):
     assert not nowhere.exists()
 
 
-def test_a_dry_run_tells_of_settings_that_the_data_does_not_allow(tmp_path, capsys):
+def test_a_dry_run_reports_settings_that_the_data_does_not_allow(tmp_path, capsys):
     file = write_sweep(tmp_path / "s.toml", "[grid]\ndata_args.train_images = [100, 9999]")
     assert main(["sweep", str(file), "--dry-run", "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)["missing_data"]
     assert line.startswith("data_args.train_images=9999: digits has only")
 
 
-def test_a_sweep_that_is_all_finished_trains_nothing(record, tmp_path, capsys):
+def test_a_finished_sweep_trains_nothing(record, tmp_path, capsys):
     file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9\nepochs = 1")
     out = tmp_path / "out"
     assert main(["sweep", str(file), "--out", str(out), "--records", str(record)]) == 0
     assert list(out.glob("runs/*")) == []
 
 
-def test_a_run_that_ended_after_its_sweep_was_killed_gets_its_record_to_commit(record, tmp_path):
+def test_a_run_that_finished_after_its_sweep_was_killed_gets_a_record(record, tmp_path):
     file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9\nepochs = 1")
     (run,) = load_grid(file)
     directory = SweepDirectory(tmp_path / "out")
@@ -171,7 +171,7 @@ def test_a_run_that_ended_after_its_sweep_was_killed_gets_its_record_to_commit(r
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--jobs", "0"], "--jobs 0: the number of parallel runs must be at least 1"),
         (["--out", "{file}"], "is a file"),
@@ -185,20 +185,20 @@ def test_a_run_that_ended_after_its_sweep_was_killed_gets_its_record_to_commit(r
         (["--set", "lr=2"], "the command line: unknown key lr; did you mean 'optimizer.lr'?"),
     ],
 )
-def test_wrong_input_gets_one_line(arguments, said, tmp_path, capsys):
+def test_wrong_input_prints_one_line(arguments, expected, tmp_path, capsys):
     file = write_sweep(tmp_path / "s.toml", "[grid]\nseed = [0]")
     given = [argument.replace("{file}", str(file)) for argument in arguments]
     out = [] if "--out" in given else ["--out", str(tmp_path / "out")]
     assert main(["sweep", str(file), *given, *out]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err
+    assert expected in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_a_sweep_goes_into_no_file_and_into_no_run(tmp_path, capsys, flags):
+def test_a_file_or_a_run_as_sweep_directory_raises(tmp_path, capsys, flags):
     sweep = write_sweep(tmp_path / "sweep.toml", "")
     run = tmp_path / "run"
     run.mkdir()
@@ -209,5 +209,5 @@ def test_a_sweep_goes_into_no_file_and_into_no_run(tmp_path, capsys, flags):
     assert [path.name for path in run.iterdir()] == ["config.toml"]
 
 
-def test_a_run_that_lies_at_the_root_has_no_copy_of_its_record():
+def test_a_run_at_the_root_directory_has_no_record_copy():
     update_copy(RunDirectory(Path("/run")), {})

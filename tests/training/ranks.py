@@ -1,4 +1,4 @@
-"""What the ranks of a test do, each in a process of its own."""
+"""Functions that tests run as one of several ranks, each in its own process."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from probmask.methods.probabilities import ProbMaskedWeight
 from probmask.cli import main
 from probmask.data import load_data
 from probmask.training.config import TrainConfig
-from probmask.training.run import Run
+from probmask.training.run import TrainingRun
 
 
 def free_port() -> int:
@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def join_world(rank: int, ranks: int, port: int) -> None:
-    """Be one of several ranks, as a launcher from outside would arrange it."""
+    """Set the variables of an external launcher, so that this process is one of several ranks."""
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -39,12 +39,12 @@ def command(rank: int, ranks: int, port: int, arguments: list[str]) -> None:
 
 
 def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Path) -> None:
-    """Train, and leave behind the noise before and the network after every update."""
+    """Train; save the noise before and the parameters after every update."""
     join_world(rank, ranks, port)
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
     data = load_data(config.data)
-    run = Run(config, data)
+    run = TrainingRun(config, data)
     run.prepare(fabric, data)
     run.loop.network.train()
     masks = [m for m in run.model.modules() if isinstance(m, ProbMaskedWeight)]

@@ -21,19 +21,19 @@ SMALL: dict[str, Any] = {
 }
 SIZE = 8 * 1 * 9 + 8 * 8 * 9 + 16 * 8 * 9 + 16 * 16 * 9 + 10 * 16
 
-# Forked from a server that has imported everything: a new process in milliseconds.
+# Processes are forked from a server that has imported everything, which takes milliseconds.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["probmask.training.run", "probmask.cli.terminal"])
+_context.set_forkserver_preload(["probmask.training.trainer", "probmask.cli.terminal"])
 
 
 def small(**overrides: Any) -> TrainConfig:
-    """The small configuration; a double underscore stands for the dot of a key."""
+    """Return the small configuration; a double underscore stands for the dot of a key."""
     given = {key.replace("__", "."): value for key, value in overrides.items()}
     return load_config(None, [*(SMALL | given).items()])
 
 
 def flags(**overrides: Any) -> list[str]:
-    """The same as arguments of `probmask train`."""
+    """Return the same settings as arguments of `probmask train`."""
     given = {key.replace("__", "."): value for key, value in overrides.items()}
     pairs = [(key, _toml(value)) for key, value in (SMALL | given).items()]
     return [part for key, value in pairs for part in ("--set", f"{key}={value}")]
@@ -44,24 +44,24 @@ def _toml(value: Any) -> str:
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """Call the function in a process of its own."""
+    """Call the function in a new process."""
     process = _context.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def start_command(*arguments: str) -> BaseProcess:
-    """Run `probmask` in a process of its own."""
+    """Run `probmask` in a new process."""
     return start(main, list(arguments))
 
 
 def kill_when(process: BaseProcess, ready: Callable[[], bool], *, delay: float = 0.0) -> None:
-    """Send SIGKILL a moment after ``ready``; the process must not have ended by itself."""
+    """Send SIGKILL ``delay`` seconds after ``ready``; fail if the process has ended before."""
     wait_until(ready, process)
     time.sleep(delay)
     process.kill()
     process.join()
-    assert process.exitcode == -9, f"it ended by itself with {process.exitcode}"
+    assert process.exitcode == -9, f"it exited early with {process.exitcode}"
 
 
 def wait_until(ready: Callable[[], bool], process: BaseProcess, *, seconds: float = 300) -> None:
@@ -77,7 +77,7 @@ def lines(path: Path) -> int:
 
 
 def snapshot(directory: Path) -> dict[str, bytes | None]:
-    """Every file below the directory with its content."""
+    """Return every path below the directory with its content (None for directories)."""
     return {
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in sorted(directory.rglob("*"))

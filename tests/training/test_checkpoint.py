@@ -1,4 +1,4 @@
-"""Checkpoints: every state comes back, a damaged file never passes, nothing is unpickled."""
+"""Checkpoints: any state is restored, damage is always detected, nothing is unpickled."""
 
 import errno
 import math
@@ -70,13 +70,13 @@ def assert_equal(a, b):
         assert repr(a) == repr(b)
 
 
-def test_everything_comes_back_as_it_was(path):
+def test_any_state_is_read_back_unchanged(path):
     state = nested()
     write_checkpoint(path, state)
     assert_equal(read_checkpoint(path), state)
 
 
-def test_a_parameter_comes_back_as_the_plain_tensor_it_holds(path):
+def test_a_parameter_is_read_back_as_a_plain_tensor(path):
     parameter = torch.nn.Parameter(torch.randn(3))
     write_checkpoint(path, {"w": parameter})
     found = read_checkpoint(path)["w"]
@@ -85,7 +85,7 @@ def test_a_parameter_comes_back_as_the_plain_tensor_it_holds(path):
     assert torch.equal(found, parameter.detach())
 
 
-def test_what_was_read_survives_the_file_being_replaced(path):
+def test_tensors_stay_valid_after_the_file_is_replaced(path):
     write_checkpoint(path, {"w": torch.ones(5000)})
     first = read_checkpoint(path)["w"]
     write_checkpoint(path, {"w": torch.zeros(5000)})
@@ -93,7 +93,7 @@ def test_what_was_read_survives_the_file_being_replaced(path):
     assert torch.equal(first, torch.ones(5000))
 
 
-def test_the_state_of_optimizers_goes_round(path):
+def test_the_state_of_an_optimizer_is_restored(path):
     def step(model, optimizer):
         optimizer.zero_grad()
         model(torch.ones(2, 3)).square().sum().backward()
@@ -117,7 +117,7 @@ def test_the_state_of_optimizers_goes_round(path):
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", 1j, torch.float32])
-def test_what_it_cannot_hold_is_refused_and_the_old_file_stays(path, value):
+def test_an_unsupported_type_raises_and_the_old_file_stays(path, value):
     write_checkpoint(path, {"step": 1})
     with pytest.raises(TypeError, match="a checkpoint cannot store"):
         write_checkpoint(path, {"step": 2, "deep": [{"x": value}]})
@@ -125,7 +125,7 @@ def test_what_it_cannot_hold_is_refused_and_the_old_file_stays(path, value):
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failing_write_leaves_the_old_one_and_nothing_else(path, monkeypatch, failing):
+def test_a_failed_write_leaves_only_the_old_file(path, monkeypatch, failing):
     write_checkpoint(path, {"step": 1, "w": torch.ones(3)})
     before = path.read_bytes()
 
@@ -143,7 +143,7 @@ def test_a_failing_write_leaves_the_old_one_and_nothing_else(path, monkeypatch, 
     assert read_checkpoint(path)["step"] == 1
 
 
-def test_no_flipped_byte_passes(path):
+def test_every_flipped_bit_is_detected(path):
     write_checkpoint(path, {**nested(), "padding": torch.zeros(300)})
     good = path.read_bytes()
     header = 8 + int.from_bytes(good[:8], "little")
@@ -164,7 +164,7 @@ def test_no_flipped_byte_passes(path):
         assert "\n" not in str(caught.value), position
 
 
-def test_no_truncated_file_passes(path):
+def test_every_truncated_file_is_detected(path):
     write_checkpoint(path, nested())
     good = path.read_bytes()
     lengths = {0, 1, 7, 8, 9, len(good) - 1, *random.Random(1).sample(range(len(good)), 60)}
@@ -181,13 +181,13 @@ def test_no_truncated_file_passes(path):
     "content",
     [b"", b"\xff" * 100, pickle.dumps({"a": 1}), b"\x80\x02c__builtin__\nexit\n.", b"{}" * 8],
 )
-def test_another_file_is_a_checkpoint_error(path, content):
+def test_any_other_file_raises_a_checkpoint_error(path, content):
     path.write_bytes(content)
     with pytest.raises(CheckpointError):
         read_checkpoint(path)
 
 
-def test_a_directory_or_nothing_is_a_checkpoint_error(path):
+def test_a_directory_or_a_missing_file_raises_a_checkpoint_error(path):
     with pytest.raises(CheckpointError):
         read_checkpoint(path)
     path.mkdir()
@@ -195,7 +195,7 @@ def test_a_directory_or_nothing_is_a_checkpoint_error(path):
         read_checkpoint(path)
 
 
-def test_a_safetensors_file_of_another_kind_is_named_so(path):
+def test_another_safetensors_file_is_not_a_checkpoint(path):
     from safetensors.torch import save_file
 
     save_file({"w": torch.ones(3)}, path)

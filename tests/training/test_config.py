@@ -1,4 +1,4 @@
-"""The configuration: what overrides what, what is refused, what is written down."""
+"""The configuration: precedence of sources, errors, and the written form."""
 
 import tomllib
 
@@ -34,7 +34,7 @@ def refused(table, **arguments):
     return message
 
 
-def test_without_anything_it_is_the_digits_at_98_percent_beside_their_dense_twin():
+def test_the_default_is_digits_at_98_percent_with_a_dense_twin():
     config = load_config(None)
     assert (config.data, config.model, config.dense_twin) == ("digits", "smallconv", True)
     assert config.method == {"name": "probmask", "sparsity": 0.98}
@@ -48,7 +48,7 @@ def test_later_overrides_win_over_earlier_ones_and_over_the_file(tmp_path):
     assert config.optimizer == OptimizerConfig(lr=0.3, momentum=0.5)
 
 
-def test_what_the_file_says_wins_over_the_defaults_of_the_data_set(tmp_path):
+def test_the_file_wins_over_the_defaults_of_the_data_set(tmp_path):
     assert load_config(written(tmp_path, 'data = "digits"')).dense_twin
     assert not load_config(written(tmp_path, "dense_twin = false")).dense_twin
 
@@ -63,17 +63,17 @@ def test_what_the_file_says_wins_over_the_defaults_of_the_data_set(tmp_path):
         ({"method": {"temperature_begin": 1.0}}, "method.temperature_begin", "temperature_end"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest(table, key, meant):
+def test_an_unknown_key_raises_with_a_suggestion(table, key, meant):
     assert refused(table) == f"run.toml: unknown key {key}; did you mean {meant!r}?"
 
 
-def test_an_unknown_key_near_to_none_gets_the_list():
+def test_an_unknown_key_without_a_similar_one_lists_all():
     message = refused({"optimizer": {"zzz": 1}})
     assert "unknown key optimizer.zzz; choose from clip_norm, every, lr, momentum" in message
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "expected"),
     [
         ({"epochs": "many"}, "epochs = 'many': expected a whole number."),
         ({"epochs": 2.0}, "epochs = 2.0: expected a whole number."),
@@ -95,14 +95,14 @@ def test_an_unknown_key_near_to_none_gets_the_list():
         ({"threads": "two"}, "threads = 'two': expected a whole number."),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused(table, said):
+def test_a_value_of_the_wrong_type_raises(table, expected):
     message = refused(table)
     assert message.startswith("run.toml: ")
-    assert message.endswith(said)
+    assert message.endswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "expected"),
     [
         ({"epochs": 0}, "epochs=0"),
         ({"epochs": -3}, "epochs=-3"),
@@ -124,13 +124,13 @@ def test_a_value_of_the_wrong_type_is_refused(table, said):
         ({"optimizer": {"clip_norm": 0}}, "clip_norm"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(table, said):
-    with pytest.raises(InputError, match=said):
+def test_a_value_out_of_range_raises(table, expected):
+    with pytest.raises(InputError, match=expected):
         parse_config(table, origins=Origins("run.toml"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"sparsity": 98}, "for 98 % pass 0.98"),
         ({"sparsity": -0.1}, "fraction removed"),
@@ -140,8 +140,8 @@ def test_a_value_that_makes_no_sense_is_refused(table, said):
         ({"name": "dense", "sparsity": 0.5}, "dense training removes nothing"),
     ],
 )
-def test_settings_of_the_method_are_checked_when_the_configuration_is_loaded(settings, said):
-    assert said in refused({"method": settings})
+def test_settings_of_the_method_are_checked_on_load(settings, expected):
+    assert expected in refused({"method": settings})
 
 
 def test_the_method_gets_its_settings():
@@ -151,7 +151,7 @@ def test_the_method_gets_its_settings():
     assert method == ProbMask(sparsity=0.9, draws=3)
 
 
-def test_a_whole_number_serves_where_a_real_one_is_expected():
+def test_an_integer_is_accepted_for_a_float():
     config = parse_config({"optimizer": {"lr": 1}, "method": {"sparsity": 0}}, origins=Origins("x"))
     assert (config.optimizer.lr, config.method["sparsity"]) == (1.0, 0)
     assert isinstance(config.optimizer.lr, float)
@@ -167,7 +167,7 @@ def test_a_whole_number_serves_where_a_real_one_is_expected():
         [("optimizer.lr", 0.1 + 0.2), ("checkpoint_seconds", 1e-9), ("seed", 2**62)],
     ],
 )
-def test_the_resolved_configuration_reads_back_equal(tmp_path, overrides):
+def test_a_written_configuration_is_read_back_equal(tmp_path, overrides):
     if ("method.name", "dense") in overrides:
         overrides = [*overrides, ("method.sparsity", 0.0)]
     config = load_config(None, overrides)
@@ -175,8 +175,8 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path, overrides):
     assert load_config(path) == config
 
 
-def test_a_setting_of_none_is_not_silently_replaced_by_its_default(tmp_path):
-    """`freeze_at=None` is the paper's method; TOML has no None, and the default is another."""
+def test_a_setting_of_none_survives_toml(tmp_path):
+    """TOML has no None, and the default of `freeze_at` is another value."""
     settings = {"name": "probmask", "sparsity": 0.9, "freeze_at": None}
     config = TrainConfig(method=settings)
     path = written(tmp_path, tomli_w.dumps(to_table(config)))
@@ -184,14 +184,14 @@ def test_a_setting_of_none_is_not_silently_replaced_by_its_default(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["epochs = ", "epochs = 1\nepochs = 2", "[a\n", "x = \x00"])
-def test_invalid_toml_is_one_line_that_names_the_file(tmp_path, text):
+def test_invalid_toml_raises_one_line_with_the_file_name(tmp_path, text):
     path = written(tmp_path, text)
     with pytest.raises(InputError, match=r"run\.toml: is not valid TOML: ") as caught:
         load_config(path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_text_is_refused(tmp_path):
+def test_a_binary_file_raises(tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is not valid TOML"):
@@ -199,12 +199,12 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nowhere.toml", "."])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path, name):
+def test_an_unreadable_file_raises(tmp_path, name):
     with pytest.raises(InputError, match="cannot be read: "):
         load_config(tmp_path / name)
 
 
-def test_an_override_below_a_plain_value_is_refused(tmp_path):
+def test_an_override_inside_a_plain_value_raises(tmp_path):
     with pytest.raises(InputError, match=r"seed\.x: seed is a value, not a table"):
         load_config(written(tmp_path, "seed = 1"), [("seed.x", 1)])
 
@@ -221,17 +221,17 @@ def test_an_override_below_a_plain_value_is_refused(tmp_path):
         ("[1, 2]", [1, 2]),
     ],
 )
-def test_values_of_set_are_read_as_toml_would(text, value):
+def test_values_of_set_are_parsed_as_toml(text, value):
     assert parse_value(text) == value
     assert type(parse_value(text)) is type(value)
 
 
 @pytest.mark.parametrize("text", ["", "1\nseed = 7", "a b", "2026-13-45", "{"])
-def test_what_is_not_a_toml_value_is_text(text):
+def test_a_value_that_is_not_toml_is_text(text):
     assert parse_value(text) == text
 
 
-def test_the_dense_twin_differs_in_its_method_only():
+def test_only_the_method_of_the_dense_twin_differs():
     config = load_config(None, [("epochs", 2), ("model_args.width", 8)])
     ours, twins = to_table(config), to_table(as_dense_twin(config))
     assert twins["method"] == {"name": "dense"}

@@ -1,4 +1,4 @@
-"""What the README promises of `make demo`: the default run, as it is."""
+"""What the README promises about `make demo`, the default run."""
 
 import re
 import tomllib
@@ -39,7 +39,7 @@ def test_the_documented_configuration_is_the_default_one():
     assert documented.pop("model_args") == {"width": 40}
     assert documented.pop("data_args") == {"padding": DATA["digits"].defaults.padding}
     config = probmask.load_config(None, [("data", "digits")])
-    # Three defaults are different for digits, as the comments beside them say.
+    # Two defaults are different for digits, as the comments next to them say.
     special = {"dense_twin": True, "accelerator": "cpu"}
     for key, value in documented.items():
         found = getattr(config, key)

@@ -1,4 +1,4 @@
-"""What is shown while a network trains: lines where there is no terminal, else a bar."""
+"""Progress of a run: lines without a terminal, a bar in one."""
 
 import re
 
@@ -23,16 +23,16 @@ def status(step, *, per_epoch=4, epochs=20):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is put forward by hand."""
+    """A clock that the test advances."""
     now = [1000.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
-def said(capsys):
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err.splitlines()
+def printed_lines(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
 
 
 def test_a_line_after_each_tenth_with_the_time_left(clock, capsys):
@@ -40,52 +40,56 @@ def test_a_line_after_each_tenth_with_the_time_left(clock, capsys):
         for step in range(1, 81):
             clock[0] += 0.5
             lines.show(status(step))
-    told = said(capsys)
-    assert len(told) == 10
-    assert told[0] == "probmask: epoch 2/20 loss 0.500 acc 87.2% sparsity 98.0%, 0:00:36 left"
-    assert told[-1] == "probmask: epoch 20/20 loss 0.500 acc 87.2% sparsity 98.0%"
+    printed = printed_lines(capsys)
+    assert len(printed) == 10
+    assert printed[0] == "probmask: epoch 2/20 loss 0.500 acc 87.2% sparsity 98.0%, 0:00:36 left"
+    assert printed[-1] == "probmask: epoch 20/20 loss 0.500 acc 87.2% sparsity 98.0%"
 
 
 def test_few_epochs_have_a_line_each(clock, capsys):
     lines = Lines("dense", 12)
     for step in range(1, 13):
         lines.show(status(step, epochs=3))
-    assert [re.match(r"dense: epoch (\d)/3", line)[1] for line in said(capsys)] == ["1", "2", "3"]
+    assert [re.match(r"dense: epoch (\d)/3", line)[1] for line in printed_lines(capsys)] == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
-def test_a_long_silence_is_broken_within_an_epoch(clock, capsys):
+def test_long_epochs_print_a_line_every_thirty_seconds(clock, capsys):
     lines = Lines("probmask", 80_000)
     for step in range(1, 121):
         clock[0] += 1
         lines.show(status(step, per_epoch=4000))
-    assert len(said(capsys)) == 4
+    assert len(printed_lines(capsys)) == 4
 
 
-def test_days_do_not_fill_a_log(clock, capsys):
+def test_days_of_training_do_not_fill_a_log(clock, capsys):
     lines = Lines("probmask", 10**9)
     for step in range(1, 3 * 86_400 // 5):
         clock[0] += 5
         lines.show(status(step, per_epoch=10**6, epochs=1000))
-    assert 50 < len(said(capsys)) < 200
+    assert 50 < len(printed_lines(capsys)) < 200
 
 
-def test_a_resumed_run_counts_the_time_left_from_where_it_goes_on(clock, capsys):
+def test_the_time_left_of_a_resumed_run_counts_from_its_first_step(clock, capsys):
     lines = Lines("probmask", 80)
     for step in range(41, 49):
         clock[0] += 1
         lines.show(status(step))
-    assert said(capsys) == [
+    assert printed_lines(capsys) == [
         "probmask: epoch 12/20 loss 0.500 acc 87.2% sparsity 98.0%, 0:00:32 left"
     ]
 
 
-def test_the_bar_takes_the_width_that_is_left(monkeypatch, capsys):
+def test_the_bar_fills_the_remaining_width(monkeypatch, capsys):
     lengths = {}
     for width in (80, 120):
         monkeypatch.setenv("COLUMNS", str(width))
         with Bar("probmask", 80) as bar:
             bar.show(status(80))
-        (line,) = {text for text in said(capsys) if "epoch 20/20" in text}
+        (line,) = {text for text in printed_lines(capsys) if "epoch 20/20" in text}
         lengths[width] = line.count("━")
         assert len(line) <= width
         assert "epoch 20/20 loss 0.500 acc 87.2% sparsity 98.0%" in line
@@ -93,17 +97,17 @@ def test_the_bar_takes_the_width_that_is_left(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flag", ["--quiet", "--json"])
-def test_nothing_is_shown_of_the_progress_if_asked(tmp_path, capsys, flag):
+def test_quiet_and_json_show_no_progress(tmp_path, capsys, flag):
     out = str(tmp_path / "run")
     assert main(["train", flag, "--out", out, *flags(epochs=1, method__sparsity=0.5)]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_into_a_pipe_the_command_prints_lines(tmp_path, capsys):
+def test_without_a_terminal_the_command_prints_lines(tmp_path, capsys):
     out = str(tmp_path / "run")
     assert main(["train", "--out", out, *flags(epochs=2, method__sparsity=0.5)]) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(" loss")[0] for line in told] == [
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.partition(" loss")[0] for line in printed] == [
         "probmask: epoch 1/2",
         "probmask: epoch 2/2",
     ]

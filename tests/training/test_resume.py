@@ -1,4 +1,4 @@
-"""Resume: killed at any moment, a run ends as if it had never been."""
+"""Resuming: a run killed at any moment gives the result of an uninterrupted one."""
 
 import errno
 import itertools
@@ -18,8 +18,8 @@ from probmask.cli import main
 from probmask.errors import CheckpointError, InputError
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.metrics import MetricsLog
-from probmask.training.run import train
 from probmask.training.run_directory import RunDirectory
+from probmask.training.trainer import train
 from training.small import (
     flags,
     kill_when,
@@ -30,9 +30,9 @@ from training.small import (
     wait_until,
 )
 
-# 66 updates, enough for a kill to land among them.
+# 66 updates, enough to be killed in between.
 LONG = {"epochs": 6, "batch_size": 128, "method__sparsity": 0.9}
-# 20 updates; the mask is frozen at the end, before the thirteenth, or in it.
+# 20 updates; the mask is frozen at the end, or around the thirteenth update.
 BRIEF = {"epochs": 4, "batch_size": 280, "method__sparsity": 0.9}
 KINDS = {
     "tied": BRIEF,
@@ -43,19 +43,19 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
-    """The long run, not interrupted."""
+    """The long run, uninterrupted."""
     return train(small(**LONG), out=tmp_path_factory.mktemp("long")).directory
 
 
 @pytest.fixture(scope="module")
 def brief(tmp_path_factory):
-    """The brief run, not interrupted."""
+    """The brief run, uninterrupted."""
     return train(small(**BRIEF), out=tmp_path_factory.mktemp("brief")).directory
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request, tmp_path_factory):
-    """The settings of a brief run of each kind, and that run, not interrupted."""
+    """The settings of a brief run of each kind, and the uninterrupted run."""
     settings = KINDS[request.param]
     return settings, train(small(**settings), out=tmp_path_factory.mktemp("kind")).directory
 
@@ -68,7 +68,7 @@ def assert_same_run(directory, whole):
 
 
 def killed(out, ready, *, delay=0.0, every=0.0):
-    """Start the run and kill it; return the step of its checkpoint, if it has one."""
+    """Start the run and kill it; return the step of its checkpoint, or None."""
     settings = flags(**LONG, checkpoint_seconds=every)
     process = start_command("train", "--out", str(out), *settings)
     kill_when(process, lambda: ready(out), delay=delay)
@@ -93,7 +93,7 @@ def test_killed_before_the_first_checkpoint(tmp_path, long):
     assert_same_run(out, long)
 
 
-def test_killed_again_and_again_at_random_moments(tmp_path, long):
+def test_killed_repeatedly_at_random_moments(tmp_path, long):
     out, chance = tmp_path / "run", random.Random(0)
     steps = [killed(out, has_checkpoint, delay=chance.uniform(0, 0.2))]
     for _ in range(2):
@@ -120,8 +120,8 @@ def test_killed_after_the_mask_was_frozen(tmp_path, long):
 
 
 @pytest.mark.parametrize("stop", [2, 5, 12, 13, 14, 20])
-def test_from_the_checkpoint_at_any_step_the_end_is_the_same(tmp_path, kind, monkeypatch, stop):
-    """The last update before, at and after the freeze, an epoch's end, the last of all."""
+def test_resuming_from_any_step_gives_the_same_result(tmp_path, kind, monkeypatch, stop):
+    """Steps before, at and after freezing, at the end of an epoch, and the last step."""
     out = tmp_path / "run"
     settings, whole = kind
     stop_after_checkpoint(monkeypatch, stop)
@@ -146,7 +146,7 @@ def test_from_the_checkpoint_at_any_step_the_end_is_the_same(tmp_path, kind, mon
         {"method__name": "dense", "method__sparsity": 0},
     ],
 )
-def test_other_settings_resume_as_exactly(tmp_path, monkeypatch, settings):
+def test_other_settings_resume_exactly(tmp_path, monkeypatch, settings):
     config = small(**{"epochs": 3, "method__sparsity": 0.9} | settings, checkpoint_seconds=0)
     straight = train(config, out=tmp_path / "straight").directory
     stop_after_checkpoint(monkeypatch, 7)
@@ -158,7 +158,7 @@ def test_other_settings_resume_as_exactly(tmp_path, monkeypatch, settings):
 
 
 class Stopped(BaseException):
-    """Ends a run as abruptly as the test can within one process."""
+    """Ends a run as abruptly as is possible within one process."""
 
 
 def stop_after_checkpoint(monkeypatch, step):
@@ -216,8 +216,8 @@ def test_killed_between_the_artifact_and_the_record(tmp_path, brief, monkeypatch
     assert_same_run(out, brief)
 
 
-def test_killed_before_the_configuration_was_written_the_same_command_starts_anew(tmp_path, brief):
-    """Nothing has happened yet: the torn temporary file must not block the directory for good."""
+def test_killed_before_the_configuration_was_written_the_same_command_starts_again(tmp_path, brief):
+    """An incomplete temporary file must not make the directory count as used."""
     out = tmp_path / "run"
     out.mkdir()
     (out / ".probmask-0123456789abcdef.tmp").write_bytes(b'data = "dig')
@@ -225,7 +225,7 @@ def test_killed_before_the_configuration_was_written_the_same_command_starts_ane
     assert_same_run(out, brief)
 
 
-def test_a_torn_temporary_file_is_swept_away(tmp_path, brief, monkeypatch):
+def test_an_incomplete_temporary_file_is_removed(tmp_path, brief, monkeypatch):
     out = tmp_path / "run"
     stop_after_checkpoint(monkeypatch, 9)
     with pytest.raises(Stopped):
@@ -238,7 +238,7 @@ def test_a_torn_temporary_file_is_swept_away(tmp_path, brief, monkeypatch):
 
 
 def full_disk(monkeypatch, after):
-    """Let the first ``after`` calls of fsync through, then be full."""
+    """Let ``after`` calls of fsync succeed, then raise that the disk is full."""
     calls, plain = itertools.count(1), os.fsync
 
     def fsync(descriptor):
@@ -251,7 +251,7 @@ def full_disk(monkeypatch, after):
 
 @pytest.mark.parametrize("after", [20, 21])
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatch, capsys, after):
-    """The disk fills up while the file, or the directory that names it, is being synced."""
+    """The disk is full when the file is synced, or when its directory is."""
     out = tmp_path / "run"
     full_disk(monkeypatch, after)
     code = main(["train", "--quiet", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)])
@@ -286,7 +286,7 @@ def test_a_full_disk_in_the_log_leaves_the_last_good_checkpoint(tmp_path, brief,
     assert_same_run(out, brief)
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path, brief, capsys, monkeypatch):
+def test_an_interrupt_prints_how_to_resume(tmp_path, brief, capsys, monkeypatch):
     out = tmp_path / "run"
 
     def interrupted(path, state):
@@ -302,7 +302,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, brief, capsys, monkeypatch):
     assert_same_run(out, brief)
 
 
-def test_a_finished_run_is_returned_as_it_is(brief):
+def test_a_finished_run_is_returned_unchanged(brief):
     before = snapshot(brief)
     outcome = train(out=brief, resume=True)
     assert outcome.record == train(small(**BRIEF), out=brief, resume=True).record
@@ -311,7 +311,7 @@ def test_a_finished_run_is_returned_as_it_is(brief):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"epochs": 7}, "epochs = 7 differs from the run's 4"),
         ({"seed": 1}, "seed = 1 differs from the run's 0"),
@@ -319,9 +319,9 @@ def test_a_finished_run_is_returned_as_it_is(brief):
         ({"optimizer__lr": 0.2}, "optimizer = .* differs"),
     ],
 )
-def test_other_settings_are_refused(brief, changed, said):
+def test_resuming_with_other_settings_raises(brief, changed, expected):
     before = snapshot(brief)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=expected) as caught:
         train(small(**BRIEF | changed), out=brief, resume=True)
     assert "\n" not in str(caught.value)
     assert snapshot(brief) == before
@@ -331,15 +331,15 @@ def test_checkpoints_may_be_written_more_often(brief):
     train(small(**BRIEF, checkpoint_seconds=1), out=brief, resume=True)
 
 
-def test_flags_given_with_resume_are_compared_with_the_run_not_with_the_defaults(brief, capsys):
-    """`--resume DIR --seed 0` of a run with seed 0 agrees; what is not given is not compared."""
+def test_only_the_flags_given_with_resume_are_compared(brief, capsys):
+    """`--resume DIR --seed 0` agrees with a run of seed 0, whatever the defaults are."""
     assert main(["train", "--resume", str(brief), "--seed", "0", "--json"]) == 0
     assert main(["train", "--resume", str(brief), "--seed", "5", "--json"]) == 2
     assert "seed = 5 differs from the run's 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("make", ["nothing", "empty", "file"])
-def test_a_directory_without_a_run_is_refused(tmp_path, make):
+def test_resuming_a_directory_without_a_run_raises(tmp_path, make):
     out = tmp_path / "out"
     if make == "empty":
         out.mkdir()
@@ -351,7 +351,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path, make):
     assert snapshot(tmp_path) == before
 
 
-def test_resume_without_a_directory_asks_for_it():
+def test_resume_without_a_directory_raises():
     with pytest.raises(InputError, match="which run"):
         train(resume=True)
 
@@ -371,7 +371,7 @@ def unfinished(stopped, tmp_path):
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(unfinished):
+def test_a_damaged_checkpoint_raises_and_nothing_changes(unfinished):
     path = unfinished / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -382,7 +382,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(unfinished):
     assert snapshot(unfinished) == before
 
 
-def test_a_checkpoint_of_another_run_is_refused(unfinished):
+def test_a_checkpoint_of_another_run_raises(unfinished):
     path = unfinished / "checkpoint.safetensors"
     state = read_checkpoint(path)
     state["config"]["seed"] = 99
@@ -391,8 +391,8 @@ def test_a_checkpoint_of_another_run_is_refused(unfinished):
         train(out=unfinished, resume=True)
 
 
-def test_a_checkpoint_that_no_longer_fits_the_model_is_one_clear_line(unfinished):
-    """As after a change to the code of one's own model."""
+def test_a_checkpoint_that_no_longer_fits_the_model_raises_one_line(unfinished):
+    """As after a change of the code that builds the model."""
     path = unfinished / "checkpoint.safetensors"
     state = read_checkpoint(path)
     state["model"]["classifier.extra"] = torch.ones(1)
@@ -402,14 +402,14 @@ def test_a_checkpoint_that_no_longer_fits_the_model_is_one_clear_line(unfinished
     assert "\n" not in str(caught.value)
 
 
-def test_the_seconds_of_all_parts_are_added_up(unfinished):
+def test_the_seconds_of_all_sessions_are_added_up(unfinished):
     before = read_checkpoint(unfinished / "checkpoint.safetensors")["seconds"]
     assert before > 0
     assert train(out=unfinished, resume=True).record["seconds"] > before
 
 
-def test_a_killed_process_of_the_real_command_resumes(tmp_path, long):
-    """The same through the installed command, from the outside."""
+def test_the_killed_command_resumes_in_a_new_process(tmp_path, long):
+    """The same with the command in a subprocess."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "probmask.cli", "train"]
     settings = flags(**LONG, checkpoint_seconds=0.01)
@@ -427,7 +427,7 @@ def test_a_killed_process_of_the_real_command_resumes(tmp_path, long):
 
 
 class Alive:
-    """What `wait_until` asks of a process, for one of `subprocess`."""
+    """Adapts a `subprocess.Popen` to `wait_until`."""
 
     def __init__(self, process):
         self._process = process
@@ -439,7 +439,7 @@ class Alive:
 
 
 def test_a_lock_that_is_held_for_a_moment_does_not_stop_a_run(tmp_path):
-    """`probmask watch` takes it to see whether a process trains."""
+    """`probmask watch` takes the lock for a moment to see whether a process is training."""
     lock = FileLock(tmp_path / ".lock", thread_local=False)
     lock.acquire()
     assert RunDirectory(tmp_path).busy
@@ -450,7 +450,7 @@ def test_a_lock_that_is_held_for_a_moment_does_not_stop_a_run(tmp_path):
 
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path, capsys):
-    """The second is refused; the first is not disturbed."""
+    """The second process raises; the first one continues."""
     out = tmp_path / "run"
     settings = flags(**LONG | {"epochs": 600}, checkpoint_seconds=0)
     process = start_command("train", "--out", str(out), *settings)

@@ -1,4 +1,4 @@
-"""TensorBoard on a run's directory shows what the log says, also after a kill."""
+"""TensorBoard shows the numbers of the log, also after a run was killed and resumed."""
 
 import pytest
 
@@ -17,7 +17,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """A run that was killed after some epochs, and then finished."""
+    """A run that was killed after some epochs, then resumed and finished."""
     out = tmp_path_factory.mktemp("board") / "run"
     kill_when(
         start_command("train", "--out", str(out), *flags(**SETTINGS)),
@@ -36,7 +36,7 @@ def board_of(directory):
     return board
 
 
-def test_every_number_of_the_log_is_there_once(resumed):
+def test_tensorboard_has_every_number_of_the_log_once(resumed):
     assert len(list((resumed / "tensorboard").iterdir())) == 2  # a file for each process
     log, board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
     assert [line["epoch"] for line in log] == [1, 2, 3, 4, 5, 6]
@@ -50,7 +50,7 @@ def test_every_number_of_the_log_is_there_once(resumed):
         assert [event.value for event in shown] == pytest.approx([v for _, v in expected], rel=1e-6)
 
 
-def test_the_histogram_of_the_probabilities_is_there_for_every_epoch_that_has_one(resumed):
+def test_tensorboard_has_every_histogram_of_the_log(resumed):
     log, board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
     assert board.Tags()["histograms"] == ["prob"]
     expected = [line for line in log if "histograms" in line]
@@ -58,14 +58,17 @@ def test_the_histogram_of_the_probabilities_is_there_for_every_epoch_that_has_on
     shown = board.Histograms("prob")
     assert [event.step for event in shown] == [line["step"] for line in expected]
     for event, line in zip(shown, expected, strict=True):
-        told = line["histograms"]["prob"]
-        assert event.histogram_value.num == sum(told["counts"])
+        histogram = line["histograms"]["prob"]
+        assert event.histogram_value.num == sum(histogram["counts"])
         counts = [count for count in event.histogram_value.bucket if count]
-        assert counts == [count for count in told["counts"] if count]
-        assert (event.histogram_value.min, event.histogram_value.max) == (told["low"], told["high"])
+        assert counts == [count for count in histogram["counts"] if count]
+        assert (event.histogram_value.min, event.histogram_value.max) == (
+            histogram["low"],
+            histogram["high"],
+        )
 
 
-def test_files_of_the_same_second_are_read_in_their_order(tmp_path):
+def test_event_files_of_the_same_second_are_read_in_order(tmp_path):
     board = tmp_path / "tensorboard"
     for step in (5, 10, 15):
         with MetricsLog(tmp_path / "metrics.jsonl", board, length=0, step=step) as log:
@@ -76,7 +79,7 @@ def test_files_of_the_same_second_are_read_in_their_order(tmp_path):
 
 
 def test_an_epoch_is_on_disk_as_soon_as_it_is_logged(tmp_path):
-    """What is still in memory when a process is killed would be missing for ever."""
+    """Events in memory would be lost when the process is killed."""
     log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", length=0, step=1)
     log.write(5, {"epoch": 1, "loss": 2.0})
     assert [event.step for event in board_of(tmp_path).Scalars("loss")] == [5]

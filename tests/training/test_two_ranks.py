@@ -1,4 +1,4 @@
-"""Two ranks on one machine, with gloo: own noise on each, the same network on both."""
+"""Two ranks on one machine: different noise and images, the same network on both."""
 
 import json
 import signal
@@ -62,7 +62,7 @@ def test_probabilities_and_weights_are_the_same_on_both_after_every_update(updat
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The run through the command line, which launches the second rank itself."""
+    """A run of the command, which launches the second rank itself."""
     out = tmp_path_factory.mktemp("straight") / "run"
     arguments = ["train", "--out", str(out), "--json", *flags(**SETTINGS)]
     done = subprocess.run(
@@ -74,7 +74,7 @@ def straight(tmp_path_factory):
     return out, done
 
 
-def test_it_ends_with_one_record_and_exactly_the_budget(straight):
+def test_two_ranks_write_one_record_with_the_exact_budget(straight):
     out, done = straight
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -94,7 +94,7 @@ def test_only_the_first_rank_prints_the_result(straight):
     assert printed["run"] == json.loads((out / "record.json").read_text())
 
 
-def test_the_table_is_printed_once_and_no_rank_fails(straight):
+def test_the_table_is_printed_once(straight):
     out, _ = straight
     done = subprocess.run(
         [sys.executable, "-m", "probmask.cli", "train", "--resume", str(out)],
@@ -107,7 +107,7 @@ def test_the_table_is_printed_once_and_no_rank_fails(straight):
     assert done.stdout.count("test accuracy") == 1
 
 
-def test_killed_and_resumed_it_ends_the_same(tmp_path, straight):
+def test_killed_and_resumed_on_two_ranks_the_result_is_the_same(tmp_path, straight):
     out = tmp_path / "run"
     settings = flags(**SETTINGS, checkpoint_seconds=0)
     ranks = start_ranks(command, ["train", "--out", str(out), *settings])
@@ -123,7 +123,7 @@ def test_killed_and_resumed_it_ends_the_same(tmp_path, straight):
         assert (out / name).read_bytes() == (straight[0] / name).read_bytes(), name
 
 
-def test_wrong_input_is_one_line_whatever_the_number_of_ranks(tmp_path):
+def test_wrong_input_prints_one_line_on_two_ranks(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("mine")
     arguments = ["train", "--out", str(tmp_path / "run"), *flags(**SETTINGS)]

@@ -95,8 +95,9 @@ def execute_sweep(
         directory = SweepDirectory(out)
         return make_plan(planned, directory, records=options.records, retry=options.retry)
     if options.download:
-        for data, place in dict.fromkeys((run.config.data, run.config.data_dir) for run in planned):
-            download(data, place, options)
+        needed = dict.fromkeys((run.config.data, run.config.data_dir) for run in planned)
+        for data, data_dir in needed:
+            download(data, data_dir, options)
     try:
         return run_sweep(
             planned,

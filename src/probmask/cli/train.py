@@ -84,8 +84,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train with the given configuration and print the result."""
-    from probmask.training.run import train
     from probmask.training.run_directory import RunDirectory
+    from probmask.training.trainer import train
 
     resume = options.resume is not None
     out = _directory(options)

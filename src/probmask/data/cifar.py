@@ -146,7 +146,7 @@ def _read_file(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_FILE_SIZE:
-            raise damaged(path, f"its size of {size:,} bytes exceeds that of all CIFAR files")
+            raise damaged(path, f"its size of {size:,} bytes exceeds that of every CIFAR file")
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error

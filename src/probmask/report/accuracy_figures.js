@@ -19,7 +19,7 @@ function accuracyAxis(points, references, height = 300) {
 /** The dense network as a line, or as text if it would compress the scale too much. */
 function denseReference(view, points) {
   const dense = view.cells.find((cell) => cell.sparsity === 0);
-  if (!dense) return { references: [], said: "" };
+  if (!dense) return { references: [], note: "" };
   const [low, high] = span(
     points.map((point) => point.y),
     0,
@@ -27,8 +27,8 @@ function denseReference(view, points) {
   );
   const far = Math.max(dense.mean - high, low - dense.mean) > 1.5 * (high - low);
   return far
-    ? { references: [], said: `Dense reaches ${fixed(dense.mean)} %, outside the plot.` }
-    : { references: [{ name: `dense ${fixed(dense.mean)}`, y: dense.mean }], said: "" };
+    ? { references: [], note: `Dense reaches ${fixed(dense.mean)} %, outside the plot.` }
+    : { references: [{ name: `dense ${fixed(dense.mean)}`, y: dense.mean }], note: "" };
 }
 
 /** A cell as a point: its mean, with the standard deviation as error bar. */
@@ -60,7 +60,7 @@ function drawBySparsity(view) {
   const densities = [...new Set(cells.map((cell) => 1 - cell.sparsity))].sort((a, b) => b - a);
   const alone = densities.length === 1;
   const pad = alone ? 2 : Math.max(1.06, (densities[0] / densities.at(-1)) ** 0.05);
-  const { references, said } = denseReference(view, pointsOf(series));
+  const { references, note } = denseReference(view, pointsOf(series));
   const coloured = series.filter((each) => !each.context).length;
   figure("by-sparsity", {
     title,
@@ -71,7 +71,7 @@ function drawBySparsity(view) {
       alone &&
         coloured > 1 &&
         "All have the same sparsity; they are spread horizontally for legibility.",
-      said,
+      note,
       greyNote(series),
     ),
     draw: (body) =>
@@ -110,9 +110,9 @@ function drawByMacs(view) {
   const low = Math.min(...macs),
     high = Math.max(...macs),
     pad = Math.max(1.12, (high / low) ** 0.06);
-  const { references, said } = sparse.length
+  const { references, note } = sparse.length
     ? denseReference(view, pointsOf(series))
-    : { references: [], said: "" };
+    : { references: [], note: "" };
   const dense = shown.find((cell) => known(cell.dense_macs))?.dense_macs;
   let marks = logTicks(low / pad, high * pad);
   if (marks.length < 2) marks = ticks(low / pad, high * pad, 4);
@@ -123,7 +123,7 @@ function drawByMacs(view) {
       known(dense) && `Dense needs ${counted(dense)}.`,
       "One multiply-accumulate counts as one (STR's convention, without pooling).",
       `${capital(overSeeds(shown))}.`,
-      said,
+      note,
       greyNote(series),
     ),
     draw: (body) =>

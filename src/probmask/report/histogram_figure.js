@@ -57,7 +57,7 @@ function drawHistogram(view) {
         `${what} ${range(bin)}`,
         `epoch ${epochs[at]}`,
       ];
-      const said = element("output", {}, "");
+      const shown = element("output", {}, "");
       const slider = element("input", {
         type: "range",
         min: 0,
@@ -66,7 +66,7 @@ function drawHistogram(view) {
         "aria-label": "Epoch of the histogram",
       });
       const frame = element("div");
-      left.append(frame, element("label", { class: "slider" }, "epoch", slider, said));
+      left.append(frame, element("label", { class: "slider" }, "epoch", slider, shown));
       const heat = drawHeat(right, {
         title: `${title}, all epochs`,
         epochs,
@@ -80,7 +80,7 @@ function drawHistogram(view) {
       });
       const show = () => {
         const at = Number(slider.value);
-        said.textContent = String(epochs[at]);
+        shown.textContent = String(epochs[at]);
         slider.setAttribute("aria-valuetext", `epoch ${epochs[at]}`);
         frame.replaceChildren();
         drawBins(frame, {

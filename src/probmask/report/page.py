@@ -108,7 +108,7 @@ def render_page(runs: Sequence[Run]) -> str:
     }
     page = _part("page.html")
     pieces = page.split("@")  # in the template, @ only encloses the names of parts
-    return "".join(piece if place % 2 == 0 else parts[piece] for place, piece in enumerate(pieces))
+    return "".join(piece if index % 2 == 0 else parts[piece] for index, piece in enumerate(pieces))
 
 
 def _embedded(value: Any) -> str:

@@ -39,8 +39,8 @@ def make_payload(runs: Sequence[Run]) -> dict[str, Any]:
             _setting_table(setting, methods, curves, points, snapshots) for setting in settings
         ],
         "runs": [
-            _run_row(run, *next(rows), setting=place, cell=position, timed=cell.timed is not None)
-            for place, setting in enumerate(settings)
+            _run_row(run, *next(rows), setting=index, cell=position, timed=cell.timed is not None)
+            for index, setting in enumerate(settings)
             for position, cell in enumerate(setting.cells)
             for run in cell.runs
         ],
@@ -240,8 +240,8 @@ def _thinned(values: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` evenly spaced values, including the first and the last."""
     if len(values) <= most:
         return list(values)
-    places = {round(i * (len(values) - 1) / (most - 1)) for i in range(most)}
-    return [values[place] for place in sorted(places)]
+    indices = {round(i * (len(values) - 1) / (most - 1)) for i in range(most)}
+    return [values[index] for index in sorted(indices)]
 
 
 def _mean(figures: Iterable[float | None]) -> float | None:
@@ -251,13 +251,13 @@ def _mean(figures: Iterable[float | None]) -> float | None:
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """Name the runs by their paths relative to their deepest common directory."""
-    places = [
+    locations = [
         path.absolute().parent if path.name == "record.json" else path.absolute().with_suffix("")
         for path in paths
     ]
-    common = Path(os.path.commonpath(places))
-    root = common.parent if common in places else common
-    return [place.relative_to(root).as_posix() for place in places]
+    common = Path(os.path.commonpath(locations))
+    root = common.parent if common in locations else common
+    return [location.relative_to(root).as_posix() for location in locations]
 
 
 def _configurations(runs: Sequence[Run]) -> tuple[dict[str, Any], list[int]]:
@@ -282,9 +282,9 @@ def _configurations(runs: Sequence[Run]) -> tuple[dict[str, Any], list[int]]:
     chosen = []
     for table in tables:
         pairs = [
-            (place, number(table.get(key)))
-            for place, key in enumerate(keys)
-            if table.get(key) != common[place]
+            (index, number(table.get(key)))
+            for index, key in enumerate(keys)
+            if table.get(key) != common[index]
         ]
         flat = tuple(n for pair in pairs for n in pair)
         chosen.append(variants.setdefault(flat, len(variants)))

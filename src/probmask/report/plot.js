@@ -13,10 +13,10 @@ function drawLines(
   const width = Math.max(240, body.clientWidth);
   const named = labels ? series.filter((each) => !each.context && each.points.length) : [];
   // Single points are labelled next to the point, lines at their end.
-  const beside = named.every((each) => each.points.length === 1) && named.length < 9;
+  const atPoint = named.every((each) => each.points.length === 1) && named.length < 9;
   const longest = Math.max(
     0,
-    ...(beside ? [] : named.map((each) => each.name))
+    ...(atPoint ? [] : named.map((each) => each.name))
       .concat(references.map((each) => each.name))
       .map((name) => textWidth(name, LABEL)),
   );
@@ -71,10 +71,10 @@ function drawLines(
       reference: true,
     })),
   );
-  const atEnd = wanted.filter((label) => !beside || label.reference);
+  const atEnd = wanted.filter((label) => !atPoint || label.reference);
   for (const label of spread(atEnd, 14, margin.top, inner.bottom))
     drawLabel(svg, label, inner.right, width);
-  if (beside)
+  if (atPoint)
     nameSpots(
       svg,
       wanted.filter((label) => !label.reference),

@@ -35,8 +35,8 @@ def run_on_ray(
 ) -> None:
     """Train the jobs as tasks of a Ray cluster.
 
-    A task trains in a directory of its node (~/.cache/probmask/ray). If the run comes to the same
-    node again, it continues from its checkpoint.
+    A task trains in a directory of its node (~/.cache/probmask/ray). If the run is scheduled on the
+    same node again, it continues from its checkpoint there.
 
     Args:
         jobs: The runs to train.

@@ -74,8 +74,8 @@ def _train(request: Request, send: Send) -> None:
     from probmask.training.config import parse_config
     from probmask.training.origins import Origins
     from probmask.training.record_format import NEUTRAL_KEYS
-    from probmask.training.run import train
     from probmask.training.run_directory import RunDirectory
+    from probmask.training.trainer import train
 
     config = parse_config(request.config, origins=Origins("the sweep"))
     directory = RunDirectory(Path(request.directory))

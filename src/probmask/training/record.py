@@ -58,26 +58,7 @@ def make_record(
     ``updates`` and ``seconds`` are the length of the training, ``devices`` the number of processes
     that shared every batch.
     """
-    sites = find_sites(model, include=config.include, exclude=config.exclude)
-    macs = count_macs(model, sites, torch.zeros(1, *data.image_shape, device=device))
-    layers = [
-        {
-            "name": layer.name,
-            "shape": list(layer.shape),
-            "kept": layer.kept,
-            "size": layer.size,
-            "sparsity": layer.sparsity,
-            "macs_per_weight": uses,
-        }
-        for layer, uses in zip(summary.layers, macs.per_weight, strict=True)
-    ]
     settings = make_method(config).full_settings()
-    kept = [layer.kept for layer in summary.layers]
-    sparse = macs.sparse(kept)
-    # A budget in FLOPs is reached in FLOPs.
-    reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
-    test = evaluate_model(model, data, device=device)
-    selection = _selection_score(config, data, model, test, device)
     return {
         "format": RECORD_FORMAT,
         "model": config.model,
@@ -92,23 +73,7 @@ def make_record(
         "epochs": sum(phase.epochs for phase in phases),
         "phases": [asdict(phase) for phase in phases],
         "updates": updates,
-        "sparsity": {"asked": settings["sparsity"], "reached": reached},
-        "kept": summary.kept,
-        "size": summary.size,
-        "macs": {
-            "dense": macs.dense,
-            "sparse": sparse,
-            "pooling": macs.pooling,
-            "dense_with_pooling": macs.dense_with_pooling,
-            "sparse_with_pooling": macs.sparse_with_pooling(kept),
-            "convention": CONVENTION,
-        },
-        "selection": None
-        if selection is None
-        else {"on": config.select_on, **selection.as_table()},
-        "test": test.as_table(),
-        "unreadable": sorted(set().union(*gathered(data.unreadable))),
-        "layers": layers,
+        **_measurements(config, data, model, summary, settings, device),
         "seconds": round(seconds, 3),
         "config": to_table(config),
         "versions": versions(),
@@ -154,6 +119,52 @@ def cpu_name() -> str | None:
         return platform.processor() or None
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or None
+
+
+def _measurements(
+    config: TrainConfig,
+    data: DataSource,
+    model: nn.Module,
+    summary: Summary,
+    settings: Mapping[str, Any],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return sparsity, MACs and accuracy of the finished network."""
+    sites = find_sites(model, include=config.include, exclude=config.exclude)
+    macs = count_macs(model, sites, torch.zeros(1, *data.image_shape, device=device))
+    kept = [layer.kept for layer in summary.layers]
+    sparse = macs.sparse(kept)
+    # The sparsity asked for is a fraction of FLOPs or of weights.
+    reached = 1 - sparse / macs.dense if settings.get("cost") == "flops" else summary.sparsity
+    test = evaluate_model(model, data, device=device)
+    selection = _selection_score(config, data, model, test, device)
+    return {
+        "sparsity": {"asked": settings["sparsity"], "reached": reached},
+        "kept": summary.kept,
+        "size": summary.size,
+        "macs": {
+            "dense": macs.dense,
+            "sparse": sparse,
+            "pooling": macs.pooling,
+            "dense_with_pooling": macs.dense_with_pooling,
+            "sparse_with_pooling": macs.sparse_with_pooling(kept),
+            "convention": CONVENTION,
+        },
+        "selection": selection and {"on": config.select_on, **selection.as_table()},
+        "test": test.as_table(),
+        "unreadable": sorted(set().union(*gathered(data.unreadable))),
+        "layers": [
+            {
+                "name": layer.name,
+                "shape": list(layer.shape),
+                "kept": layer.kept,
+                "size": layer.size,
+                "sparsity": layer.sparsity,
+                "macs_per_weight": per_weight,
+            }
+            for layer, per_weight in zip(summary.layers, macs.per_weight, strict=True)
+        ],
+    }
 
 
 def _selection_score(

@@ -1,12 +1,9 @@
 """A training run: prepare the network, train it, finish it with an artifact and a record."""
 
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing, nullcontext
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,116 +12,38 @@ from torch import Tensor, nn
 
 from probmask.artifact import save
 from probmask.core.noise import fold
-from probmask.data import DataSource, default_workers, load_data
-from probmask.errors import AbsentClassWarning, CheckpointError, InputError
-from probmask.launch import is_first_rank
+from probmask.data import DataSource, load_data
+from probmask.errors import CheckpointError, InputError
 from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
 from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.config import (
-    TrainConfig,
-    as_dense_twin,
-    load_config,
-    make_method,
-    to_table,
-)
+from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.evaluation import check_model
 from probmask.training.loop import Loop
 from probmask.training.metrics import MetricsLog, read_history
-from probmask.training.progress import Bar, MakeReporter, Quiet, Reporter
+from probmask.training.progress import MakeReporter, Reporter
 from probmask.training.record import artifact_metadata, make_record
-from probmask.training.record_format import NEUTRAL_KEYS
-from probmask.training.run_directory import RunDirectory, unused_directory
+from probmask.training.record_format import without_neutral_keys
+from probmask.training.run_directory import RunDirectory
 
 # Keep the random numbers of the initial weights and of the masks apart from other uses of the seed.
 _INIT_STREAM, _MASK_STREAM = 0, 2
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
 # Images for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
 _IMAGES_FOR_BATCHNORM = 50_000
-_MAX_CLASSES_NAMED = 5
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A finished run: its directory, its record, and the record of its dense twin, if any."""
+class TrainingRun:
+    """One training run. The calls follow in this order:
 
-    directory: Path
-    record: dict[str, Any]
-    dense: dict[str, Any] | None
+    1. ``TrainingRun(config, data)`` builds the network, once, and checks that it fits the data.
+    2. `prepare` attaches the method.
+    3. `restore` loads the checkpoint, if there is one.
+    4. `train` makes the updates and writes checkpoints.
+    5. `finish` measures the network and writes the artifact and the record.
 
-
-def train(
-    config: TrainConfig | None = None,
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    make_reporter: MakeReporter = Quiet,
-) -> Outcome:
-    """Train a network and write everything to the directory ``out``.
-
-    Wrong settings raise before the directory is created. A run that is already finished is
-    returned without training.
-
-    Args:
-        config: Configuration of the run, as `probmask.load_config` returns it. The default trains
-            a small network on scikit-learn's handwritten digits. With ``resume``, it may be
-            omitted; if given, it must agree with the configuration of the run.
-        out: Directory of the run. It must be empty or not exist, unless ``resume`` is set. The
-            default is a new directory under ``runs/``.
-        resume: Continue the unfinished run in ``out`` from its checkpoint.
-        make_reporter: Called with a title and the number of updates; returns an object that shows
-            the progress. The default shows nothing.
-
-    Returns:
-        The directory of the run, its record, and the record of its dense twin (or None).
-
-    Raises:
-        InputError: A setting is wrong, the data is missing, or ``out`` is in use.
-        CheckpointError: The checkpoint is damaged or belongs to another run.
-        NonFiniteError: The loss became NaN or infinite.
-
-    Example:
-        >>> import tempfile
-        >>> import probmask
-        >>> settings = [("epochs", 1), ("batch_size", 256), ("model_args.width", 8)]
-        >>> settings += [("dense_twin", False), ("tensorboard", False), ("method.sparsity", 0.5)]
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     outcome = probmask.train(probmask.load_config(None, settings), out=directory)
-        >>> outcome.record["size"], outcome.record["kept"]
-        (4264, 2132)
-    """
-    launch = config or (
-        RunDirectory(Path(out)).read_config() if resume and out is not None else load_config(None)
-    )
-    data = load_run_data(launch)
-    _set_threads(launch)
-    run = None if resume else _new_run(launch, data, out, visible=make_reporter is Bar)
-    fabric = _launch_fabric(launch)
-    _set_threads(launch)  # again: Lightning may have changed it
-    data = data.to(fabric.device, workers=_workers(launch))
-    if run is not None:
-        run.prepare(fabric, data)
-    with ExitStack() as locks:
-        path, config = _claim_directory(fabric, config, out, resume=resume, locks=locks)
-        dense = None
-        if config.dense_twin:
-            dense = _train_twin(config, data, RunDirectory(path / "dense"), fabric, make_reporter)
-        directory = RunDirectory(path)
-        record = _finished_record(directory)
-        if record is None:
-            run = run or _prepared_run(config, data, fabric)
-            record = run.complete(directory, make_reporter)
-    return Outcome(path, record, dense)
-
-
-class Run:
-    """One training run.
-
-    Creating the object builds the network, once, and checks that it fits the data. `prepare`
-    attaches the method. `train` makes the updates, from the checkpoint if there is one. `finish`
-    measures the network and writes the artifact and the record. Only `train` and `finish` write
-    files.
+    `complete` does the last three.
     """
 
     def __init__(self, config: TrainConfig, data: DataSource) -> None:
@@ -257,7 +176,7 @@ class Run:
         """
         path = directory.checkpoint
         state = read_checkpoint(path)
-        if _without_neutral(state["config"]) != _without_neutral(to_table(self.config)):
+        if without_neutral_keys(state["config"]) != without_neutral_keys(to_table(self.config)):
             raise CheckpointError(
                 f"{path}: belongs to a run with another configuration; resume without changing "
                 "settings."
@@ -316,164 +235,6 @@ def load_run_data(config: TrainConfig) -> DataSource:
     # No images are held out, so any number of validation images is accepted.
     settings = {key: v for key, v in config.data_args.items() if key != "validation_images"}
     return load_data(config.data, config.data_dir, settings)
-
-
-def default_directory(config: TrainConfig) -> Path:
-    """Return the directory of a run that has no ``out``; its name describes the run."""
-    sparsity = config.method.get("sparsity", 0)
-    name = f"{config.data}-{config.model.replace(':', '.')}-{config.method['name']}"
-    return Path("runs") / f"{name}-{sparsity:g}-seed{config.seed}"
-
-
-def warn_of_absent_classes(data: DataSource) -> None:
-    """Warn about classes without a training image."""
-    counts = data.train_labels.bincount(minlength=data.classes)
-    absent = counts.eq(0).nonzero().flatten().tolist()
-    if not absent:
-        return
-    names = [str(label) for label in absent]
-    if data.class_names is not None:
-        names = [f"{label} ({data.class_names[label]})" for label in absent]
-    shown = ", ".join(names[:_MAX_CLASSES_NAMED])
-    hidden = len(absent) - _MAX_CLASSES_NAMED
-    more = f" and {hidden} more" if hidden > 0 else ""
-    verb = "has" if len(absent) == 1 else "have"
-    warnings.warn(
-        f"--data {data.name}: {len(absent)} of {data.classes} classes {verb} no training images "
-        f"and cannot be learnt: {shown}{more} (classes are counted from 0).",
-        AbsentClassWarning,
-        stacklevel=2,
-    )
-
-
-def _new_run(
-    config: TrainConfig, data: DataSource, out: str | Path | None, *, visible: bool
-) -> Run:
-    """Build the run, and let the first rank check directory and images before it is launched."""
-    if is_first_rank() and out is not None:
-        RunDirectory(Path(out)).check_unused()
-    run = Run(config, data)
-    if is_first_rank():
-        warn_of_absent_classes(data)
-        data.to(torch.device("cpu"), workers=_workers(config)).check(progress=visible)
-    return run
-
-
-def _prepared_run(config: TrainConfig, data: DataSource, fabric: Fabric) -> Run:
-    run = Run(config, data)
-    run.prepare(fabric, data)
-    return run
-
-
-def _finished_record(directory: RunDirectory) -> dict[str, Any] | None:
-    if not directory.finished:
-        return None
-    directory.checkpoint.unlink(missing_ok=True)  # left by a kill right after the record
-    return directory.read_record()
-
-
-def _train_twin(
-    config: TrainConfig,
-    data: DataSource,
-    directory: RunDirectory,
-    fabric: Fabric,
-    make_reporter: MakeReporter,
-) -> dict[str, Any]:
-    """Train the dense twin in its own directory, or read its record; return the record."""
-    twin = as_dense_twin(config)
-    if fabric.global_rank == 0:
-        if directory.path.exists():
-            directory.remove_leftovers()
-        if not directory.config.exists():
-            directory.create(twin)
-    fabric.barrier()
-    record = _finished_record(directory)
-    if record is None:
-        record = _prepared_run(twin, data, fabric).complete(directory, make_reporter)
-    return record
-
-
-def _set_threads(config: TrainConfig) -> None:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-
-
-def _workers(config: TrainConfig) -> int:
-    return default_workers(devices=config.devices) if config.workers is None else config.workers
-
-
-def _launch_fabric(config: TrainConfig) -> Fabric:
-    try:
-        fabric = Fabric(
-            accelerator=config.accelerator,
-            devices=config.devices,
-            strategy=config.strategy,
-            precision=config.precision,
-        )
-        fabric.launch()
-    except Exception as error:  # Lightning raises errors of many types here
-        raise InputError(
-            f"train(accelerator={config.accelerator!r}, devices={config.devices}, strategy="
-            f"{config.strategy!r}): Lightning Fabric cannot start: {' '.join(str(error).split())}"
-        ) from error
-    return fabric
-
-
-def _claim_directory(
-    fabric: Fabric,
-    config: TrainConfig | None,
-    out: str | Path | None,
-    *,
-    resume: bool,
-    locks: ExitStack,
-) -> tuple[Path, TrainConfig]:
-    """Let the first rank create or find the directory and lock it; send the result to all ranks."""
-    result: tuple[Path, TrainConfig] | str = ""
-    if fabric.global_rank == 0:
-        try:
-            result = _find_run(config, out) if resume else _create_run(config, out)
-            locks.enter_context(RunDirectory(result[0]).locked())
-            RunDirectory(result[0]).remove_leftovers()
-        except (InputError, OSError) as error:  # the other ranks wait for the broadcast
-            result = str(error)
-    result = fabric.broadcast(result)
-    if isinstance(result, str):
-        raise InputError(result)
-    return result
-
-
-def _create_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
-    config = config or load_config(None)
-    path = Path(out) if out is not None else unused_directory(default_directory(config))
-    RunDirectory(path).create(config)
-    return path, config
-
-
-def _find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
-    if out is None:
-        raise InputError("--resume: which run? Pass its directory: --resume DIR.")
-    directory = RunDirectory(Path(out))
-    found = directory.read_config()
-    if config is not None:
-        _check_same(config, found, directory)
-        found = replace(found, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
-    return directory.path, found
-
-
-def _check_same(given: TrainConfig, found: TrainConfig, directory: RunDirectory) -> None:
-    """Raise if a setting that influences the result differs from the run's."""
-    ours, theirs = _without_neutral(to_table(given)), _without_neutral(to_table(found))
-    for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key):
-            raise InputError(
-                f"--resume {directory.path}: {key} = {ours.get(key)} differs from the run's "
-                f"{theirs.get(key)}; a run resumes with the settings it was started with."
-            )
-
-
-def _without_neutral(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that influence the result."""
-    return {key: value for key, value in table.items() if key not in NEUTRAL_KEYS}
 
 
 def _suggested_settings(data: DataSource) -> dict[str, Any]:

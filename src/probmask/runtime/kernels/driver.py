@@ -44,6 +44,16 @@ from probmask.runtime.kernels.operation_table import (
 )
 from probmask.runtime.kernels.vectors import WIDTH
 
+_PACK, _UNPACK, _INTERLEAVE = int(Kind.PACK), int(Kind.UNPACK), int(Kind.INTERLEAVE)
+_CONVOLVE, _LINEAR, _SPLIT_PHASES = (
+    int(kind) for kind in (Kind.CONVOLVE, Kind.LINEAR, Kind.SPLIT_PHASES)
+)
+_MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
+_MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
+# The files whose code is compiled into the driver.
+_COMPILED = (
+    "driver", "elementwise", "layer_kernels", "operation_table", "tiles", "vectors",
+)  # fmt: skip
 _LONG = ir.IntType(64)
 # Number of times that a waiting thread reads the counter before it yields the processor.
 _SPINS = 4000
@@ -94,18 +104,6 @@ def _wait_for_all(address, threads, barrier):
         rounds += 1
         if rounds > _SPINS:
             _yield_processor()
-
-
-_PACK, _UNPACK, _INTERLEAVE = int(Kind.PACK), int(Kind.UNPACK), int(Kind.INTERLEAVE)
-_CONVOLVE, _LINEAR, _SPLIT_PHASES = (
-    int(kind) for kind in (Kind.CONVOLVE, Kind.LINEAR, Kind.SPLIT_PHASES)
-)
-_MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
-_MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
-# The files whose code is compiled into the driver.
-_COMPILED = (
-    "driver", "elementwise", "layer_kernels", "operation_table", "tiles", "vectors",
-)  # fmt: skip
 
 
 @njit(error_model="numpy")

@@ -30,7 +30,7 @@ from probmask.runtime.kernels.vectors import (
     total,
 )
 
-# Largest number of vectors in a tile: AVX2 has sixteen registers, and some are needed for others.
+# Largest number of vectors in a tile: AVX2 has sixteen registers, and the loop needs two more.
 MAX_VECTORS = 12
 # The tile shapes that have code: lines, and vectors per line.
 SHAPES = tuple(

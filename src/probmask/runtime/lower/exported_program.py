@@ -16,7 +16,7 @@ _CONSTANT = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """Export the model for any batch size, or for the examples' if the model fixes it."""
     examples = tuple(example.contiguous() for example in examples)
-    # An input of batch size 1 beside larger ones is shared by the whole batch: its size is fixed.
+    # An input of size 1 next to larger ones is shared by the whole batch, so its size is fixed.
     batch = max((len(example) for example in examples if example.dim()), default=0)
     varies = [bool(example.dim()) and len(example) >= min(2, batch) for example in examples]
     wide = tuple(_at_least_two(x) if v else x for x, v in zip(examples, varies, strict=True))

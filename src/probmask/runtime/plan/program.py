@@ -201,13 +201,7 @@ class _Builder:
         is_linear = lanes == 1 and node.form.positions == 1
         has_curve = node.activation.curve is not Curve.NONE
         fields = self._from_to(source, target)
-        if node.form.positions == 1:
-            inputs = single_position_offsets(node, source.layout)
-            fields[Field.SOURCE_LEAD] = 0
-        elif self.arena.layouts[lanes].is_direct(node):
-            inputs = direct_offsets(node, source.layout)
-        else:
-            inputs = self._split_phases(node, source, target.layout, fields)
+        inputs = self._input_offsets(node, source, target.layout, fields)
         blocks = 1
         if not is_linear:
             tiling = tiling_of(target.layout)
@@ -227,6 +221,18 @@ class _Builder:
             activate = self._from_to(target, target)
             activate |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
             self._emit(node.name, activate)
+
+    def _input_offsets(
+        self, node: Convolution, source: PlacedTensor, target: Layout, fields: dict[Field, Any]
+    ) -> tuple[Longs, list[Tap]]:
+        """Return where each weight reads its inputs, and set the layer's source accordingly."""
+        assert node.form is not None
+        if node.form.positions == 1:
+            fields[Field.SOURCE_LEAD] = 0
+            return single_position_offsets(node, source.layout)
+        if self.arena.layouts[target.lanes].is_direct(node):
+            return direct_offsets(node, source.layout)
+        return self._split_phases(node, source, target, fields)
 
     def _weights(
         self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int

@@ -22,8 +22,8 @@ from probmask.runtime.plan.choices import (
 )
 from probmask.runtime.plan.program import build_program
 from probmask.runtime.plan.steps import Step, steps_of
+from probmask.runtime.run.kernel_step import KernelStep, NonFiniteResultError
 from probmask.runtime.run.profile import describe, measure, print_table, shortest
-from probmask.runtime.run.runner import KernelStep, NonFiniteResultError
 from probmask.runtime.run.threads import Threads
 
 # The measured mixture is used if it is this many times faster than PyTorch alone.

@@ -1,4 +1,4 @@
-"""A run from start to record: what it leaves behind, what it promises to repeat."""
+"""A run from start to record: its files, its record, and reproducibility."""
 
 import importlib.metadata
 import json
@@ -17,7 +17,8 @@ from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
 from probmask.training.progress import Bar
 from probmask.training.record import versions
-from probmask.training.run import Run, default_directory, train
+from probmask.training.run import TrainingRun
+from probmask.training.trainer import default_directory, train
 from training.small import SIZE, small, snapshot
 
 # MACs per weight of smallconv on 8 by 8 images: two layers at 8 by 8, two at 4 by 4, a linear one.
@@ -35,13 +36,13 @@ def artifact(directory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One finished run beside its dense twin, with everything on."""
+    """A finished run with a dense twin and TensorBoard."""
     out = tmp_path_factory.mktemp("runs") / "deep" / "run"
     config = small(epochs=4, dense_twin=True, tensorboard=True, method__sparsity=0.9)
     return config, train(config, out=out)
 
 
-def test_the_record_says_what_was_asked_and_what_was_reached(run):
+def test_the_record_has_the_sparsity_asked_and_reached(run):
     _, outcome = run
     record = outcome.record
     keep = SIZE - round(0.9 * SIZE)
@@ -57,7 +58,7 @@ def test_the_record_says_what_was_asked_and_what_was_reached(run):
     assert record["hardware"]["threads"] == 1
 
 
-def test_a_numba_that_is_not_installed_has_no_version(monkeypatch):
+def test_versions_omit_numba_if_it_is_not_installed(monkeypatch):
     def find(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -65,7 +66,7 @@ def test_a_numba_that_is_not_installed_has_no_version(monkeypatch):
     assert list(versions()) == ["probmask", "torch", "python"]
 
 
-def test_the_record_holds_the_curves_and_the_probabilities(tmp_path, recipe):
+def test_the_record_has_the_history_with_histograms(tmp_path, recipe):
     outcome = train(small(epochs=4, method__recipe=recipe), out=tmp_path / "run")
     lines = (outcome.directory / "metrics.jsonl").read_text().splitlines()
     assert outcome.record["history"] == [json.loads(line) for line in lines]
@@ -78,7 +79,7 @@ def test_the_record_holds_the_curves_and_the_probabilities(tmp_path, recipe):
     assert all(sum(count) == SIZE for count in counts)
 
 
-def test_a_long_history_is_thinned_out_and_a_torn_line_is_passed_over(tmp_path):
+def test_a_long_history_is_thinned_and_an_incomplete_line_ignored(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(f'{{"epoch": {epoch}}}\n' for epoch in range(1, 251)) + '{"epo')
     epochs = [line["epoch"] for line in read_history(log)]
@@ -87,7 +88,7 @@ def test_a_long_history_is_thinned_out_and_a_torn_line_is_passed_over(tmp_path):
     assert read_history(log) == []
 
 
-def test_the_last_histogram_is_in_the_history_whatever_its_epoch(tmp_path):
+def test_the_history_includes_the_last_histogram_of_each_name(tmp_path):
     log = tmp_path / "metrics.jsonl"
     shown = {41: ["once"], 3: ["often"], 4: ["often"], 5: ["often", "twice"], 6: ["twice"]}
     with log.open("w") as file:
@@ -103,7 +104,7 @@ def test_the_last_histogram_is_in_the_history_whatever_its_epoch(tmp_path):
     assert [line["epoch"] for line in history if "histograms" in line] == [5, 6, 41]
 
 
-def test_the_record_counts_layer_by_layer(run):
+def test_the_record_counts_weights_and_macs_per_layer(run):
     record = run[1].record
     layers = record["layers"]
     assert [layer["size"] for layer in layers] == SIZES
@@ -118,7 +119,7 @@ def test_the_record_counts_layer_by_layer(run):
     )
 
 
-def test_the_artifact_holds_exactly_the_weights_of_the_record(run):
+def test_the_artifact_has_exactly_the_recorded_number_of_weights(run):
     _, outcome = run
     state = load_state(outcome.directory / "model.safetensors")
     for layer in outcome.record["layers"]:
@@ -127,7 +128,7 @@ def test_the_artifact_holds_exactly_the_weights_of_the_record(run):
     assert outcome.record["bytes"] == len(artifact(outcome.directory))
 
 
-def test_the_artifact_loads_to_the_accuracy_of_the_record(run):
+def test_the_artifact_has_the_recorded_accuracy(run):
     _, outcome = run
     test = outcome.record["test"]
     assert test["accuracy"] == 100 * test["correct"] / test["total"]
@@ -137,7 +138,7 @@ def test_the_artifact_loads_to_the_accuracy_of_the_record(run):
     assert read(outcome.directory / "model.safetensors").metadata["test"] == test
 
 
-def test_the_directory_holds_what_it_should_and_nothing_else(run):
+def test_the_directory_has_the_documented_files_only(run):
     config, outcome = run
     files = {"config.toml", "metrics.jsonl", "model.safetensors", "record.json", "tensorboard"}
     found = {path.name for path in outcome.directory.iterdir()}
@@ -183,7 +184,7 @@ def test_the_dense_twin_is_the_run_with_the_method_dense(run, tmp_path):
     assert artifact(alone.directory) == artifact(outcome.directory / "dense")
 
 
-def test_same_seed_same_bytes_whatever_is_logged_and_checkpointed(run, tmp_path):
+def test_logging_and_checkpoints_do_not_change_the_result(run, tmp_path):
     _, outcome = run
     config = small(epochs=4, method__sparsity=0.9, checkpoint_seconds=0)
     torch.manual_seed(12345)
@@ -193,7 +194,7 @@ def test_same_seed_same_bytes_whatever_is_logged_and_checkpointed(run, tmp_path)
     assert not (tmp_path / "again" / "checkpoint.safetensors").exists()
 
 
-def test_another_seed_is_another_network(run, tmp_path):
+def test_another_seed_gives_another_network(run, tmp_path):
     config = small(epochs=4, method__sparsity=0.9, seed=1)
     other = load_state(train(config, out=tmp_path / "other").directory / "model.safetensors")
     ours = load_state(run[1].directory / "model.safetensors")
@@ -218,14 +219,14 @@ def test_the_learning_rate_warms_up_linearly(tmp_path):
     assert rates == pytest.approx([f * c for f, c in zip(factors, cosines, strict=True)])
 
 
-def test_labels_smoothed_away_leave_nothing_to_learn(tmp_path):
+def test_full_label_smoothing_leaves_nothing_to_learn(tmp_path):
     config = small(method={"name": "dense"}, label_smoothing=1.0)
     losses = [line["loss"] for line in metrics(train(config, out=tmp_path / "r").directory)]
     assert all(loss >= math.log(10) - 1e-6 for loss in losses)
     assert losses[-1] < math.log(10) + 0.2
 
 
-def test_a_tiny_clip_norm_holds_the_weights_still(tmp_path):
+def test_a_tiny_clip_norm_stops_the_weights(tmp_path):
     settings = {"method": {"name": "dense"}, "optimizer__weight_decay": 0.0}
     states = [
         load_state(train(config, out=tmp_path / name).directory / "model.safetensors")
@@ -273,12 +274,12 @@ def test_every_kind_of_probmask_ends_at_exactly_the_budget(run, tmp_path, settin
     assert artifact(outcome.directory) != artifact(run[1].directory)
 
 
-def test_a_budget_of_multiplications_is_kept_and_reported_as_such(tmp_path, recipe):
+def test_a_budget_in_flops_is_met_and_recorded(tmp_path, recipe):
     config = small(method__sparsity=0.5, method__cost="flops", method__recipe=recipe)
     record = train(config, out=tmp_path / "r").record
     macs = record["macs"]
     assert 0.499 * macs["dense"] <= macs["sparse"] <= 0.5 * macs["dense"]
-    # "asked" was in multiplications; "reached" must be the same thing.
+    # "asked" is a fraction of FLOPs, so "reached" must be one too.
     assert record["sparsity"]["reached"] == pytest.approx(record["sparsity"]["asked"], abs=5e-3)
 
 
@@ -287,7 +288,7 @@ def test_training_learns(tmp_path, recipe):
     assert train(config, out=tmp_path / "r").record["test"]["accuracy"] > 70
 
 
-def test_a_directory_in_use_is_refused_untouched(run):
+def test_a_directory_in_use_raises_and_stays_unchanged(run):
     config, outcome = run
     before = snapshot(outcome.directory)
     with pytest.raises(InputError, match="is already in use; choose another, or pass --resume"):
@@ -295,21 +296,21 @@ def test_a_directory_in_use_is_refused_untouched(run):
     assert snapshot(outcome.directory) == before
 
 
-def test_an_empty_directory_will_do(tmp_path):
+def test_an_empty_directory_is_accepted(tmp_path):
     assert train(small(epochs=1), out=tmp_path).directory == tmp_path
 
 
-def test_an_output_directory_alone_is_enough(tmp_path, monkeypatch):
-    """`train(out=…)` without a configuration trains the defaults, as the docstring says."""
+def test_train_without_a_configuration_uses_the_defaults(tmp_path, monkeypatch):
+    """As the docstring says."""
     monkeypatch.setattr(TrainConfig, "epochs", 1)
     seen = []
-    monkeypatch.setattr(Run, "complete", lambda run, *_: seen.append(run.config) or {})
+    monkeypatch.setattr(TrainingRun, "complete", lambda run, *_: seen.append(run.config) or {})
     train(out=tmp_path / "new")
     assert len(seen) == 2  # the dense twin and the run
     assert seen[-1].method == {"name": "probmask", "sparsity": 0.98}
 
 
-def test_without_a_directory_it_takes_an_unused_one_under_runs(tmp_path, monkeypatch):
+def test_the_default_directory_is_an_unused_one_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = small(epochs=1)
     first, second = train(config).directory, train(config).directory
@@ -331,7 +332,7 @@ def test_without_a_directory_it_takes_an_unused_one_under_runs(tmp_path, monkeyp
         {"method.min_keep_per_layer": 1000},
     ],
 )
-def test_wrong_input_is_refused_before_anything_is_created(tmp_path, overrides):
+def test_wrong_input_raises_before_anything_is_created(tmp_path, overrides):
     given = {key.replace(".", "__"): value for key, value in overrides.items()}
     with pytest.raises(InputError) as caught:
         train(small(**given), out=tmp_path / "out")
@@ -339,14 +340,14 @@ def test_wrong_input_is_refused_before_anything_is_created(tmp_path, overrides):
     assert snapshot(tmp_path) == {}
 
 
-def test_a_batch_that_is_too_large_is_named(tmp_path):
+def test_a_batch_larger_than_the_data_raises(tmp_path):
     with pytest.raises(InputError, match=r"batch_size=1443: digits has 1442 training images"):
         train(small(batch_size=1443), out=tmp_path / "out")
 
 
 @pytest.mark.parametrize("method", [{"name": "probmask"}, {"name": "dense"}])
-def test_training_that_diverges_says_so(tmp_path, method):
-    """An accuracy of a network of NaN is not a result."""
+def test_diverging_training_raises(tmp_path, method):
+    """The accuracy of a network of NaN is not a result."""
     config = small(method=method, optimizer__lr=1e30)
     with pytest.raises(Exception, match=r"(?i)nan|finite|infinit") as caught:
         train(config, out=tmp_path / "r")
@@ -354,7 +355,7 @@ def test_training_that_diverges_says_so(tmp_path, method):
     assert not (tmp_path / "r" / "record.json").exists()
 
 
-def test_the_bar_shows_where_the_run_is(tmp_path, capfd):
+def test_the_bar_shows_epoch_loss_and_sparsity(tmp_path, capfd):
     config = small(epochs=2, method__min_keep_per_layer=1)
     train(config, out=tmp_path / "r", make_reporter=Bar)
     shown = capfd.readouterr()
@@ -376,7 +377,7 @@ def test_evaluation_restores_the_mode_of_the_model():
     assert Score(1, 8).accuracy == 12.5
 
 
-def test_the_log_drops_what_was_written_after_the_checkpoint(tmp_path):
+def test_a_resumed_log_drops_lines_after_the_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, None, length=0, step=1)
     log.write(1, {"loss": 1.0})

@@ -1,4 +1,4 @@
-"""Image files through the whole command: trained on, measured, resumed, refused."""
+"""Runs on image files: training, measurement, resuming, errors."""
 
 import json
 import os
@@ -19,13 +19,13 @@ from probmask.cli import main
 from probmask.data import load_data
 from probmask.errors import AbsentClassWarning
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.run import warn_of_absent_classes
+from probmask.training.trainer import warn_of_absent_classes
 from training.small import lines
 
 pytestmark = [
-    # As outside of tests, so that the command line shows it.
+    # As in production, so that the command line shows it.
     pytest.mark.filterwarnings("default::probmask.errors.UnreadableImageWarning"),
-    # What PyTorch says where a machine has one core, and Python from 3.12 on of threads.
+    # Warnings of PyTorch on machines with one core, and of Python 3.12 about threads.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]
@@ -44,7 +44,7 @@ SMALL = {
     "tensorboard": "false",
 }
 
-# Long enough for a kill to land in the middle.
+# Long enough to be killed in the middle.
 LONG = {"epochs": 4}
 
 
@@ -59,7 +59,7 @@ def arguments(directory, out, *more, data="folder", **settings):
         str(directory),
         "--out",
         str(out),
-        "--quiet",  # so that what is left on stderr are warnings and errors
+        "--quiet",  # so that stderr has only warnings and errors
         *assignments,
         *more,
     ]
@@ -81,7 +81,7 @@ def photographs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(photographs, tmp_path_factory):
-    """A run that nothing disturbs."""
+    """An uninterrupted run."""
     out = tmp_path_factory.mktemp("straight") / "run"
     assert main([*arguments(photographs, out, **LONG, workers=0), "--json"]) == 0
     return out
@@ -89,7 +89,7 @@ def straight(photographs, tmp_path_factory):
 
 @pytest.fixture
 def own(photographs, tmp_path):
-    """A copy of the images that a test may damage."""
+    """A copy of the images, which a test may damage."""
     shutil.copytree(photographs, tmp_path / "own")
     return tmp_path / "own"
 
@@ -108,10 +108,10 @@ def one_line(capsys):
     return error
 
 
-# --- what a run leaves behind
+# --- records
 
 
-def test_a_tenth_of_the_training_images_is_held_out_to_select_on(straight):
+def test_a_tenth_of_the_training_images_is_held_out_for_selection(straight):
     record = json.loads((straight / "record.json").read_text())
     assert record["data"] == "folder"
     assert record["data_args"] == {
@@ -144,13 +144,13 @@ def test_without_selection_all_images_train(photographs, tmp_path):
     assert record["test"]["total"] == 7
 
 
-def test_selection_on_the_test_images_is_said_to_be_so(photographs, tmp_path):
+def test_selection_on_the_test_images_is_recorded(photographs, tmp_path):
     record = trained(photographs, tmp_path / "run", "--select-on", "test")
     assert record["train_images"] == 40
     assert record["selection"] == {"on": "test", **record["test"]}
 
 
-def test_given_validation_images_are_selected_on(own, tmp_path):
+def test_a_validation_folder_is_used_for_selection(own, tmp_path):
     make_classes(own / "val", {"a": 2, "b": 3}, first=200, noise=True)
     record = trained(own, tmp_path / "run")
     assert record["train_images"] == 40
@@ -158,7 +158,9 @@ def test_given_validation_images_are_selected_on(own, tmp_path):
     assert record["test"]["total"] == 7
 
 
-def test_validation_images_beside_the_training_leave_it_as_it_is(photographs, tmp_path):
+def test_validation_images_outside_the_training_images_do_not_change_training(
+    photographs, tmp_path
+):
     few = {"data_args__train_images": 20}
     alone = trained(photographs, tmp_path / "alone", "--select-on", "none", **few)
     record = trained(photographs, tmp_path / "run", **few, data_args__validation_images=10)
@@ -168,7 +170,7 @@ def test_validation_images_beside_the_training_leave_it_as_it_is(photographs, tm
     assert record["test"] == alone["test"]
 
 
-def test_where_none_are_held_out_no_number_of_validation_images_is_too_large(photographs, tmp_path):
+def test_the_number_of_validation_images_is_ignored_without_selection(photographs, tmp_path):
     asked = {"data_args__train_images": 38, "data_args__validation_images": 10}
     record = trained(photographs, tmp_path / "run", "--select-on", "none", **asked, epochs=1)
     assert (record["train_images"], record["selection"]) == (38, None)
@@ -183,10 +185,10 @@ def test_imagenet_is_tested_on_its_validation_images(own, tmp_path):
     assert (record["selection"]["total"], record["test"]["total"]) == (4, 7)
 
 
-# --- what cannot be read
+# --- unreadable files
 
 
-def test_unreadable_files_are_told_of_in_one_line_each_and_listed(own, tmp_path, capsys):
+def test_every_unreadable_file_is_warned_about_once_and_recorded(own, tmp_path, capsys):
     broken = [own / "train/a/001.jpg", own / "train/b/002.jpg", own / "test/a/001.jpg"]
     for path in broken:
         path.write_bytes(path.read_bytes()[:100])
@@ -195,15 +197,15 @@ def test_unreadable_files_are_told_of_in_one_line_each_and_listed(own, tmp_path,
     assert record["train_images"] == 40
     assert record["updates"] == 2 * 10
     assert record["test"]["total"] == 6
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 3
+    warned = capsys.readouterr().err.splitlines()
+    assert len(warned) == 3
     for path in broken:
-        assert sum(line.startswith(f"probmask: warning: {path}: skipped") for line in told) == 1
+        assert sum(line.startswith(f"probmask: warning: {path}: skipped") for line in warned) == 1
     dense = json.loads((tmp_path / "run" / "dense" / "record.json").read_text())
     assert dense["unreadable"] == record["unreadable"]
 
 
-def test_unreadable_files_are_refused_before_anything_is_written(own, tmp_path, capsys):
+def test_unreadable_files_raise_before_anything_is_written(own, tmp_path, capsys):
     (own / "train/a/001.jpg").write_bytes(b"")
     (own / "test/b/002.jpg").write_bytes(b"no image")
     out = tmp_path / "run"
@@ -215,7 +217,7 @@ def test_unreadable_files_are_refused_before_anything_is_written(own, tmp_path, 
 
 
 def at_step(monkeypatch, step, action):
-    """Do something after the checkpoint of a step, once."""
+    """Call ``action`` after the checkpoint of a step."""
 
     def write(path, state):
         write_checkpoint(path, state)
@@ -225,9 +227,7 @@ def at_step(monkeypatch, step, action):
     monkeypatch.setattr("probmask.training.run.write_checkpoint", write)
 
 
-def test_a_file_that_vanishes_ends_the_run_and_coming_back_resumes_it(
-    own, tmp_path, capsys, monkeypatch
-):
+def test_a_run_whose_files_vanish_resumes_once_they_are_back(own, tmp_path, capsys, monkeypatch):
     settings = {"data_args__unreadable": "refuse", "checkpoint_seconds": 0, "workers": 0}
     trained(own, tmp_path / "whole", **settings)
     away = [own / "train" / "a", tmp_path / "away"]
@@ -246,15 +246,15 @@ def test_a_file_that_vanishes_ends_the_run_and_coming_back_resumes_it(
     assert_same_run(out, tmp_path / "whole")
 
 
-# --- runs that end too early
+# --- interrupted runs
 
 
 def step_of(out):
     return read_checkpoint(out / "checkpoint.safetensors")["step"]
 
 
-def test_killed_in_the_middle_a_run_resumes_at_once(photographs, straight, tmp_path):
-    """The processes that read for the dead one are still there for some seconds."""
+def test_a_killed_run_resumes_while_its_workers_still_exist(photographs, straight, tmp_path):
+    """The worker processes of the killed run exist for some seconds longer."""
     out = tmp_path / "run"
     command = arguments(photographs, out, **LONG, workers=2, checkpoint_seconds=0)
     process = subprocess.Popen([sys.executable, "-m", "probmask.cli", *command])
@@ -271,14 +271,14 @@ def test_killed_in_the_middle_a_run_resumes_at_once(photographs, straight, tmp_p
 
 
 class Stopped(BaseException):
-    """Ends a run as abruptly as the test can within one process."""
+    """Ends a run as abruptly as is possible within one process."""
 
 
 @pytest.mark.parametrize(("workers", "step"), [(2, 13), (1, 9), (1, 36)])
 def test_a_run_resumes_with_any_number_of_workers(
     photographs, straight, tmp_path, monkeypatch, workers, step
 ):
-    """In the middle of an epoch, at its end and at that of the last."""
+    """From the middle of an epoch, the end of one, and the end of the last one."""
 
     def stop():
         raise Stopped
@@ -293,7 +293,7 @@ def test_a_run_resumes_with_any_number_of_workers(
     assert_same_run(out, straight)
 
 
-def test_when_a_reading_process_dies_the_run_ends_in_one_line(
+def test_a_killed_worker_ends_the_run_with_one_line(
     photographs, straight, tmp_path, capsys, monkeypatch
 ):
     before = active_children()
@@ -312,7 +312,7 @@ def test_when_a_reading_process_dies_the_run_ends_in_one_line(
     assert_same_run(out, straight)
 
 
-def test_other_images_are_refused_when_resuming(own, tmp_path, capsys, monkeypatch):
+def test_resuming_with_other_images_raises(own, tmp_path, capsys, monkeypatch):
     def stop():
         raise Stopped
 
@@ -327,7 +327,7 @@ def test_other_images_are_refused_when_resuming(own, tmp_path, capsys, monkeypat
     assert step_of(out) == 5
 
 
-def test_other_data_settings_are_refused_when_resuming(straight, capsys):
+def test_resuming_with_other_data_settings_raises(straight, capsys):
     assert main(["train", "--resume", str(straight), "--set", "data_args.image_size=24"]) == 2
     assert "data_args" in one_line(capsys)
 
@@ -335,20 +335,20 @@ def test_other_data_settings_are_refused_when_resuming(straight, capsys):
 # --- evaluate
 
 
-def test_evaluate_repeats_the_accuracy(photographs, straight, capsys):
-    """The artifact knows the data set and its settings; the run beside it, where the data lies."""
+def test_evaluate_repeats_the_recorded_accuracy(photographs, straight, capsys):
+    """The artifact stores the data set and its settings; the run next to it, the data directory."""
     artifact = str(straight / "model.safetensors")
     assert read(artifact).metadata["data_args"]["image_size"] == 16
     assert main(["evaluate", artifact, "--data-dir", str(photographs), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     test = json.loads((straight / "record.json").read_text())["test"]
-    assert {"data": "folder", **test}.items() <= told.items()
-    assert told["recorded"] == test
+    assert {"data": "folder", **test}.items() <= printed.items()
+    assert printed["recorded"] == test
     assert main(["evaluate", str(straight), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == printed
 
 
-def test_an_artifact_alone_does_not_know_where_its_data_lies(straight, tmp_path, capsys):
+def test_an_artifact_without_its_run_needs_a_data_directory(straight, tmp_path, capsys):
     artifact = tmp_path / "model.safetensors"
     artifact.write_bytes((straight / "model.safetensors").read_bytes())
     assert main(["evaluate", str(artifact)]) == 2
@@ -356,7 +356,7 @@ def test_an_artifact_alone_does_not_know_where_its_data_lies(straight, tmp_path,
     assert "--data folder: needs the directory of the images; pass --data-dir DIR" in message
 
 
-def test_data_of_other_classes_are_refused(straight, photographs, tmp_path, capsys):
+def test_data_with_other_classes_raises(straight, photographs, tmp_path, capsys):
     renamed = tmp_path / "renamed"
     shutil.copytree(photographs, renamed)
     for part in renamed.iterdir():
@@ -367,18 +367,18 @@ def test_data_of_other_classes_are_refused(straight, photographs, tmp_path, caps
     assert "the network cannot process its 1×8×8 images" in one_line(capsys)
 
 
-def test_a_network_with_too_few_outputs_is_refused(photographs, tmp_path, capsys):
+def test_a_network_with_too_few_outputs_raises(photographs, tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*arguments(photographs, out), "--set", "model_args.classes=1"]) == 2
     assert "returns (1,) for an image, but folder has 2 classes" in one_line(capsys)
     assert not out.exists()
 
 
-# --- what is refused
+# --- errors
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"batch_size": 37}, "batch_size=37: folder has 36 training images"),
         ({"data_args__image_size": 0}, "image_size=0"),
@@ -392,14 +392,14 @@ def test_a_network_with_too_few_outputs_is_refused(photographs, tmp_path, capsys
         ({"model_args__width": 0}, "width=0"),
     ],
 )
-def test_wrong_settings_are_one_line(photographs, tmp_path, capsys, settings, said):
+def test_wrong_settings_print_one_line(photographs, tmp_path, capsys, settings, expected):
     assert main(arguments(photographs, tmp_path / "run", **settings)) == 2
-    assert said in one_line(capsys)
+    assert expected in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("counts", [{}, {"a": 5}, {"a": 5, "b": 0}, {"a": 1, "b": 1}])
-def test_wrong_directories_are_one_line(tmp_path, capsys, counts):
+def test_wrong_directories_print_one_line(tmp_path, capsys, counts):
     (tmp_path / "images").mkdir()
     make_classes(tmp_path / "images", counts)
     assert main(arguments(tmp_path / "images", tmp_path / "run")) == 2
@@ -410,7 +410,7 @@ def test_wrong_directories_are_one_line(tmp_path, capsys, counts):
 
 
 @pytest.mark.filterwarnings("default::probmask.errors.AbsentClassWarning")
-def test_a_class_without_training_images_is_told_of_in_one_line(tmp_path, capsys):
+def test_a_class_without_training_images_is_warned_about_in_one_line(tmp_path, capsys):
     labels = np.tile(np.arange(1, 5), 20)
     pixels = np.random.default_rng(0).integers(0, 256, (80, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "own.npz", images=pixels, labels=labels)
@@ -425,16 +425,16 @@ def test_a_class_without_training_images_is_told_of_in_one_line(tmp_path, capsys
     )
 
 
-def test_absent_classes_are_named_and_many_are_counted(photographs):
+def test_absent_classes_are_named_and_further_ones_counted(photographs):
     data = load_data("folder", photographs, {"image_size": 16})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_absent_classes(data)
     data.class_names = (*data.class_names, *(f"extra{n}" for n in range(7)))
     known, data.classes = data.classes, len(data.class_names)
-    said = (
+    expected = (
         rf"7 of {known + 7} classes have no training images and cannot be learnt: "
         rf"{known} \(extra0\), .* \(extra4\) and 2 more"
     )
-    with pytest.warns(AbsentClassWarning, match=said):
+    with pytest.warns(AbsentClassWarning, match=expected):
         warn_of_absent_classes(data)

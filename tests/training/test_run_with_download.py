@@ -1,4 +1,4 @@
-"""`--download`, from a server on this machine to a trained network."""
+"""Training with `--download`, from a server on this machine."""
 
 import gzip
 import hashlib
@@ -35,7 +35,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path):
-    """Serves a directory; yields it with the address."""
+    """Serve a directory; yield it and the address of the server."""
     served = tmp_path / "served"
     served.mkdir()
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(served)))
@@ -48,14 +48,14 @@ def server(tmp_path):
 
 
 def idx(count, *shape):
-    """Black images of a shape, or labels that go round."""
+    """Return black images of a shape, or labels that repeat 0 to 9."""
     header = bytes((0, 0, 8, 1 + len(shape))) + struct.pack(f">{1 + len(shape)}I", count, *shape)
     values = bytes(count * math.prod(shape)) if shape else bytes(range(10)) * (count // 10)
     return gzip.compress(header + values, compresslevel=1)
 
 
 def release(served, address):
-    """A release of the right shape and size, all black."""
+    """Write a release of the right shape and size with black images."""
     remotes = []
     for stem, count in (("train", 60_000), ("t10k", 10_000)):
         for kind, shape in (("images-idx3", (28, 28)), ("labels-idx1", ())):
@@ -67,7 +67,7 @@ def release(served, address):
     return tuple(remotes)
 
 
-def test_it_is_downloaded_once_and_trained_on(server, tmp_path, monkeypatch, capsys):
+def test_data_is_downloaded_once_and_trained_on(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(REMOTES, "mnist", release(*server))
     place = tmp_path / "mnist"
     command = ["train", "--data", "mnist", "--data-dir", str(place), *SMALL, *FEW]
@@ -77,30 +77,30 @@ def test_it_is_downloaded_once_and_trained_on(server, tmp_path, monkeypatch, cap
     assert len(list(place.iterdir())) == 4
     for path in server[0].iterdir():
         path.unlink()
-    # Nothing is left on the server; what is there is enough.
+    # The server has no files any more, so the local ones must be used.
     artifact = str(tmp_path / "run" / "model.safetensors")
     assert main(["evaluate", artifact, "--data-dir", str(place), "--download"]) == 0
     assert "of 50 correct" in capsys.readouterr().out
 
 
-def test_a_wrong_digest_fails(server, tmp_path, monkeypatch, capsys):
+def test_a_file_with_other_content_raises(server, tmp_path, monkeypatch, capsys):
     served, address = server
     (served / "cifar-10-binary.tar.gz").write_bytes(b"not the release")
     monkeypatch.setenv("PROBMASK_MIRROR", address)
     before = snapshot(tmp_path)
     command = ["train", "--data", "cifar10", "--data-dir", str(tmp_path / "data"), "--download"]
     assert main([*command, "--out", str(tmp_path / "run")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("probmask: ")
-    assert said.count("\n") == 1
-    assert "cifar-10-binary.tar.gz" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("probmask: ")
+    assert printed.count("\n") == 1
+    assert "cifar-10-binary.tar.gz" in printed
     after = snapshot(tmp_path)
     assert {key for key, content in after.items() if content is not None} == {
         key for key, content in before.items() if content is not None
     }
 
 
-def test_a_data_set_that_cannot_be_downloaded_is_an_error(tmp_path, capsys):
+def test_data_that_cannot_be_downloaded_raises(tmp_path, capsys):
     command = ["train", "--data", "imagenet", "--data-dir", str(tmp_path), "--download"]
     assert main(command) == 2
     assert "choose from cifar10, cifar100" in capsys.readouterr().err

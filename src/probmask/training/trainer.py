@@ -1,0 +1,247 @@
+"""The trainer behind `probmask.train`: processes, run directory, and the dense twin."""
+
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from probmask.data import DataSource, default_workers
+from probmask.errors import AbsentClassWarning, InputError
+from probmask.launch import is_first_rank
+from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
+from probmask.training.progress import Bar, MakeReporter, Quiet
+from probmask.training.record_format import NEUTRAL_KEYS, without_neutral_keys
+from probmask.training.run import TrainingRun, load_run_data
+from probmask.training.run_directory import RunDirectory, unused_directory
+
+_MAX_CLASSES_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: its directory, its record, and the record of its dense twin, if any."""
+
+    directory: Path
+    record: dict[str, Any]
+    dense: dict[str, Any] | None
+
+
+def train(
+    config: TrainConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    make_reporter: MakeReporter = Quiet,
+) -> Outcome:
+    """Train a network and write everything to the directory ``out``.
+
+    Wrong settings raise before the directory is created. A run that is already finished is
+    returned without training.
+
+    Args:
+        config: Configuration of the run, as `probmask.load_config` returns it. The default trains
+            a small network on scikit-learn's handwritten digits. With ``resume``, it may be
+            omitted; if given, it must agree with the configuration of the run.
+        out: Directory of the run. It must be empty or not exist, unless ``resume`` is set. The
+            default is a new directory under ``runs/``.
+        resume: Continue the unfinished run in ``out`` from its checkpoint.
+        make_reporter: Called with a title and the number of updates; returns an object that shows
+            the progress. The default shows nothing.
+
+    Returns:
+        The directory of the run, its record, and the record of its dense twin (or None).
+
+    Raises:
+        InputError: A setting is wrong, the data is missing, or ``out`` is in use.
+        CheckpointError: The checkpoint is damaged or belongs to another run.
+        NonFiniteError: The loss became NaN or infinite.
+
+    Example:
+        >>> import tempfile
+        >>> import probmask
+        >>> settings = [("epochs", 1), ("batch_size", 256), ("model_args.width", 8)]
+        >>> settings += [("dense_twin", False), ("tensorboard", False), ("method.sparsity", 0.5)]
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     outcome = probmask.train(probmask.load_config(None, settings), out=directory)
+        >>> outcome.record["size"], outcome.record["kept"]
+        (4264, 2132)
+    """
+    launch = config or (
+        RunDirectory(Path(out)).read_config() if resume and out is not None else load_config(None)
+    )
+    data = load_run_data(launch)
+    _set_threads(launch)
+    run = None if resume else _new_run(launch, data, out, visible=make_reporter is Bar)
+    fabric = _launch_fabric(launch)
+    _set_threads(launch)  # again: Lightning may have changed it
+    data = data.to(fabric.device, workers=_workers(launch))
+    if run is not None:
+        run.prepare(fabric, data)
+    with ExitStack() as locks:
+        path, config = _claim_directory(fabric, config, out, resume=resume, locks=locks)
+        dense = None
+        if config.dense_twin:
+            dense = _train_twin(config, data, RunDirectory(path / "dense"), fabric, make_reporter)
+        directory = RunDirectory(path)
+        record = _finished_record(directory)
+        if record is None:
+            run = run or _prepared_run(config, data, fabric)
+            record = run.complete(directory, make_reporter)
+    return Outcome(path, record, dense)
+
+
+def default_directory(config: TrainConfig) -> Path:
+    """Return the directory of a run that has no ``out``; its name describes the run."""
+    sparsity = config.method.get("sparsity", 0)
+    name = f"{config.data}-{config.model.replace(':', '.')}-{config.method['name']}"
+    return Path("runs") / f"{name}-{sparsity:g}-seed{config.seed}"
+
+
+def warn_of_absent_classes(data: DataSource) -> None:
+    """Warn about classes without a training image."""
+    counts = data.train_labels.bincount(minlength=data.classes)
+    absent = counts.eq(0).nonzero().flatten().tolist()
+    if not absent:
+        return
+    names = [str(label) for label in absent]
+    if data.class_names is not None:
+        names = [f"{label} ({data.class_names[label]})" for label in absent]
+    shown = ", ".join(names[:_MAX_CLASSES_NAMED])
+    hidden = len(absent) - _MAX_CLASSES_NAMED
+    more = f" and {hidden} more" if hidden > 0 else ""
+    verb = "has" if len(absent) == 1 else "have"
+    warnings.warn(
+        f"--data {data.name}: {len(absent)} of {data.classes} classes {verb} no training images "
+        f"and cannot be learnt: {shown}{more} (classes are counted from 0).",
+        AbsentClassWarning,
+        stacklevel=2,
+    )
+
+
+def _new_run(
+    config: TrainConfig, data: DataSource, out: str | Path | None, *, visible: bool
+) -> TrainingRun:
+    """Build the run, and let the first rank check directory and images before it is launched."""
+    if is_first_rank() and out is not None:
+        RunDirectory(Path(out)).check_unused()
+    run = TrainingRun(config, data)
+    if is_first_rank():
+        warn_of_absent_classes(data)
+        data.to(torch.device("cpu"), workers=_workers(config)).check(progress=visible)
+    return run
+
+
+def _prepared_run(config: TrainConfig, data: DataSource, fabric: Fabric) -> TrainingRun:
+    run = TrainingRun(config, data)
+    run.prepare(fabric, data)
+    return run
+
+
+def _finished_record(directory: RunDirectory) -> dict[str, Any] | None:
+    if not directory.finished:
+        return None
+    directory.checkpoint.unlink(missing_ok=True)  # left by a kill right after the record
+    return directory.read_record()
+
+
+def _train_twin(
+    config: TrainConfig,
+    data: DataSource,
+    directory: RunDirectory,
+    fabric: Fabric,
+    make_reporter: MakeReporter,
+) -> dict[str, Any]:
+    """Train the dense twin in its own directory, or read its record; return the record."""
+    twin = as_dense_twin(config)
+    if fabric.global_rank == 0:
+        if directory.path.exists():
+            directory.remove_leftovers()
+        if not directory.config.exists():
+            directory.create(twin)
+    fabric.barrier()
+    record = _finished_record(directory)
+    if record is None:
+        record = _prepared_run(twin, data, fabric).complete(directory, make_reporter)
+    return record
+
+
+def _set_threads(config: TrainConfig) -> None:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def _workers(config: TrainConfig) -> int:
+    return default_workers(devices=config.devices) if config.workers is None else config.workers
+
+
+def _launch_fabric(config: TrainConfig) -> Fabric:
+    try:
+        fabric = Fabric(
+            accelerator=config.accelerator,
+            devices=config.devices,
+            strategy=config.strategy,
+            precision=config.precision,
+        )
+        fabric.launch()
+    except Exception as error:  # Lightning raises errors of many types here
+        raise InputError(
+            f"train(accelerator={config.accelerator!r}, devices={config.devices}, strategy="
+            f"{config.strategy!r}): Lightning Fabric cannot start: {' '.join(str(error).split())}"
+        ) from error
+    return fabric
+
+
+def _claim_directory(
+    fabric: Fabric,
+    config: TrainConfig | None,
+    out: str | Path | None,
+    *,
+    resume: bool,
+    locks: ExitStack,
+) -> tuple[Path, TrainConfig]:
+    """Let the first rank create or find the directory and lock it; send the result to all ranks."""
+    result: tuple[Path, TrainConfig] | str = ""
+    if fabric.global_rank == 0:
+        try:
+            result = _find_run(config, out) if resume else _create_run(config, out)
+            locks.enter_context(RunDirectory(result[0]).locked())
+            RunDirectory(result[0]).remove_leftovers()
+        except (InputError, OSError) as error:  # the other ranks wait for the broadcast
+            result = str(error)
+    result = fabric.broadcast(result)
+    if isinstance(result, str):
+        raise InputError(result)
+    return result
+
+
+def _create_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
+    config = config or load_config(None)
+    path = Path(out) if out is not None else unused_directory(default_directory(config))
+    RunDirectory(path).create(config)
+    return path, config
+
+
+def _find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
+    if out is None:
+        raise InputError("--resume: which run? Pass its directory: --resume DIR.")
+    directory = RunDirectory(Path(out))
+    found = directory.read_config()
+    if config is not None:
+        _check_same(config, found, directory)
+        found = replace(found, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
+    return directory.path, found
+
+
+def _check_same(given: TrainConfig, found: TrainConfig, directory: RunDirectory) -> None:
+    """Raise if a setting that influences the result differs from the run's."""
+    ours, theirs = without_neutral_keys(to_table(given)), without_neutral_keys(to_table(found))
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise InputError(
+                f"--resume {directory.path}: {key} = {ours.get(key)} differs from the run's "
+                f"{theirs.get(key)}; a run resumes with the settings it was started with."
+            )
