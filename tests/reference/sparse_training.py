@@ -68,7 +68,7 @@ def assert_resumes(method, network="depthwise", *, after=(1, 7, 11), **settings)
     for stop in after:
         first = SparseTraining(method, network, **settings).go(stop)
         second = SparseTraining(method, network, **{**settings, "seed": 99})
-        second.model.load_state_dict(state_of(first.model))
+        second.model.load_state_dict(first.model.state_dict())
         second.optimizer.load_state_dict(first.optimizer.state_dict())
         second.sparsifier.load_state_dict(first.sparsifier.state_dict())
         second.done = stop
