@@ -1,8 +1,8 @@
 """Claim: augmented CIFAR-10 loads at 100,000 images per second, in under 5 % of a training step.
 
 Batches of 128 images are cropped, mirrored and normalised as for training. First they are only
-loaded. Then each is used for a training step of `resnet14` with `stem_stride=2` under ProbMask, and
-the times of loading and of the step are measured separately. Pixels are random bytes (their values
+loaded. Then each is used for a training step of `resnet14` with `stem_stride=2` under TiedProbMask,
+and the times of loading and of the step are measured separately. Pixels are random bytes (their values
 do not affect the time) or, with --data-dir, the real ones. --images DIR also times a folder of
 image files in the layout of ImageNet, read by worker processes.
 
@@ -48,7 +48,7 @@ def step_times(data: DataSource, steps: int) -> Iterator[tuple[float, float]]:
     """Yield the seconds to load a batch and those of the training step on it."""
     model = resnet14(stem_stride=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    method = probmask.ProbMask(sparsity=0.95)
+    method = probmask.TiedProbMask(sparsity=0.95)
     probmask.attach(model, method, optimizer=optimizer, total_steps=10 * steps)
     batches = data.training(0, batch_size=BATCH, seed=0)
     for _ in range(steps):

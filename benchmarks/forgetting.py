@@ -3,8 +3,8 @@
     python benchmarks/forgetting.py --sparsity 0.9
     python benchmarks/forgetting.py --data-dir DIR --seeds 0
 
-Trains ProbMask's default recipe with and without forgetting (`forget_by` 0.5 and 0), at learning
-rates and lengths between those that hardly move a weight and the usual ones: on the embedded digits
+Trains TiedProbMask with and without fading of the initial values (`forget_by` 0.5 and 0), at
+learning rates and lengths between those that hardly move a weight and the usual ones: on the embedded digits
 the demo's network, and a tiny one that begins as PyTorch's layers do; or, with the directory of
 CIFAR-10, the network of the leaderboard on 10,000 of its images. Accuracy is on validation images,
 the mean over seeds. *Travel* is updates · learning rate / (1 - momentum).
@@ -49,7 +49,11 @@ class Condition:
             "model": self.model,
             "epochs": self.epochs,
             "optimizer": {"lr": self.rate, "momentum": _MOMENTUM, "weight_decay": 5e-4},
-            "method": {"name": "probmask", "sparsity": options.sparsity, "forget_by": forget_by},
+            "method": {
+                "name": "probmask-tied",
+                "sparsity": options.sparsity,
+                "forget_by": forget_by,
+            },
             "seed": seed,
             "threads": 1,
             "tensorboard": False,

@@ -1,13 +1,13 @@
-"""Accuracy with the probabilities as they are, and with the hard mask instead of them.
+"""Compare the accuracy of the soft mask of TiedProbMask with that of the hard mask.
 
     python benchmarks/soft_and_hard.py short_budget --data-dir DIR --sparsity 0.98 0.99 --seeds 0 1
 
-Trains ProbMask's default recipe under the conditions of an experiment (`probmask reproduce --list`,
-at the laptop's scale) and stops three times to measure the network: when the choice is about to
-become final (`choose_at`), when the mask is about to be frozen (`freeze_at`), and at the end. Each
-time twice, BatchNorm estimated anew: computing with w s, as it is trained, and with w wherever
-s > 0. Once the probabilities have converged there is no difference. On validation images if the
-experiment holds some out (`select_on = "val"`), else on test images.
+Trains TiedProbMask under the conditions of an experiment (`probmask reproduce --list`, at
+laptop scale) and measures the network three times: before the choice becomes final (`choose_at`),
+before the mask is frozen (`freeze_at`), and at the end. Each time it computes once with w s, as in
+training, and once with w wherever s > 0, with re-estimated BatchNorm statistics. Once the
+probabilities have converged, the two agree. Validation images are used if the experiment holds some
+out (`select_on = "val"`), else test images.
 """
 
 import argparse
@@ -26,8 +26,9 @@ from probmask.analysis.experiments import find_experiment
 from probmask.data import DataSource
 from probmask.errors import InputError
 from probmask.masking.batchnorm import reestimate_batchnorm
-from probmask.methods.probmask import ProbMask
-from probmask.methods.tied import TiedWeight
+from probmask.masking.parametrization import masked_parameters
+from probmask.methods.probmask import TiedProbMask
+from probmask.methods.probmask.tied import TiedWeight
 from probmask.sweeps.grid import expand
 from probmask.training.config import TrainConfig, make_method
 from probmask.training.evaluation import evaluate_model
@@ -39,7 +40,7 @@ _HARD = 1e9  # the power at which s is 1 as soon as a weight exceeds the thresho
 
 
 class Measured(NamedTuple):
-    """One moment: accuracy with soft and hard mask, and the undecided of the kept, in percent."""
+    """Accuracies with soft and hard mask, and undecided probabilities per kept weight, in %."""
 
     updates: int
     soft: float
@@ -68,26 +69,26 @@ def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
 
 
 def moments_of(config: TrainConfig, total: int) -> set[int]:
-    """After how many updates to look."""
+    """Return the numbers of updates after which to measure."""
     method = make_method(config)
-    assert isinstance(method, ProbMask)
-    chosen, frozen = method.chosen_at * total, method.resolved.freeze_at * total
+    assert isinstance(method, TiedProbMask)
+    chosen, frozen = method.chosen_at * total, method.freeze_at * total
     return {math.ceil(chosen) - 1, math.ceil(frozen) - 1, total}
 
 
 def measure_now(run: TrainingRun, config: TrainConfig, data: DataSource) -> Measured:
-    """Both masks on copies of the network as it is."""
+    """Measure both masks on copies of the present network."""
     undecided = 100 * run.loop.sparsifier.metrics()["undecided_per_kept"]
     soft, hard = copy.deepcopy(run.model), copy.deepcopy(run.model)
-    for module in hard.modules():
-        if isinstance(module, TiedWeight):
-            module.power.fill_(_HARD)
+    for *_, masked in masked_parameters(hard):
+        assert isinstance(masked, TiedWeight)
+        masked.power.fill_(_HARD)
     accuracies = (accuracy(model, config, data) for model in (soft, hard))
     return Measured(run.loop.step + 1, *accuracies, undecided)
 
 
 def accuracy(model: nn.Module, config: TrainConfig, data: DataSource) -> float:
-    """In percent, BatchNorm estimated anew."""
+    """Return the accuracy in percent, with re-estimated BatchNorm statistics."""
     batches = data.training(config.epochs, batch_size=config.batch_size, seed=config.seed)
     reestimate_batchnorm(model, (batch.images for batch in batches))
     part: Literal["val", "test"] = "val" if config.select_on == "val" else "test"
@@ -99,8 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiment", help="whose conditions to train under, as short_budget")
-    parser.add_argument("--data-dir", metavar="DIR", help="where its data is")
+    parser.add_argument(
+        "experiment", help="the experiment that gives the conditions, such as short_budget"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="directory of its data")
     parser.add_argument("--sparsity", type=float, nargs="+", default=[0.98], metavar="S")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
     options = parser.parse_args(arguments)
@@ -119,9 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plan(options: argparse.Namespace) -> list[tuple[TrainConfig, DataSource]]:
-    """The runs to train, with their data."""
+    """Return the runs to train, with their data."""
     common = find_experiment(options.experiment).sweep("laptop")["run"]
-    grid = {"sparsity": options.sparsity, "seed": options.seeds, "method": "probmask"}
+    grid = {"sparsity": options.sparsity, "seed": options.seeds, "method": "probmask-tied"}
     overrides = [] if options.data_dir is None else [("data_dir", options.data_dir)]
     runs = expand({"run": common, "grid": [grid]}, overrides, source=options.experiment)
     return [(run.config, load_run_data(run.config)) for run in runs]

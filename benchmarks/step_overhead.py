@@ -34,11 +34,12 @@ import torch
 from torch import nn
 
 import probmask
+from probmask.masking.parametrization import masked_parameters
 from probmask.methods import METHODS
 from probmask.models import MODELS, build_model
 from released_step import ReleasedStep
 
-OURS = ("tied", "learned")
+OURS = {"tied": "probmask-tied", "learned": "probmask"}  # the names in the tables
 AGAIN = "dense again"
 WAYS = ("dense", *OURS, "released", AGAIN)
 TOTAL = 10_000  # updates of the training
@@ -77,10 +78,7 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
         released = ReleasedStep(model, optimizer, options.sparsity, 1 - 0.97 * options.progress)
         finish = released.after_backward
     elif way not in ("dense", AGAIN):
-        settings = {"sparsity": options.sparsity}
-        method = (
-            probmask.ProbMask(recipe=way, **settings) if way in OURS else METHODS[way](**settings)
-        )
+        method = METHODS[OURS.get(way, way)](sparsity=options.sparsity)
         sparsifier = probmask.attach(
             model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
         )
@@ -103,8 +101,8 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
 @torch.no_grad()
 def spread_probabilities_(model: nn.Module) -> None:
     """Set probabilities as in the middle of a training: 95 % are 0, 1 % are 1, the rest between."""
-    for name, prob in model.named_parameters():
-        if name.endswith(".prob"):
+    for *_, masked in masked_parameters(model):
+        for prob in masked.parameters():
             kind = torch.rand(prob.shape)
             between = torch.rand(prob.shape) ** 3
             prob.copy_(torch.where(kind < 0.01, 1.0, torch.where(kind < 0.05, between, 0.0)))

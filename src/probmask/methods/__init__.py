@@ -3,6 +3,7 @@
 `METHODS` has every method by its name on the command line.
 """
 
+from probmask.checks import Range
 from probmask.core.allocation import Spread
 from probmask.core.selection import select_top
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
@@ -125,6 +126,7 @@ __all__ = [
     "Probe",
     "Progress",
     "Random",
+    "Range",
     "RigL",
     "Site",
     "SparseVD",
