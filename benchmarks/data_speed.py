@@ -2,9 +2,9 @@
 
 Batches of 128 images are cropped, mirrored and normalised as for training. First they are only
 loaded. Then each is used for a training step of `resnet14` with `stem_stride=2` under TiedProbMask,
-and the times of loading and of the step are measured separately. Pixels are random bytes (their values
-do not affect the time) or, with --data-dir, the real ones. --images DIR also times a folder of
-image files in the layout of ImageNet, read by worker processes.
+and the times of loading and of the step are measured separately. Pixels are random bytes (their
+values do not affect the time) or, with --data-dir, the real ones. --images DIR also times a folder
+of image files in the layout of ImageNet, read by worker processes.
 
     python benchmarks/data_speed.py [--data-dir DIR] [--images DIR] [--repeats 5]
 """

@@ -4,10 +4,10 @@
     python benchmarks/forgetting.py --data-dir DIR --seeds 0
 
 Trains TiedProbMask with and without fading of the initial values (`forget_by` 0.5 and 0), at
-learning rates and lengths between those that hardly move a weight and the usual ones: on the embedded digits
-the demo's network, and a tiny one that begins as PyTorch's layers do; or, with the directory of
-CIFAR-10, the network of the leaderboard on 10,000 of its images. Accuracy is on validation images,
-the mean over seeds. *Travel* is updates · learning rate / (1 - momentum).
+learning rates and lengths from those that hardly move a weight to the usual ones. It uses the
+embedded digits, with the demo's network and a tiny one with PyTorch's initialization; or, with the
+directory of CIFAR-10, the leaderboard's network on 10,000 images. Accuracy is that on
+validation images, averaged over the seeds. *Travel* is updates · learning rate / (1 - momentum).
 """
 
 import argparse

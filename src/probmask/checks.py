@@ -65,11 +65,10 @@ def check_value(caller: str, name: str, value: object, hint: Any) -> None:
     base, *constraints = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if "sparsity" in constraints:
         check_sparsity(caller, value)
-    elif get_origin(base) is Literal:
+    elif get_origin(base) is Literal or base is bool:
         none = (None,) if NoneType in kinds else ()
-        check_choice(caller, name, value, (*none, *get_args(base)))
-    elif base is bool:
-        check_choice(caller, name, value, (True, False))
+        choices = (True, False) if base is bool else get_args(base)
+        check_choice(caller, name, value, (*none, *choices))
     elif base in (int, float):
         rule = constraints[0] if constraints else Range(-math.inf)
         _check_number(caller, name, value, base, rule)

@@ -413,7 +413,7 @@ def test_a_loss_that_diverges_names_the_layer(form):
     model = build("mlp")
     _, optimizer = made_before(model, form)
     inputs, labels = make_batches("mlp", 1)[0]
-    with pytest.raises(probmask.InputError, match=r"0\.weight.*diverged"):
+    with pytest.raises(probmask.NonFiniteError, match=r"0\.weight.*diverged"):
         step(model, optimizer, (inputs * torch.nan, labels))
 
 

@@ -418,6 +418,6 @@ def test_schedules_in_epochs_need_the_length_of_an_epoch(settings):
 def test_a_weight_that_is_not_a_number_names_its_layer(form):
     model, optimizer, sparsifier = begin(form=form)
     inputs, labels = make_batches("mlp", 1)[0]
-    with pytest.raises(probmask.InputError, match=r"\b(0|2|4)\.weight\b.*NaN"):
+    with pytest.raises(probmask.NonFiniteError, match=r"\b(0|2|4)\.weight\b.*NaN"):
         train(model, optimizer, [(inputs * torch.nan, labels)] * 2)
     assert sparsifier.now.step <= 1

@@ -279,7 +279,7 @@ class ProbMaskedWeight(MaskedWeight):
 class ProbMasker(Masker):
     """ProbMask at work on one model: Algorithm 1 of the paper."""
 
-    saved = ("seed",)
+    saved = ("seed", "_temperature", "_kept_fraction")
     collapse_advice = COLLAPSE_ADVICE
     masked: tuple[ProbMaskedWeight, ...]
 

@@ -48,7 +48,7 @@ class OfficialWeight(MaskedWeight):
 class OfficialMasker(Masker):
     """The released code at work on one model."""
 
-    saved = ("seed",)
+    saved = ("seed", "_temperature", "_kept_fraction")
     collapse_advice = COLLAPSE_ADVICE
     masked: tuple[OfficialWeight, ...]
 
