@@ -29,7 +29,7 @@ def test_other_schedules():
     assert spans(method) == [(0, 50)]
 
 
-def test_compressed_it_has_the_largest_weights_and_the_others_stay_zero():
+def test_compression_keeps_the_largest_weights_and_zeroes_the_others():
     run = MaskedRun(ACDC(sparsity=0.8, warm_up=0.25, period=0.25)).go(5)
     before = [weight.detach().clone() for weight in run.weights]
     assert joined(run.weights).count_nonzero() == SIZE
@@ -45,7 +45,7 @@ def test_compressed_it_has_the_largest_weights_and_the_others_stay_zero():
     assert before[0].count_nonzero() == before[0].numel()
 
 
-def test_decompressed_the_others_start_from_zero_and_momentum_is_forgotten():
+def test_decompression_starts_pruned_weights_from_zero_and_resets_momentum():
     run = MaskedRun(ACDC(sparsity=0.8, warm_up=0.25, period=0.25)).go(11)
     assert any(
         bool(run.optimizer.state[p]["momentum_buffer"].any()) for p in run.model.parameters()
@@ -59,7 +59,7 @@ def test_decompressed_the_others_start_from_zero_and_momentum_is_forgotten():
     assert int(joined(run.weights).count_nonzero()) > 2 * KEEP
 
 
-def test_momentum_of_what_stayed_can_be_kept():
+def test_momentum_of_kept_weights_can_be_preserved():
     run = MaskedRun(ACDC(sparsity=0.8, warm_up=0.25, period=0.25, restart_momentum=False)).go(11)
     active = [mask.active.clone() for mask in run.masked]
     run.go(12)
@@ -73,7 +73,7 @@ def test_layers_can_have_the_same_fraction():
     assert [layer.kept for layer in assert_exact_budget(method).layers] == [18, 36, 16, 6]
 
 
-def test_without_a_warm_up_and_a_last_sparse_stretch():
+def test_no_warm_up_and_no_final_sparse_phase():
     method = ACDC(sparsity=0.8, warm_up=0.0, last_sparse=0.0)
     assert_exact_budget(method)
     assert_resumes(method)
@@ -92,7 +92,7 @@ def test_without_a_warm_up_and_a_last_sparse_stretch():
         ({"restart_momentum": 2}, "ACDC(restart_momentum=2): must be one of True, False."),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         ACDC(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)

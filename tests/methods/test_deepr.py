@@ -66,8 +66,8 @@ def test_without_drift_noise_and_crossings_it_is_masked_training():
     assert_same_state(state_of(run.model), state_of(model))
 
 
-def test_drift_and_noise_have_the_size_they_should():
-    """With no gradient to speak of, θ moves by -η l1 and by noise of variance 2 η T."""
+def test_drift_and_noise_have_the_expected_size():
+    """With zero gradients, θ moves by -η l1 and by noise of variance 2 η T."""
     run = Run(DeepR(sparsity=0.5, l1=0.5, temperature=1e-4), lr=0.01)
     run.train(batches(1))
     for group in run.optimizer.param_groups:
@@ -129,7 +129,7 @@ def test_the_temperature_falls_geometrically():
     assert DeepR(sparsity=0.8, temperature=0.0).temperature_at(0.5) == 0
 
 
-def test_dense_layers_are_ordinary():
+def test_dense_layers_have_no_fixed_signs():
     run = Run(DeepR(sparsity=0.8, dense_first=True, dense_last=True, temperature=1e-2))
     run.train(batches())
     assert (run.counts[0], run.counts[3]) == (144, 36)
@@ -137,7 +137,7 @@ def test_dense_layers_are_ordinary():
 
 
 def test_the_signs_are_those_of_the_first_update():
-    """DDP sends the first rank's weights around after attach: all must read the signs from them."""
+    """DDP broadcasts the first rank's weights after attach; the signs must follow these."""
     run = Run(DeepR(sparsity=0.8, temperature=0.0, l1=0.0), lr=0.0)
     with torch.no_grad():
         for weight in run.masker.weights:
@@ -164,7 +164,7 @@ def test_signs_follow_the_model_into_copies_and_other_types():
         ({"temperature": -1}, "DeepR(temperature=-1): must be a temperature, at least 0."),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError) as error:
         DeepR(sparsity=0.9, **settings)
     assert str(error.value) == message

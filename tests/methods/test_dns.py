@@ -1,4 +1,4 @@
-"""Dynamic Network Surgery: cutting, splicing, and steering c to the budget."""
+"""Dynamic Network Surgery: pruning, restoring, and finding c for the budget."""
 
 import copy
 
@@ -30,13 +30,13 @@ def masks_of(sparsifier):
 
 
 def surgery(sparsifier, update=10):
-    """What follows an update, without one."""
+    """Call what follows an update, without the update."""
     now = Progress(update, STEPS, STEPS)
     with torch.no_grad():
         sparsifier._masker.after_update(now, WeightOptimizers(()))
 
 
-def test_a_worked_example_of_cutting_and_splicing():
+def test_a_worked_example_of_pruning_and_restoring():
     model = nn.Sequential(nn.Linear(6, 1, bias=False))
     with torch.no_grad():
         # mean 4 and deviation 2, so that c = 0.5 makes the threshold 5, the band 4.5 to 5.5
@@ -52,7 +52,7 @@ def test_a_worked_example_of_cutting_and_splicing():
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
-def test_the_c_that_is_found_is_the_rule_with_that_c(scope):
+def test_the_mask_for_the_budget_is_that_of_one_c(scope):
     """The steered mask is the one the two thresholds leave, for a c between two weights' limits."""
     model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0, scope=scope)
     train(model, optimizer, make_batches("depthwise", 8))
@@ -80,7 +80,7 @@ def test_the_c_that_is_found_is_the_rule_with_that_c(scope):
         assert all(torch.equal(by_rule[i], after[i]) for i in group)
 
 
-def test_what_is_cut_learns_on_and_comes_back():
+def test_pruned_weights_are_trained_and_return():
     model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0)
     cut_once = [torch.zeros(site.shape, dtype=torch.bool) for site in sparsifier.sites]
     back = 0
@@ -96,7 +96,7 @@ def test_what_is_cut_learns_on_and_comes_back():
     assert back > 0
 
 
-def test_the_gradient_of_what_is_cut_is_that_of_the_effective_weight():
+def test_pruned_weights_get_the_gradient_of_the_effective_weight():
     model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0)
     batches = make_batches("depthwise", 8)
     train(model, optimizer, batches)
@@ -181,7 +181,7 @@ def test_a_layer_of_equal_weights_and_low_precision():
         ),
     ],
 )
-def test_refused_with_the_value_and_the_rule(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         DNS(sparsity=0.9, **settings)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""DSR: one threshold that finds its place, and layers that regrow by what they kept."""
+"""DSR: the adaptive threshold, and growth in proportion to the surviving weights."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from probmask.methods.dsr import DSR, adapted
 from reference.exchange_run import Run, assert_budget_throughout, assert_resumes, batches
 
 
-def test_where_much_is_exchanged_the_number_is_constant_and_a_resume_exact():
+def test_large_exchanges_keep_the_number_constant_and_resume_exactly():
     assert_budget_throughout(DSR, threshold=0.1, exchange_fraction=0.5)
     assert_resumes(DSR, threshold=0.1, exchange_fraction=0.5)
 
@@ -54,7 +54,7 @@ def test_too_few_dropped_raises_the_threshold():
     assert run.sparsifier.metrics()["threshold"] == 0.2
 
 
-def test_a_layer_never_loses_all():
+def test_a_layer_never_loses_all_weights():
     run = Run(DSR(sparsity=0.9, threshold=1e6))
     best = [int(w.abs().argmax()) for w in run.weights]
     run.masker._exchange(1, WeightOptimizers(()))
@@ -70,7 +70,7 @@ def test_dense_layers_stay_dense():
     assert sum(run.counts) == 372
 
 
-def test_the_threshold_finds_the_number_wanted():
+def test_the_threshold_adapts_to_the_number_of_weights_to_exchange():
     run = Run(DSR(sparsity=0.5, update_every=1), total_steps=100)
     dropped = []
     for batch in batches(12):
@@ -116,7 +116,7 @@ def test_grown_weights_begin_with_no_momentum():
         ),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError) as error:
         DSR(sparsity=0.9, **settings)
     assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""Dropping and growing as pure functions, each alone."""
+"""Dropping and growing weights, as pure functions."""
 
 import math
 
@@ -26,7 +26,7 @@ def mask(*indices, size=8):
     return chosen
 
 
-def test_the_largest_are_looked_for_among_some_only():
+def test_largest_considers_only_the_given_entries():
     scores = torch.tensor([9.0, 1.0, 5.0, 0.0, 7.0, 3.0])
     among = mask(1, 2, 3, 5, size=6)
     assert torch.equal(largest(scores, among, 2), mask(2, 5, size=6))
@@ -34,11 +34,11 @@ def test_the_largest_are_looked_for_among_some_only():
     assert not largest(scores, among, 0).any()
 
 
-def test_a_score_of_zero_is_better_than_not_being_asked():
+def test_a_zero_score_beats_entries_that_are_not_given():
     assert torch.equal(largest(torch.zeros(4), mask(2, 3, size=4), 1), mask(2, size=4))
 
 
-def test_of_equal_ones_the_earlier_is_chosen():
+def test_ties_go_to_the_lower_index():
     assert torch.equal(largest(torch.ones(8), mask(1, 4, 6), 2), mask(1, 4))
 
 
@@ -53,7 +53,7 @@ def test_an_exchange_by_hand():
     assert torch.equal(exchange(sizes, mask(0, 1, 2, 3), scores, 2), mask(1, 3, 4, 6))
 
 
-def test_what_was_dropped_can_return_at_once():
+def test_dropped_weights_can_return_at_once():
     sizes = torch.tensor([0.1, 0.5, 0.3, 0.9, 0.0, 0.0, 0.0, 0.0])
     scores = torch.tensor([6.0, 1.0, 1.0, 1.0, 5.0, 0.0, 7.0, 3.0])
     assert torch.equal(exchange(sizes, mask(0, 1, 2, 3), scores, 2), mask(0, 1, 3, 6))
@@ -76,7 +76,7 @@ def test_an_exchange_is_what_sorting_gives(seed):
     assert set(found.nonzero().flatten().tolist()) == expected
 
 
-def test_drawing_has_no_preference():
+def test_drawing_is_uniform():
     among = mask(0, 2, 3, 5, 7)
     hits = sum(at_random(among, 2, 0, draw).int() for draw in range(400))
     assert not hits[~among].any()
@@ -90,7 +90,7 @@ def test_drawing_depends_on_seed_and_counters_alone():
     assert not torch.equal(at_random(among, 10, 1, 2, 3), at_random(among, 10, 1, 3, 2))
 
 
-def test_how_often():
+def test_the_interval_between_exchanges():
     assert interval(None, 100, 60_000) == 100
     assert interval(None, 100, 60) == 3
     assert interval(None, 100, 5) == 1
@@ -98,19 +98,19 @@ def test_how_often():
     assert [step for step in range(10) if is_due(step, 3)] == [3, 6, 9]
 
 
-def test_along_a_cosine():
+def test_cosine_decay():
     assert cosine_decay(0, 0.5, 0.1) == 0.5
     assert cosine_decay(0.5, 0.5, 0.1) == pytest.approx(0.3)
     assert cosine_decay(1, 0.5, 0.1) == pytest.approx(0.1)
     assert cosine_decay(2, 0.5, 0.1) == pytest.approx(0.1)
 
 
-def test_a_weight_without_gradient_has_none_of_any_size():
+def test_a_missing_gradient_counts_as_zero():
     weight = torch.ones(3, requires_grad=True)
     assert torch.equal(gradient_magnitude(weight), torch.zeros(3))
 
 
-# The start
+# The sparse start
 
 
 def test_the_start_is_random_and_exact():

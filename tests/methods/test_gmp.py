@@ -1,4 +1,4 @@
-"""Gradual magnitude pruning: its schedule, its thresholds, and that nothing comes back."""
+"""Gradual magnitude pruning: its schedule, its thresholds, and that pruned weights never return."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_sparsity_follows_the_cubic():
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_the_smallest_go_of_each_layer_or_of_all(scope):
+def test_the_smallest_weights_are_pruned_per_layer_or_globally(scope):
     model, optimizer, sparsifier = begin("mlp", ramp_begin=0.5, ramp_end=0.5, scope=scope)
     twin = build("mlp")
     plain = sgd(twin)
@@ -67,7 +67,7 @@ def test_the_smallest_go_of_each_layer_or_of_all(scope):
         assert torch.equal(active.flatten(), size >= cut)
 
 
-def test_what_is_removed_stays_removed():
+def test_pruned_weights_stay_pruned():
     model, optimizer, sparsifier = begin(update_every=1, ramp_begin=0.0, ramp_end=0.9)
     last = masks_of(sparsifier)
     for batch in make_batches("depthwise", STEPS):
@@ -85,7 +85,7 @@ def test_the_interval_is_the_papers_or_a_twentieth():
     assert begin(steps=60, update_every=7)[2]._masker.interval == 7
 
 
-def test_dense_ends_stay_whole_and_the_others_pay():
+def test_dense_layers_leave_less_for_the_others():
     model, optimizer, sparsifier = begin(sparsity=0.5, dense_first=True, dense_last=True)
     train(model, optimizer, make_batches("depthwise", STEPS))
     summary = sparsifier.finalize()
@@ -95,7 +95,7 @@ def test_dense_ends_stay_whole_and_the_others_pay():
     assert shares[0] == pytest.approx(shares[1], abs=0.02)
 
 
-def test_dense_ends_beyond_the_budget_are_refused():
+def test_dense_layers_that_exceed_the_budget_raise():
     text = r"GMP\(sparsity=0\.9\): the dense layers alone hold 120 weights, the budget is 32 of 320"
     with pytest.raises(InputError, match=text):
         begin(sparsity=0.9, dense_first=True, dense_last=True)
@@ -117,7 +117,7 @@ def test_dense_ends_beyond_the_budget_are_refused():
         ({"dense_first": "no"}, "GMP(dense_first='no'): must be one of True, False."),
     ],
 )
-def test_refused_with_the_value_and_the_rule(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         GMP(sparsity=0.9, **settings)
     assert str(caught.value) == text

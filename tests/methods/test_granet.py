@@ -1,4 +1,4 @@
-"""GraNet: a cosine_decay number of weights, exchanged by gradient each time."""
+"""GraNet: the schedule of the sparsity, and exchanges by gradient."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_the_sparsity_rises_along_a_cubic():
     assert GraNet(sparsity=0.9, prune_end=0.0).sparsity_at(0.0) == 0.9
 
 
-def test_a_lower_sparsity_than_the_start_is_where_it_starts():
+def test_a_sparsity_below_the_start_sparsity_is_the_start():
     run = Run(GraNet(sparsity=0.3))
     assert sum(run.counts) == 1860 - 558
     assert sum(run.train(batches()).counts) == 1860 - 558
@@ -86,7 +86,7 @@ def twin(method, fraction, weights, grads, active):
     return after
 
 
-def test_what_was_cut_and_grown_again_begins_at_zero():
+def test_weights_pruned_and_grown_again_start_from_zero():
     run = Run(GraNet(sparsity=0.9, update_every=5)).train(batches(5))
     before = run.weights
     run.train(batches(1, seed=4))
@@ -130,7 +130,7 @@ def test_dense_gradients_only_when_they_are_needed():
         ),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError) as error:
         GraNet(sparsity=0.9, **settings)
     assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""GraSP: its Hessian-gradient product, its samples, and what stays."""
+"""GraSP: its Hessian-gradient product, its samples, and the kept weights."""
 
 import copy
 
@@ -70,8 +70,8 @@ def test_the_product_is_the_change_of_the_gradient_along_itself():
         assert torch.allclose(hg, (ahead - behind) / 2e-5, rtol=1e-5, atol=1e-8)
 
 
-def test_what_goes_would_lower_the_gradient_norm_least():
-    """Scores against the explicit Hessian of a tiny layer: the largest -w (H g) go."""
+def test_pruned_weights_have_the_largest_scores():
+    """Scores against the explicit Hessian of a tiny layer: the largest -w (H g) are pruned."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2)).double()
     model[2].weight.requires_grad_(False)
@@ -115,14 +115,14 @@ def test_samples_are_balanced_in_each_portion():
     assert [len(y) for _, y in balanced(batches[:1], 3, 4, 3)] == [4 + 2 + 1, 1]
 
 
-def test_labels_without_an_output_are_refused():
+def test_labels_without_an_output_raise():
     for label in (-100, 3):
         batch = (torch.zeros(2, 6), torch.tensor([0, label]))
         with pytest.raises(InputError, match=f"a label {label}, but the network has 3 outputs"):
             begin("mlp", probe=Probe([batch]))
 
 
-def test_batches_are_read_only_until_there_is_enough():
+def test_batches_are_read_only_until_classes_have_enough_examples():
     read = []
 
     def stream():
@@ -150,7 +150,7 @@ def test_the_budget_is_exact_on_any_network(name):
 
 
 @pytest.mark.parametrize("name", ["unet", "language"])
-def test_where_classes_cannot_be_balanced_batches_are_taken_as_they_come(name):
+def test_whole_batches_where_classes_cannot_be_balanced(name):
     with pytest.raises(InputError, match="pass samples_per_class=None to take whole batches"):
         begin(name)
     _, _, sparsifier = begin(name, samples_per_class=None, passes=2)
@@ -158,7 +158,7 @@ def test_where_classes_cannot_be_balanced_batches_are_taken_as_they_come(name):
     assert sparsifier.summary().kept == size - round(0.8 * size)
 
 
-def test_looking_leaves_no_trace():
+def test_scoring_leaves_the_model_unchanged():
     model = build("conv")
     before, probe = state_of(model), Probe(make_batches("conv", 8))
     random = torch.get_rng_state()
@@ -206,13 +206,13 @@ def test_sparsity_zero_is_dense_training_and_needs_no_data():
         ({"xavier_linear": "yes"}, "GraSP(xavier_linear='yes'): must be one of True, False."),
     ],
 )
-def test_refused_with_the_value_and_the_rule(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         GraSP(sparsity=0.9, **settings)
     assert str(caught.value) == text
 
 
-def test_it_needs_data():
+def test_missing_data_raises():
     with pytest.raises(InputError, match=r"attach\(GraSP\): this method inspects data"):
         probmask.attach(build("mlp"), GraSP(sparsity=0.9), total_steps=3)
     with pytest.raises(InputError, match=r"attach\(GraSP\): the probe contains no batch"):

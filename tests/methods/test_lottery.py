@@ -1,4 +1,4 @@
-"""Lottery tickets: rounds against an obvious loop, what is rewound, how epochs are split."""
+"""Lottery tickets: rounds against a simple loop, what is rewound, how epochs are divided."""
 
 import copy
 
@@ -79,7 +79,7 @@ def test_it_is_the_published_loop(rewind_to, step):
 
 
 @pytest.mark.parametrize(("sparsity", "whole"), [(0.6, True), (0.8, False), (0.9, False)])
-def test_the_classifier_stays_whole_where_it_takes_at_most_half_the_budget(sparsity, whole):
+def test_the_classifier_stays_dense_if_it_holds_at_most_half_of_the_budget(sparsity, whole):
     _, summary = run("depthwise", sparsity=sparsity, dense_last=None)
     assert Lottery(sparsity=sparsity).dense_last is None
     assert summary.layers[-1].size == 48
@@ -87,14 +87,14 @@ def test_the_classifier_stays_whole_where_it_takes_at_most_half_the_budget(spars
     assert summary.kept == 320 - round(sparsity * 320)
 
 
-def test_a_classifier_that_exceeds_the_budget_is_refused():
+def test_a_dense_classifier_that_exceeds_the_budget_raises():
     with pytest.raises(
         probmask.InputError, match=r"Lottery\(sparsity=0.5\): the dense layers .*432"
     ):
         begin(dense_last=True)
 
 
-def test_everything_is_set_back_and_the_optimizer_begins_anew():
+def test_the_whole_network_is_rewound_and_the_optimizer_restarts():
     model, optimizer, sparsifier = begin(epochs=4, rewind_to=0.5)
     batches = make_batches("conv", 8)
     train(model, optimizer, batches[:1])
@@ -115,7 +115,7 @@ def test_everything_is_set_back_and_the_optimizer_begins_anew():
     assert not sparsifier.frozen
 
 
-def test_weights_loaded_after_attach_are_what_is_set_back_to():
+def test_weights_loaded_after_attach_are_rewound_to():
     model, optimizer, _ = begin(epochs=2, rewind_to=0, sparsity=0.1)
     other = [p.detach().clone() for p in build("conv", seed=5).parameters()]
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_weights_loaded_after_attach_are_what_is_set_back_to():
     assert torch.equal(model[1].weight, other[1])
 
 
-def test_masks_of_later_rounds_lie_within_those_of_earlier_ones():
+def test_masks_of_later_rounds_are_subsets_of_earlier_ones():
     for scope in ("global", "layer"):
         model, optimizer, sparsifier = begin("depthwise", epochs=8, sparsity=0.9, scope=scope)
         masker = sparsifier._masker
@@ -161,7 +161,7 @@ def rounds(**settings):
     return len(Lottery(**settings).phases(60)) - 1
 
 
-def test_each_round_removes_at_most_what_was_said():
+def test_each_round_prunes_at_most_prune_per_round():
     assert rounds(sparsity=0.2) == 1
     assert rounds(sparsity=0.36) == 2
     assert rounds(sparsity=0.37) == 3
@@ -170,7 +170,7 @@ def test_each_round_removes_at_most_what_was_said():
     assert rounds(sparsity=0.01) == 1
 
 
-def test_the_epochs_are_split_over_all_trainings():
+def test_the_epochs_are_divided_among_all_trainings():
     phases = Lottery(sparsity=0.95).phases(64)
     assert [phase.epochs for phase in phases] == [4] * 11 + [5] * 4
     assert phases[0] == Phase("training 1", 4)
@@ -181,7 +181,7 @@ def test_the_epochs_are_split_over_all_trainings():
         assert len(lengths) == min(15, epochs)
 
 
-def test_or_come_again_for_each_training():
+def test_each_training_can_have_all_epochs():
     phases = Lottery(sparsity=0.36, equal_epochs=False).phases(10)
     assert [phase.epochs for phase in phases] == [10, 10, 10]
     assert Lottery(sparsity=0).phases(10) == (Phase("train", 10),)
@@ -201,7 +201,7 @@ def test_fewer_epochs_make_fewer_and_larger_rounds():
         Lottery(sparsity=0.9).phases(1)
 
 
-# What every method promises
+# Contracts of every method
 
 
 @pytest.mark.parametrize("name", ["depthwise", "conv3d", "transformer", "tied", "recurrent"])
@@ -219,7 +219,7 @@ def test_the_budget_is_exact_if_training_ends_early(steps, settings):
 
 
 @pytest.mark.parametrize("stop", [1, 3, 6])
-def test_it_resumes_bit_by_bit_also_if_it_goes_back_to_a_later_update(stop):
+def test_resuming_is_bit_identical_when_rewinding_to_a_later_update(stop):
     settings = {"epochs": 4, "rewind_to": 0.5}
     batches = make_batches("conv", 8)
     whole, first, second = (begin(**settings) for _ in range(3))
@@ -259,6 +259,6 @@ def test_a_copy_is_independent():
         ({"equal_epochs": 2}, r"Lottery\(equal_epochs=2\): must be one of True, False\."),
     ],
 )
-def test_settings_are_checked(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(probmask.InputError, match=message):
         Lottery(**{"sparsity": 0.9} | settings)

@@ -1,4 +1,4 @@
-"""Learning-rate rewinding: the rounds of the lottery, but weights go on from where they are."""
+"""Learning-rate rewinding: the rounds of the lottery, but weights are not rewound."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def begin(name="conv", epochs=4, sparsity=0.5, **settings):
 
 
 def test_it_is_the_published_loop():
-    """Train an epoch, cut what is smallest, train on with a new optimizer; three times."""
+    """Train an epoch, prune the smallest weights, train on with a new optimizer; three times."""
     twin = build("conv")
     weights = [twin[0].weight, twin[4].weight]
     masks = [torch.ones_like(w) for w in weights]
@@ -56,7 +56,7 @@ def test_it_is_the_published_loop():
         torch.testing.assert_close(one.abs(), other.abs(), msg=name)
 
 
-def test_weights_and_statistics_go_on_and_momentum_does_not():
+def test_weights_and_statistics_stay_and_momentum_restarts():
     model, optimizer, sparsifier = begin()
     batches = make_batches("conv", 8)
     train(model, optimizer, batches[:2])

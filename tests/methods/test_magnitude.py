@@ -19,7 +19,7 @@ def begin(name="mlp", **settings):
     return model, optimizer, probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
 
 
-def test_by_default_it_is_dense_training_cut_at_the_end():
+def test_by_default_dense_training_is_pruned_at_the_end():
     model, optimizer, sparsifier = begin()
     dense = build("mlp")
     batches = make_batches("mlp", STEPS)
@@ -34,7 +34,7 @@ def test_by_default_it_is_dense_training_cut_at_the_end():
     assert_same_state(state_of(model), state_of(dense))
 
 
-def test_from_the_cut_on_only_the_largest_train():
+def test_after_the_pruning_only_the_largest_weights_are_trained():
     model, optimizer, sparsifier = begin(prune_at=0.5)
     batches = make_batches("mlp", STEPS)
     train(model, optimizer, batches[:5])
@@ -50,7 +50,7 @@ def test_from_the_cut_on_only_the_largest_train():
         assert bool((model[i].weight[mask] != value[mask]).any())
 
 
-def test_zero_prunes_what_is_there_before_training():
+def test_prune_at_zero_prunes_the_initial_weights():
     model, _, _ = begin(prune_at=0)
     fresh = build("mlp")
     joint = torch.cat([fresh[i].weight.detach().abs().flatten() for i in LAYERS])
@@ -111,7 +111,7 @@ def test_sparsity_zero_is_dense_training(prune_at):
         ({"dense_last": 1.5}, "Magnitude(dense_last=1.5): must be one of True, False."),
     ],
 )
-def test_refused_with_the_value_and_the_rule(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         Magnitude(sparsity=0.9, **settings)
     assert str(caught.value) == text

@@ -1,4 +1,4 @@
-"""MLPrune: its factors, its costs against an explicit Fisher, and what is left as it was."""
+"""MLPrune: its factors, its costs against an explicit Fisher matrix, and the pruning."""
 
 import copy
 import math
@@ -63,7 +63,7 @@ def test_the_cost_is_that_of_an_explicit_inverse_fisher():
 
 
 def test_the_measured_cost_is_that_of_the_explicit_fisher():
-    """On one example, label by label: there the Fisher is a Kronecker product, no approximation."""
+    """On one example, label by label: there the Fisher matrix is exactly a Kronecker product."""
     torch.manual_seed(0)
     layer = nn.Linear(2, 3, bias=False)
     x, labels = torch.randn(1, 2), torch.arange(3)
@@ -84,7 +84,7 @@ def test_the_measured_cost_is_that_of_the_explicit_fisher():
     torch.testing.assert_close(cost.flatten(), explicit, rtol=1e-5, atol=0)
 
 
-def test_what_never_saw_an_input_costs_nothing():
+def test_weights_without_inputs_cost_nothing():
     zeros = torch.zeros(1, 4, 4)
     assert torch.isfinite(inverse_diagonal(zeros, 1e-3)).all()
     cost = obs_importance(torch.ones(2, 4), torch.eye(2)[None], zeros, 1e-3)
@@ -122,8 +122,8 @@ def test_the_vectors_make_up_the_gradient_of_the_weight(name):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_groups_are_measured_each_for_itself():
-    """A grouped convolution costs what its groups, as convolutions of their own, cost."""
+def test_groups_are_measured_separately():
+    """The costs of a grouped convolution equal those of its groups as single convolutions."""
     torch.manual_seed(0)
     grouped = nn.Conv2d(4, 6, 3, groups=2, bias=False)
     x = torch.randn(40, 4, 5, 5)
@@ -196,7 +196,7 @@ def test_attention_and_other_weights_take_the_diagonal():
     torch.testing.assert_close(costs[name].float(), expected / expected.sum(), rtol=1e-3, atol=1e-7)
 
 
-def test_measuring_leaves_no_trace():
+def test_measuring_leaves_the_model_unchanged():
     model, optimizer, sparsifier = begin("conv")
     train(model, optimizer, make_batches("conv", 2))
     model[1].eval()
@@ -236,7 +236,7 @@ def test_a_convolution_of_a_single_example_without_a_batch_dimension():
     torch.testing.assert_close(alone * 2, batched)  # len(x) is taken for the number of examples
 
 
-def test_hooks_are_gone_even_if_the_model_fails():
+def test_hooks_are_removed_even_if_the_model_fails():
     model, _, sparsifier = begin(
         "conv", probe=probmask.Probe([(torch.zeros(2, 5), torch.zeros(2))])
     )
@@ -246,7 +246,7 @@ def test_hooks_are_gone_even_if_the_model_fails():
     assert model.training
 
 
-def test_as_many_batches_are_looked_at_as_asked_for():
+def test_the_number_of_batches_measured():
     seen = []
 
     def batches():
@@ -289,7 +289,7 @@ def test_without_normalization_layers_are_weighed_by_their_curvature():
 # The pruning
 
 
-def test_the_cheapest_weights_go_after_the_first_phase():
+def test_the_cheapest_weights_are_pruned_after_the_first_phase():
     model, optimizer, sparsifier = begin()
     twin, its_optimizer, its_sparsifier = begin(total_steps=2 * STEPS)  # prunes later
     train(model, optimizer, make_batches("mlp", PRUNED_AT))
@@ -340,7 +340,7 @@ def test_a_copy_of_the_model_does_not_copy_the_data():
     assert masker.model is twin
 
 
-def test_it_asks_for_data():
+def test_missing_data_raises():
     with pytest.raises(
         probmask.InputError, match=r"attach\(MLPrune\): this method inspects data .*probe="
     ):
@@ -350,7 +350,7 @@ def test_it_asks_for_data():
         sparsifier._masker.costs()
 
 
-def test_outputs_that_are_no_logits_are_refused():
+def test_outputs_other_than_logits_raise():
     model = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
     _, _, sparsifier = begin(model=model, probe=probmask.Probe(make_batches("mlp", 1)))
     with pytest.raises(probmask.InputError, match=r"must be logits, .* pass labels='given'\."):
@@ -373,12 +373,12 @@ def test_outputs_that_are_no_logits_are_refused():
         ({"normalize": 1.5}, r"MLPrune\(normalize=1.5\): must be one of True, False\."),
     ],
 )
-def test_settings_are_checked(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(probmask.InputError, match=message):
         MLPrune(**{"sparsity": 0.9} | settings)
 
 
-# What the record shows
+# Histograms
 
 
 def test_costs_are_shown_layer_by_layer_in_the_epoch_of_the_pruning_only():

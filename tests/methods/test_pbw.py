@@ -1,4 +1,4 @@
-"""Pruning by weight: which weights go, when, and what the fine-tuning is."""
+"""Pruning by weight: which weights are pruned and when, and the fine-tuning."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def begin(name="mlp", model=None, sparsity=0.8, **settings):
 
 
 def dense_weights(name="mlp", steps=PRUNED_AT):
-    """What dense training comes to, without any of our code."""
+    """Return a densely trained model, without any of our code."""
     model = build(name)
     train(model, sgd(model), make_batches(name, STEPS)[:steps])
     return model
@@ -38,14 +38,14 @@ def weights_of(model):
 
 
 def pruned_mlp(**settings):
-    """The masks right after the pruning."""
+    """Return the masks right after the pruning."""
     model, optimizer, sparsifier = begin(**settings)
     train(model, optimizer, make_batches("mlp", STEPS)[:PRUNED_AT])
     assert sparsifier.frozen
     return [layer.weight != 0 for layer in (model[0], model[2], model[4])]
 
 
-def test_before_the_pruning_training_is_dense_and_the_largest_weights_of_all_layers_stay():
+def test_dense_training_then_the_largest_weights_of_all_layers_are_kept():
     twin = dense_weights()
     sizes = torch.cat([w.abs().flatten() for w in weights_of(twin)])
     threshold = sizes.sort().values[int(0.8 * 400)]  # the value at index ⌊S n⌋
@@ -53,7 +53,7 @@ def test_before_the_pruning_training_is_dense_and_the_largest_weights_of_all_lay
         assert torch.equal(mask, weight.abs() >= threshold)
 
 
-def test_the_weights_that_stay_are_those_of_dense_training():
+def test_kept_weights_have_the_values_of_dense_training():
     model, optimizer, _ = begin()
     train(model, optimizer, make_batches("mlp", STEPS)[:PRUNED_AT])
     for layer, weight in zip((0, 2, 4), weights_of(dense_weights()), strict=True):
@@ -83,18 +83,18 @@ def test_by_layer_each_keeps_the_same_fraction():
     ("settings", "whole"), [({"dense_first": True}, 0), ({"dense_last": True}, 2)]
 )
 @pytest.mark.parametrize("scope", ["global", "std", "layer"])
-def test_layers_may_stay_whole(settings, whole, scope):
+def test_layers_can_stay_dense(settings, whole, scope):
     kept = pruned_mlp(sparsity=0.7, scope=scope, **settings)
     assert kept[whole].all()
     assert sum(int(m.sum()) for m in kept) == 120
 
 
-def test_dense_layers_that_exceed_the_budget_are_refused():
+def test_dense_layers_that_exceed_the_budget_raise():
     with pytest.raises(probmask.InputError, match=r"PBW\(sparsity=0.8\): the dense layers .* 96 "):
         begin(dense_first=True)
 
 
-def test_momentum_begins_anew_and_pruned_weights_never_come_back():
+def test_momentum_restarts_and_pruned_weights_never_return():
     model, optimizer, sparsifier = begin()
     batches = make_batches("mlp", STEPS)
     train(model, optimizer, batches[:PRUNED_AT])
@@ -107,7 +107,7 @@ def test_momentum_begins_anew_and_pruned_weights_never_come_back():
         assert torch.equal(model[i].weight != 0, mask)
 
 
-def test_fine_tuning_is_plain_training_of_what_is_left():
+def test_fine_tuning_is_plain_training_of_the_kept_weights():
     model, optimizer, sparsifier = begin()
     batches = make_batches("mlp", STEPS)
     train(model, optimizer, batches[:PRUNED_AT])
@@ -196,13 +196,13 @@ def test_the_phases_can_be_chosen():
         ({"sparsity": 90}, r"PBW\(sparsity=90\): .*; for 90 % pass 0\.9\."),
     ],
 )
-def test_settings_are_checked(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(probmask.InputError, match=message):
         PBW(**{"sparsity": 0.9} | settings)
 
 
-def test_a_layer_that_loses_all_its_weights_is_named():
-    """Layer collapse is what one threshold is known for at high sparsity: not in silence."""
+def test_a_layer_that_loses_all_its_weights_causes_a_warning():
+    """One threshold for all layers is prone to layer collapse at high sparsity."""
     model, _, sparsifier = begin("depthwise", sparsity=0.9)
     with torch.no_grad():
         model[-1]._parameters["weight"].mul_(1e-3)

@@ -1,4 +1,4 @@
-"""Random pruning: how many of each layer, and that it is chance."""
+"""Random pruning: the number of weights per layer, and uniformity."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def begin(name="depthwise", seed=5, **settings):
     return model, optimizer, sparsifier
 
 
-def test_each_layer_keeps_what_the_rule_says():
+def test_each_layer_keeps_the_number_of_its_allocation():
     shapes = [site.shape for site in begin()[2].sites]
     kept = {
         rule: [layer.kept for layer in begin(allocation=rule)[2].summary().layers]
@@ -32,7 +32,7 @@ def test_each_layer_keeps_what_the_rule_says():
     assert kept["global"] != kept["uniform"]
 
 
-def test_every_weight_is_as_likely_to_stay():
+def test_every_weight_is_kept_with_equal_probability():
     counts = torch.zeros(16, 16)
     for seed in range(100):
         counts += begin("mlp", seed=seed)[0][2].weight != 0
@@ -42,7 +42,7 @@ def test_every_weight_is_as_likely_to_stay():
     assert counts.mean() == pytest.approx(20, abs=1)
 
 
-def test_the_mask_is_the_seeds_and_does_not_change():
+def test_the_mask_depends_on_the_seed_alone_and_is_final():
     model, optimizer, sparsifier = begin()
     start = [site.weight != 0 for site in sparsifier.sites]
     again = [site.weight != 0 for site in begin()[2].sites]
@@ -62,7 +62,7 @@ def test_dense_ends():
         begin(dense_first=True)
 
 
-def test_refused_with_the_value_and_the_rule():
+def test_invalid_settings_raise():
     with pytest.raises(
         InputError, match=r"Random\(allocation='er2'\): must be one of 'uniform', 'er', "
     ):

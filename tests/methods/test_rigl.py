@@ -55,7 +55,7 @@ def test_the_sets_by_hand():
     assert weight.tolist() == pytest.approx([0, -0.5, 0, 0.9, 0, 0, 0, 0])
 
 
-def test_what_is_dropped_and_grown_at_once_keeps_its_value():
+def test_a_weight_dropped_and_grown_at_once_keeps_its_value():
     run, weight = by_hand([6.0, 1, 1, 1, 5, 0, -7, 3])
     assert run.active[0][0].nonzero().flatten().tolist() == [0, 1, 3, 6]
     assert weight.tolist() == pytest.approx([0.1, -0.5, 0, 0.9, 0, 0, 0, 0])
@@ -112,7 +112,7 @@ def test_dense_gradients_only_when_they_are_needed():
         run.optimizer.step()
 
 
-def test_exchanges_come_as_often_as_asked_until_they_stop():
+def test_exchanges_follow_the_interval_until_they_stop():
     assert Run(RigL(sparsity=0.8)).exchanges(batches()) == list(range(2, 28, 2))  # then q is 0
     assert Run(RigL(sparsity=0.8, update_every=7)).exchanges(batches()) == [7, 14, 21]
     assert Run(RigL(sparsity=0.8, stop_at=0.3)).exchanges(batches()) == [2, 4, 6, 8, 10]
@@ -134,7 +134,7 @@ def test_dense_ends_are_options():
     assert (run.counts[0], run.counts[3]) == (144, 36)
 
 
-def test_a_dense_first_layer_larger_than_the_budget_is_refused():
+def test_a_dense_first_layer_that_exceeds_the_budget_raises():
     text = r"RigL\(sparsity=0\.95\): the dense layers alone hold 144 weights, the budget is 93 of"
     with pytest.raises(InputError, match=text):
         Run(RigL(sparsity=0.95, allocation="uniform"))
@@ -180,12 +180,12 @@ def test_evaluation_uses_the_current_mask():
         ({"sparsity": 90}, "RigL(sparsity=90): sparsity is the fraction pruned, in [0, 1)"),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError) as error:
         RigL(**{"sparsity": 0.9, **settings})
     assert str(error.value).startswith(message)
 
 
-def test_keeping_nothing_is_refused():
+def test_keeping_nothing_raises():
     with pytest.raises(InputError, match="none of the 1860 weights would be kept; lower sparsity"):
         Run(RigL(sparsity=0.9999))

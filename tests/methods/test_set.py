@@ -1,4 +1,4 @@
-"""SET: the weights nearest to zero of either sign go, others come at random."""
+"""SET: drop the weights nearest to zero of either sign, grow at random."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_the_set_by_hand():
     assert not without_nearest_zero(weight, active, 1.0).any()
 
 
-def test_survivors_go_on_and_grown_weights_begin_at_zero():
+def test_survivors_keep_momentum_and_grown_weights_start_from_zero():
     run = Run(SET(sparsity=0.8, update_every=4, drop_fraction=0.5)).train(batches(3))
     before, counts = run.active, run.counts
     run.train(batches(1, seed=9))
@@ -56,7 +56,7 @@ def test_exchanges_come_after_every_epoch_but_the_last():
     assert Run(SET(sparsity=0.8, update_every=10, stop_at=0.5)).exchanges(batches()) == [9]
 
 
-def test_full_layers_stay_as_they_are():
+def test_dense_layers_stay_dense():
     run = Run(SET(sparsity=0.8, dense_first=True, dense_last=True, drop_fraction=1.0))
     plain = run.weights[0]
     run.masker._exchange(1, WeightOptimizers(()))
@@ -81,7 +81,7 @@ def test_full_layers_stay_as_they_are():
         ),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError) as error:
         SET(sparsity=0.9, **settings)
     assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""Sparse momentum: layers by mean momentum, weights by momentum, both of the dense gradient."""
+"""Sparse momentum: growth by the momentum of layers and weights."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_the_number_of_weights_is_constant():
     assert_budget_throughout(SNFS, update_every=3)
 
 
-def test_its_own_momentum_resumes():
+def test_tracked_momentum_resumes():
     assert_resumes(SNFS, make_optimizer=without_momentum, update_every=3)
 
 
@@ -41,7 +41,7 @@ def test_the_momentum_of_inactive_weights_is_that_of_the_dense_gradient():
         assert run.masker.own[index] is None
 
 
-def test_an_optimizer_without_momentum_gets_one_of_our_own():
+def test_momentum_is_tracked_for_optimizers_without_it():
     run = Run(SNFS(sparsity=0.8, update_every=100), make=without_momentum)
     expected = [torch.zeros_like(w) for w in run.weights]
     for batch in batches(5):
@@ -150,7 +150,7 @@ def test_adam_has_a_momentum():
         ),
     ],
 )
-def test_what_is_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError) as error:
         SNFS(sparsity=0.9, **settings)
     assert str(error.value) == message

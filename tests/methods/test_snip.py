@@ -1,4 +1,4 @@
-"""SNIP: its scores against autograd on a copy, and that scoring leaves no trace."""
+"""SNIP: its scores against autograd on a copy, and that scoring changes nothing."""
 
 import copy
 
@@ -30,7 +30,7 @@ def begin(name="conv", **settings):
 
 @pytest.mark.parametrize("name", ["conv", "mlp", "depthwise", "tied", "transformer"])
 @pytest.mark.parametrize("batches", [1, 3])
-def test_the_weights_that_the_loss_depends_on_most_stay(name, batches):
+def test_the_weights_that_the_loss_depends_on_most_are_kept(name, batches):
     _, _, sparsifier = begin(name, batches=batches)
     twin = build(name)
     for module in twin.modules():
@@ -76,7 +76,7 @@ def test_the_score_is_the_derivative_by_a_gate():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_looking_leaves_no_trace(training):
+def test_scoring_leaves_the_model_unchanged(training):
     model = build("conv")
     model.append(nn.Dropout(0.5))
     model.train(training)
@@ -98,7 +98,7 @@ def test_looking_leaves_no_trace(training):
     assert [m.training for m in model.modules()] == modes
 
 
-def test_a_shuffled_loader_gives_what_the_seed_says():
+def test_batches_of_a_shuffled_loader_depend_on_the_seed_alone():
     data = TensorDataset(*(torch.cat(x) for x in zip(*make_batches("conv", 4), strict=True)))
     found = []
     for seed, global_seed in ((1, 1), (1, 2), (2, 1)):
@@ -110,7 +110,7 @@ def test_a_shuffled_loader_gives_what_the_seed_says():
     assert not all(torch.equal(a, b) for a, b in zip(found[0], found[2], strict=True))
 
 
-def test_frozen_weights_and_a_loss_of_ones_own():
+def test_frozen_weights_and_a_custom_loss():
     model = build("mlp")
     model[0].weight.requires_grad_(False)
     batches = [(x, torch.randn(8, 3)) for x, _ in make_batches("mlp", 1)]
@@ -130,7 +130,7 @@ def test_the_budget_is_exact_on_any_network(name):
         assert not bool(site.weight[~mask].any())
 
 
-def test_resuming_is_bit_identical_whatever_the_fresh_masks():
+def test_resuming_is_bit_identical_from_other_fresh_masks():
     batches = make_batches("conv", STEPS)
     whole = begin()
     train(*whole[:2], batches)
@@ -147,7 +147,7 @@ def test_sparsity_zero_is_dense_training_and_needs_no_data():
     assert_dense_without_data(SNIP(sparsity=0))
 
 
-def test_refusals():
+def test_invalid_settings_raise():
     with pytest.raises(
         InputError, match=r"SNIP\(batches=0\): must be a number of batches, an integer"
     ):

@@ -86,7 +86,7 @@ class Run:
 
 
 def assert_budget_throughout(make, **settings):
-    """The number of active weights never changes, and inactive ones never move."""
+    """Assert that the number of active weights is constant and inactive weights stay zero."""
     run = Run(make(sparsity=0.9, **settings), total_steps=SHORT, weight_decay=0.1)
     for batch in batches(SHORT):
         run.train([batch])
@@ -96,7 +96,7 @@ def assert_budget_throughout(make, **settings):
 
 
 def assert_resumes(make, make_optimizer=sgd, stops=(4, 11), **settings):
-    """Stopped, saved, loaded into a fresh start of another seed: bit for bit the same."""
+    """Assert that a training resumed from another seed's start ends bit-identically."""
     method, data = make(sparsity=0.9, **settings), batches(SHORT)
     common = {"total_steps": SHORT, "make": make_optimizer}
     whole = Run(method, **common).train(data)

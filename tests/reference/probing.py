@@ -1,4 +1,4 @@
-"""What a rank finds by looking at data; importable, as processes that are spawned need it."""
+"""Methods that inspect data, on one rank or several; spawned processes import this."""
 
 import probmask
 from probmask import Probe
@@ -35,7 +35,7 @@ def look(rank):
 
 
 def attached(method, name="conv", *, model=None, seed=5, probe=None):
-    """A model with a method that has looked at data: model, optimizer and sparsifier."""
+    """Attach a method that inspects data; return model, optimizer and sparsifier."""
     model = build(name) if model is None else model
     optimizer = sgd(model)
     sparsifier = probmask.attach(
@@ -54,7 +54,7 @@ def masks_of(sparsifier):
 
 
 def assert_dense_without_data(method):
-    """At sparsity 0 a training is the dense one, though nothing was looked at."""
+    """Assert that sparsity 0 is dense training and needs no data."""
     model, dense = build("conv"), build("conv")
     optimizer = sgd(model)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)

@@ -1,4 +1,4 @@
-"""A short training with everything that a method may ask of a loop: draws, penalty, losses."""
+"""A short training with everything that a method may need: draws, penalty, losses."""
 
 import warnings
 
