@@ -21,7 +21,7 @@ from matplotlib.patheffects import withStroke
 from probmask.analysis.comparison import Cell, Setting, compare
 from probmask.analysis.records import find_records
 
-_OURS = "probmask"
+_OURS = "probmask-tied"
 _INK, _MUTED, _ACCENT = "#1f2430", "#b4bbc7", "#d1495b"
 _OTHERS = ("#2f6fb7", "#2a9d8f", "#c77d0a", "#7b5ea7")  # colours of the best other methods
 _HALO = [withStroke(linewidth=2.5, foreground="white")]  # keeps labels legible over lines

@@ -123,13 +123,13 @@ def test_laptop_runs_equal_the_command_line_of_the_committed_runs():
 
     table = {
         identity(method, sparsity, seed)
-        for method in ("probmask", "gmp", "rigl", "pbw", "str")
+        for method in ("probmask-tied", "gmp", "rigl", "pbw", "str")
         for sparsity in (0.95, 0.98)
         for seed in (0, 1)
     }
     assert {run.identity for run in runs_of("table1", "laptop")} == table
     assert {run.identity for run in runs_of("lsb_gsb", "laptop")} == {
-        identity("probmask", sparsity, seed, recipe="learned", scope=scope)
+        identity("probmask", sparsity, seed, scope=scope)
         for scope in ("global", "layer")
         for sparsity in (0.95, 0.98)
         for seed in (0, 1)
@@ -205,13 +205,14 @@ def test_paper_figure(key, accuracy):
 
 def test_paper_figure_needs_the_same_network_data_and_settings():
     def at_99(*more):
-        keys = [("data", "cifar10"), ("model", "resnet32"), ("method.sparsity", 0.99), *more]
-        return figure(load_config(None, keys))
+        keys = [("data", "cifar10"), ("model", "resnet32"), ("method.sparsity", 0.99)]
+        return figure(load_config(None, [*keys, ("method.name", "probmask"), *more]))
 
     assert at_99() == 91.79
     assert at_99(("epochs", 3), ("optimizer.lr", 0.5)) == 91.79
     assert at_99(("method.scope", "layer")) == 90.89
     assert at_99(("method.train_weights", False)) is None
+    assert at_99(("method.name", "probmask-tied")) is None  # not the paper's method
     assert at_99(("model_args.width", 16)) is None
     assert at_99(("data_args.train_images", 10000)) is None
     dense = [("data", "cifar100"), ("model", "vgg19"), ("method.name", "dense")]

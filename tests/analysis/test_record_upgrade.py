@@ -1,13 +1,18 @@
 """Records of earlier formats are converted to the current one."""
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from analysis.synthetic_records import record, write
-from probmask.analysis.identity import run_identity
-from probmask.analysis.record_upgrade import upgrade_record
+from probmask.analysis.experiments import find_experiment
+from probmask.analysis.identity import digest, relevant_settings, run_identity
+from probmask.analysis.record_upgrade import upgrade_method, upgrade_record
 from probmask.analysis.records import find_records
+from probmask.methods import METHODS
+from probmask.sweeps.grid import expand
 from probmask.training.config import to_table
 from probmask.training.record_format import RECORD_FORMAT
 from training.small import small
@@ -62,22 +67,19 @@ def read(directory, made):
 @pytest.mark.parametrize(
     ("settings", "label"),
     [
-        ({}, "probmask recipe=learned"),
-        ({"scope": "layer"}, "probmask recipe=learned scope=layer"),
-        ({"freeze_at": None}, "probmask recipe=learned freeze_at=1"),
-        ({"ramp_end": 0.6}, "probmask recipe=learned ramp_end=0.6"),
-        ({"train_weights": False}, "probmask recipe=learned train_weights=false"),
-        ({"compat": "official"}, "probmask recipe=learned compat=official"),
-        ({"draws": 2}, "probmask recipe=learned draws=2"),
-        ({"prob_lr": 0.006}, "probmask recipe=learned prob_lr=0.006"),
-        (
-            {"select": "sample", "freeze_at": None},
-            "probmask recipe=learned freeze_at=1 select=sample",
-        ),
+        ({}, "probmask"),
+        ({"scope": "layer"}, "probmask scope=layer"),
+        ({"freeze_at": None}, "probmask freeze_at=1"),
+        ({"ramp_end": 0.6}, "probmask ramp_end=0.6"),
+        ({"train_weights": False}, "probmask train_weights=false"),
+        ({"compat": "official"}, "probmask compat=official"),
+        ({"draws": 2}, "probmask draws=2"),
+        ({"prob_lr": 0.006}, "probmask prob_lr=0.006"),
+        ({"select": "sample", "freeze_at": None}, "probmask freeze_at=1 select=sample"),
     ],
     ids=str,
 )
-def test_format_1_default_is_the_learned_recipe(settings, label, tmp_path):
+def test_format_1_is_the_adaptive_recipe(settings, label, tmp_path):
     run = read(tmp_path, old_record(**settings))
     assert run.label == label
     assert run.record["format"] == RECORD_FORMAT
@@ -86,8 +88,8 @@ def test_format_1_default_is_the_learned_recipe(settings, label, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "today"),
     [
-        ({}, {"recipe": "learned"}),
-        ({"freeze_at": None}, {"recipe": "learned", "freeze_at": 1}),
+        ({}, {}),
+        ({"freeze_at": None}, {"freeze_at": 1}),
         ({"train_weights": False}, {"train_weights": False}),
         ({"draws": 2, "every": "epoch"}, {"draws": 2, "every": "epoch"}),
         ({"compat": "official"}, {"compat": "official"}),
@@ -113,19 +115,23 @@ def test_other_records_are_unchanged(made):
     assert upgrade_record(made) == made
 
 
+TIED = {"name": "probmask-tied"}
 TO_THE_END = {"choose_at": 1.0, "freeze_at": 1.0}
 
 
 @pytest.mark.parametrize(
     ("settings", "today"),
     [
-        ({}, {"temperature_end": 0.01, **TO_THE_END}),
-        ({"recipe": "tied"}, {"temperature_end": 0.01, **TO_THE_END}),
-        ({"temperature_end": 0.005}, {"temperature_end": 0.005, **TO_THE_END}),
-        ({"freeze_at": 0.8}, {"temperature_end": 0.01, "choose_at": 0.8, "freeze_at": 0.8}),
+        ({}, {**TIED, "temperature_end": 0.01, **TO_THE_END}),
+        ({"recipe": "tied"}, {**TIED, "temperature_end": 0.01, **TO_THE_END}),
+        ({"temperature_end": 0.005}, {**TIED, "temperature_end": 0.005, **TO_THE_END}),
+        (
+            {"freeze_at": 0.8},
+            {**TIED, "temperature_end": 0.01, "choose_at": 0.8, "freeze_at": 0.8},
+        ),
         ({"recipe": "paper"}, {"recipe": "paper"}),
-        ({"recipe": "learned", "ramp_end": 0.6}, {"recipe": "learned", "ramp_end": 0.6}),
-        ({"draws": 2}, {"recipe": "learned", "draws": 2}),
+        ({"recipe": "learned", "ramp_end": 0.6}, {"ramp_end": 0.6}),
+        ({"draws": 2}, {"draws": 2}),
     ],
     ids=str,
 )
@@ -139,10 +145,10 @@ def test_format_2_identity(settings, today, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "same"),
     [
-        ({}, {"recipe": "tied"}),
-        ({"recipe": "tied"}, {"temperature_start": 1 / 3, "ramp_end": 0.5, "every": "step"}),
-        ({"recipe": "learned"}, {"recipe": "learned", "freeze_at": 0.6, "draws": 1}),
-        ({"prob_lr": 0.1}, {"recipe": "learned", "prob_lr": 0.1}),
+        (TIED, {**TIED, "temperature_start": 1 / 3, "ramp_end": 0.5, "every": "step"}),
+        ({}, {"recipe": "adaptive", "freeze_at": 0.6, "draws": 1}),
+        ({"prob_lr": 0.1}, {"recipe": "adaptive", "prob_lr": 0.1}),
+        ({"recipe": "paper"}, {"recipe": "paper", "draws": 2, "select": "sample"}),
     ],
     ids=str,
 )
@@ -151,6 +157,136 @@ def test_identity_does_not_depend_on_how_settings_are_given(settings, same):
         small(method={"name": "probmask", "sparsity": 0.9, **given}) for given in (settings, same)
     )
     assert run_identity(one) == run_identity(other)
+
+
+# All settings of a tied record of format 3, and of a learned one.
+FORMAT_3 = {
+    **dict.fromkeys((*OLD, "outside", "forget_by", "choose_at")),
+    **GIVEN,
+    "recipe": "tied",
+    "draws": 1,
+    "temperature_start": 1 / 3,
+    "temperature_end": 1 / 3,
+    "ramp_begin": 0.0,
+    "ramp_end": 0.5,
+    "every": "step",
+    "freeze_at": 0.95,
+    "select": "top",
+}
+LEARNED_3 = {
+    **FORMAT_3,
+    "recipe": "learned",
+    "temperature_start": 1.0,
+    "temperature_end": 0.03,
+    "ramp_begin": 0.05,
+    "freeze_at": 0.6,
+}
+PAPER_3 = {
+    "recipe": "paper",
+    "draws": 2,
+    "ramp_begin": 0.16,
+    "ramp_end": 0.6,
+    "every": "epoch",
+    "freeze_at": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "today"),
+    [
+        (FORMAT_3, TIED),
+        ({**FORMAT_3, "forget_by": 0.0}, {**TIED, "forget_by": 0}),
+        ({**FORMAT_3, "outside": 1.0, "scope": "layer"}, {**TIED, "outside": 1, "scope": "layer"}),
+        (LEARNED_3, {}),
+        ({**LEARNED_3, "train_weights": False}, {"train_weights": False}),
+        ({**LEARNED_3, "compat": "official"}, {"compat": "official"}),
+        (
+            {**LEARNED_3, **PAPER_3, "select": "top"},
+            {"recipe": "paper", "select": "top"},
+        ),
+    ],
+    ids=str,
+)
+def test_format_3_identity(settings, today, tmp_path):
+    config = small(method={"name": "probmask", "sparsity": 0.9, **today})
+    made = made_by(settings, format=3, config=json.loads(json.dumps(to_table(config))))
+    run = read(tmp_path, made)
+    assert run.identity == run_identity(config)
+    assert run.record["method"] == {**run.record["method"], **upgrade_method(settings)}
+
+
+def test_tied_settings_of_format_3():
+    """Settings of learned probabilities are dropped, as is None, which meant the default."""
+    assert upgrade_method(FORMAT_3) == {
+        "name": "probmask-tied",
+        "sparsity": 0.9,
+        "scope": "global",
+        "cost": "params",
+        "min_keep_per_layer": 0,
+        "temperature_start": 1 / 3,
+        "temperature_end": 1 / 3,
+        "ramp_begin": 0.0,
+        "ramp_end": 0.5,
+        "every": "step",
+        "freeze_at": 0.95,
+    }
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "probmask", "recipe": "adaptive", "draws": 1},
+        {"name": "probmask", "recipe": "paper", "draws": 2},
+        {"name": "probmask", "sparsity": 0.9},
+        {"name": "probmask-tied", "outside": 1.0},
+        {"name": "gmp", "recipe": "tied"},
+        {"recipe": ["odd"]},
+    ],
+    ids=str,
+)
+def test_current_methods_are_unchanged(method):
+    assert upgrade_method(method) == method
+
+
+COMMITTED = find_records([Path(__file__).parents[2] / "docs" / "results"])
+
+
+def test_committed_records_of_the_family():
+    """The numbers of records that their content names, whatever their format."""
+    count = Counter(
+        (run.method, run.record["method"].get("recipe"))
+        for run in COMMITTED
+        if run.method.startswith("probmask")
+    )
+    assert count == {
+        ("probmask-tied", None): 69,
+        ("probmask", "adaptive"): 15,
+        ("probmask", "paper"): 7,
+    }
+
+
+@pytest.mark.parametrize(
+    "run",
+    [run for run in COMMITTED if run.method.startswith("probmask")],
+    ids=lambda run: run.path.name,
+)
+def test_committed_records_have_the_identity_of_a_run_today(run):
+    """The upgraded settings are valid today, and training with them gives the same identity."""
+    method = METHODS[run.method](
+        **{key: value for key, value in run.record["method"].items() if key != "name"}
+    )
+    settings = {"name": run.method, **method.full_settings()}
+    assert digest(relevant_settings(run.config, settings)) == run.identity
+
+
+@pytest.mark.parametrize(
+    ("name", "finished"),
+    [("table1", 20), ("lsb_gsb", 8), ("supermask", 4), ("short_budget", 59), ("registry", 17)],
+)
+def test_committed_records_finish_the_experiments(name, finished):
+    identities = {run.identity for run in COMMITTED}
+    planned = expand(find_experiment(name).sweep("laptop"), source=name)
+    assert sum(run.identity in identities for run in planned) == finished == len(planned)
 
 
 def test_configuration_and_results_are_unchanged(tmp_path):

@@ -32,10 +32,10 @@ def test_find_by_record_directory_or_parent(run):
     for path in (run, run.parent):
         assert [(each.method, each.path.parent.name) for each in find_records([path])] == [
             ("dense", "dense"),
-            ("probmask", "run"),
+            ("probmask-tied", "run"),
         ]
     (alone,) = find_records([run / "record.json"])
-    assert alone.label == "probmask scope=layer"
+    assert alone.label == "probmask-tied scope=layer"
     assert alone.name == "run"
     assert (alone.sparsity, alone.seed, alone.data, alone.model) == (0.9, 0, "digits", "smallconv")
     assert alone.accuracy == json.loads((run / "record.json").read_text())["test"]["accuracy"]
@@ -110,12 +110,12 @@ def test_record_and_configuration_have_the_same_identity(run):
         {"data_args__validation_images": 100},  # no images are held out
         # Explicit defaults.
         {"method__scope": "global"},
-        {"method__prob_lr": "none"},
+        {"method__forget_by": "none"},
         {"data_args__padding": 1},
         {"data_args__mean": [0.3051]},
         {"model_args__classes": 10},
         {"optimizer__momentum": 0.9},
-        {"method__freeze_at": "none"},
+        {"method__freeze_at": 0.95},
         {"label_smoothing": 0},
     ],
     ids=str,
@@ -133,7 +133,7 @@ def test_irrelevant_settings_do_not_change_the_identity(change):
         {"method__sparsity": 0.9},
         {"method__scope": "layer"},
         {"method__freeze_at": 0.6},
-        {"method__recipe": "learned"},
+        {"method__name": "probmask"},
         {"optimizer__lr": 0.2},
         {"data_args__padding": 2},
         {"data_args__train_images": 500},
@@ -174,7 +174,7 @@ def test_series_ignores_the_seed(run):
 
 def test_a_missing_setting_has_its_default(run):
     record = json.loads((run / "record.json").read_text())
-    older = {key: value for key, value in record["method"].items() if key != "draws"}
+    older = {key: value for key, value in record["method"].items() if key != "ramp_end"}
     assert Run(run, {**record, "method": older}).identity == Run(run, record).identity
 
 

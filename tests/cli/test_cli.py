@@ -51,8 +51,8 @@ def error(capsys, *arguments):
     ("arguments", "message"),
     [
         (["--sparsity", "98"], "for 98 % pass 0.98"),
-        (["--sparsity", "1"], "the fraction removed, in [0, 1)"),
-        (["--sparsity", "nan"], "the fraction removed, in [0, 1)"),
+        (["--sparsity", "1"], "the fraction pruned, in [0, 1)"),
+        (["--sparsity", "nan"], "the fraction pruned, in [0, 1)"),
         (["--model", "smalconv"], "--model smalconv: no such model; did you mean 'smallconv'?"),
         (
             ["--model", "xyz"],
@@ -81,8 +81,8 @@ def error(capsys, *arguments):
         (["--set", "optimizer.lr=fast"], "optimizer.lr = 'fast': expected a number"),
         (["--set", "epochs.x=1"], "epochs"),
         (["--set", "model_args.widht=8"], "unknown key model_args.widht; did you mean 'width'?"),
-        (["--set", "model_args.width=wide"], "model_args(width='wide'): number of channels"),
-        (["--set", "method.draws=0"], "draws=0"),
+        (["--set", "model_args.width=wide"], "model_args(width='wide'): must be"),
+        (["--method", "probmask", "--set", "method.draws=0"], "draws=0"),
         (["--set", "accelerator=abacus"], "abacus"),
         (["--set", "threads=0"], "threads"),
         (["no-such-file.toml"], "no-such-file.toml: cannot be read: No such file or directory"),
@@ -114,11 +114,14 @@ def test_input_errors_are_one_line_and_create_nothing(
             "data_args.pading = 1\n",
             "run.toml: unknown key data_args.pading; did you mean 'padding'",
         ),
-        ("data_args.padding = -1\n", "run.toml: data_args(padding=-1): number of pixels, a"),
+        ("data_args.padding = -1\n", "run.toml: data_args(padding=-1): must be"),
         ("model_args.widht = 1\n", "run.toml: unknown key model_args.widht; did you mean 'width'"),
-        ("model_args.width = 0\n", "run.toml: model_args(width=0): number of channels"),
-        ("method.sparsity = 98\n", "run.toml: ProbMask(sparsity=98.0): sparsity is the fraction"),
-        ("epochs = 0\n", "run.toml: train(epochs=0): epochs, a whole number, at least 1"),
+        ("model_args.width = 0\n", "run.toml: model_args(width=0): must be"),
+        (
+            "method.sparsity = 98\n",
+            "run.toml: TiedProbMask(sparsity=98.0): sparsity is the fraction",
+        ),
+        ("epochs = 0\n", "run.toml: train(epochs=0): must be"),
         ("optimizer.lr = -1\n", "run.toml: optimizer(lr=-1.0)"),
         ("epochs = \n", "run.toml: is not valid TOML"),
     ],
@@ -135,7 +138,7 @@ def test_configuration_errors_name_the_file_and_the_key(
 
 def test_errors_of_flags_do_not_name_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.toml").write_text("data_args.padding = 2\nmethod.draws = 2\n")
+    (tmp_path / "run.toml").write_text("data_args.padding = 2\nmethod.forget_by = 0.2\n")
 
     def message(*arguments):
         return error(capsys, "train", "run.toml", "--out", "out", *arguments)
@@ -143,7 +146,7 @@ def test_errors_of_flags_do_not_name_the_file(tmp_path, monkeypatch, capsys):
     assert message("--data", "digts").startswith("probmask: --data digts: no such data set")
     assert message("--model", "smalconv").startswith("probmask: --model smalconv: no such model")
     assert message("--method", "gmpp").startswith("probmask: --method gmpp: no such method")
-    assert message("--sparsity", "98").startswith("probmask: ProbMask(sparsity=98.0)")
+    assert message("--sparsity", "98").startswith("probmask: TiedProbMask(sparsity=98.0)")
     assert message("--set", "optimizer.lrr=1").startswith("probmask: the command line: unknown key")
     assert message("--epochs", "0").startswith("probmask: train(epochs=0)")
     # Errors of the file name the file.
@@ -246,7 +249,7 @@ def test_input_errors_of_the_real_command(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "probmask: ProbMask(sparsity=98.0): sparsity is the fraction removed, in [0, 1); "
+        "probmask: TiedProbMask(sparsity=98.0): sparsity is the fraction pruned, in [0, 1); "
         "for 98 % pass 0.98.\n"
     )
     assert snapshot(tmp_path) == {}
@@ -332,7 +335,7 @@ def test_flags_override_the_file_and_set_overrides_flags(tmp_path, capsys):
     output(capsys, "train", path, "--out", tmp_path / "run", *arguments, *last)
     config = load_config(tmp_path / "run" / "config.toml")
     assert (config.epochs, config.seed, config.batch_size) == (1, 7, 600)
-    assert config.method == {"name": "probmask", "sparsity": 0.6}
+    assert config.method == {"name": "probmask-tied", "sparsity": 0.6}
     assert not config.dense_twin
 
 
@@ -421,7 +424,7 @@ def test_inspect_shows_every_layer(run, model, capsys):
     lines = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "smallconv (channels = 1, classes = 10, width = 8)" in lines["model"]
     assert "digits (" in lines["data"]
-    assert lines["method"].split() == ["method", "probmask"]
+    assert lines["method"].split() == ["method", "probmask-tied"]
     assert "90.00 % requested, 90.01 % reached" in lines["sparsity"]
     assert lines["seed"].split() == ["seed", "0"]
     test = run.record["test"]
@@ -431,7 +434,7 @@ def test_inspect_shows_every_layer(run, model, capsys):
 
 def test_inspect_shows_non_default_settings(tmp_path, capsys):
     path = tmp_path / "model.safetensors"
-    method = {**METHODS["probmask"](sparsity=0.9, draws=2).settings(), "name": "probmask"}
+    method = {**METHODS["probmask"](sparsity=0.9, draws=2).full_settings(), "name": "probmask"}
     save(torch.nn.Linear(4, 4), path, metadata={"method": method, "sparsity": 0.9})
     lines = [line.split() for line in output(capsys, "inspect", path).splitlines()]
     assert ["method", "probmask", "(draws", "=", "2)"] in lines
@@ -471,7 +474,11 @@ def test_inspect_fits_80_columns_and_adds_up(model, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("methods", ["dense", "probmask"]), ("models", ["smallconv"]), ("data", ["digits"])],
+    [
+        ("methods", ["dense", "probmask", "probmask-tied"]),
+        ("models", ["smallconv"]),
+        ("data", ["digits"]),
+    ],
 )
 def test_list(capsys, what, names):
     printed = json.loads(output(capsys, "list", what, "--json"))

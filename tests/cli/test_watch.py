@@ -86,7 +86,7 @@ def test_a_finished_run_shows_curves_and_results(run, capsys):
     before = snapshot(run)
     text = output(capsys, run)
     assert text.startswith(
-        "probmask 90 % · smallconv on digits · seed 0\nfinished · epoch 4 of 4\n"
+        "probmask-tied 90 % · smallconv on digits · seed 0\nfinished · epoch 4 of 4\n"
     )
     last = RunReader().read(run).history[-1]
     assert f" loss {last['loss']:.4g} " in text

@@ -187,6 +187,11 @@ def rounded(value: float, digits: int = 2) -> str:
     return str(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
+def in_probmask_family(label: str) -> bool:
+    """Return whether a label is a member of the ProbMask family at its defaults."""
+    return label in ("probmask", "probmask-tied")
+
+
 def _accuracy(run: Run, on: Part) -> float:
     if on == "test":
         return run.accuracy
@@ -215,7 +220,7 @@ def _setting(cells: Sequence[Sequence[Run]], on: Part) -> Setting:
         on,
         sorted(
             (Cell(sorted(runs, key=lambda run: run.seed), on) for runs in cells),
-            key=lambda cell: (cell.level, cell.label != "probmask", cell.label),
+            key=lambda cell: (cell.level, not in_probmask_family(cell.label), cell.label),
         ),
     )
 

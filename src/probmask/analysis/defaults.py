@@ -16,7 +16,7 @@ from probmask.analysis.identity import DEFAULTS
 from probmask.data import DATA
 from probmask.files import write_atomically
 from probmask.methods import METHODS
-from probmask.methods.recipes import RECIPES
+from probmask.methods.probmask.learned import RECIPES
 from probmask.models import MODELS
 from probmask.training.config import OptimizerConfig, TrainConfig
 

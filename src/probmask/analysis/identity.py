@@ -23,7 +23,7 @@ _MACHINE = frozenset(
     ("accelerator", "channels_last", "devices", "strategy", "threads", "dense_twin")
 )
 # The method whose recipe sets defaults, and the recipe that it has by default.
-_WITH_RECIPES, _DEFAULT_RECIPE = "probmask", "tied"
+_WITH_RECIPES, _DEFAULT_RECIPE = "probmask", "adaptive"
 
 
 def run_identity(config: "TrainConfig") -> str:

@@ -1,10 +1,13 @@
 """Convert records of earlier formats to the current one.
 
-In format 1, ProbMask had no recipes: its default was today's learned recipe, and
-``freeze_at=None`` meant never. Feather and ST-3 did not clip gradients.
+In format 1, ProbMask had no recipes: its default was the adaptive recipe, then called "learned",
+and ``freeze_at=None`` meant never. Feather and ST-3 did not clip gradients.
 
 Format 2 stored None for settings that the recipe determined. The values of the recipes have changed
 since.
+
+Up to format 3, one method "probmask" had three recipes. The recipe "tied", its default, is now the
+method "probmask-tied"; "learned" is now the recipe "adaptive" of "probmask"; "paper" is unchanged.
 """
 
 from collections.abc import Mapping
@@ -44,6 +47,11 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 # Methods that clip gradients by default since format 2.
 _NOW_CLIPPED = ("feather", "st3")
+# Settings that up to format 3 were allowed for one of the two forms of ProbMask only.
+_NOT_OF_TIED = frozenset(
+    ("recipe", "draws", "prob_lr", "select", "train_weights", "reinitialize", "compat")
+)
+_NOT_OF_LEARNED = frozenset(("outside", "forget_by", "choose_at"))
 
 
 def upgrade_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,12 +59,26 @@ def upgrade_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
     method, written = record["method"], record["format"]
     if written == 1 and method["name"] in _NOW_CLIPPED and "clip_norm" not in method:
         method = {**method, "clip_norm": None}
-    elif written <= 2 and method["name"] == "probmask":
-        method = _completed(_from_format_1(method) if written == 1 else method)
+    elif written <= 3 and method["name"] == "probmask":
+        if written == 1:
+            method = _from_format_1(method)
+        if written <= 2:
+            method = _completed(method)
+        method = _split(method)
     else:
         return record
     # The configuration stays as it was written: identity reads the settings from "method".
     return {**record, "format": RECORD_FORMAT, "method": method}
+
+
+def upgrade_method(method: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of a method as artifacts store them, under the current names.
+
+    Artifacts store no format, but since format 4 the settings of "probmask" have a recipe that is
+    not "tied", "learned" or None.
+    """
+    former = method.get("name") == "probmask" and "recipe" in method
+    return _split(method) if former and method["recipe"] != "adaptive" else method
 
 
 def _from_format_1(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +89,7 @@ def _from_format_1(method: Mapping[str, Any]) -> dict[str, Any]:
 
 def _completed(method: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in the values that the recipe had in format 2."""
-    recipe = method.get("recipe") or ("learned" if _implies_learned(method) else "tied")
+    recipe = _recipe(method)
     rest = {key: value for key, value in method.items() if key != "recipe"}
     given = {key: value for key, value in rest.items() if value is not None}
     full = {"name": method["name"], "recipe": recipe, **rest, **_RECIPES[recipe], **given}
@@ -75,12 +97,28 @@ def _completed(method: Mapping[str, Any]) -> dict[str, Any]:
     return full | ({"choose_at": full["freeze_at"]} if recipe == "tied" else {})
 
 
-def _implies_learned(method: Mapping[str, Any]) -> bool:
-    """Return whether the settings imply the learned recipe, as in `ProbMask.recipe_name`."""
-    return (
+def _split(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings of format 3 to those of "probmask-tied" or "probmask"."""
+    recipe = _recipe(method)
+    if recipe == "tied":
+        # None meant the default, as it does in a setting that is absent.
+        settings = {
+            key: value
+            for key, value in method.items()
+            if key not in _NOT_OF_TIED and value is not None
+        }
+        return {**settings, "name": "probmask-tied"}
+    settings = {key: value for key, value in method.items() if key not in _NOT_OF_LEARNED}
+    return {**settings, "recipe": "adaptive" if recipe == "learned" else recipe}
+
+
+def _recipe(method: Mapping[str, Any]) -> Any:
+    """Return the recipe up to format 3, which the other settings imply if it is None."""
+    implied = (
         method.get("train_weights") is False
         or method.get("compat") is not None
         or method.get("prob_lr") is not None
         or method.get("draws") not in (None, 1)
         or method.get("select") not in (None, "top")
     )
+    return method.get("recipe") or ("learned" if implied else "tied")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probmask.analysis.identity import non_default_settings
+from probmask.analysis.record_upgrade import upgrade_method
 from probmask.checks import is_number
 from probmask.cli.arguments import add_artifact, artifact_path
 from probmask.cli.terminal import (
@@ -148,7 +149,7 @@ def _with_settings(name: Any, settings: Any) -> str:
 
 def _method_text(value: Any) -> str:
     """Name the method and its settings that differ from the defaults, without the sparsity."""
-    table = _table(value)
+    table = upgrade_method(_table(value))
     if not table:
         return _text(value)
     name = table.get("name", "?")

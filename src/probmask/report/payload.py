@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probmask.analysis.comparison import Cell, Setting, compare, figure_in, flattened
+from probmask.analysis.comparison import (
+    Cell,
+    Setting,
+    compare,
+    figure_in,
+    flattened,
+    in_probmask_family,
+)
 from probmask.analysis.records import Run
 from probmask.version import __version__
 
@@ -49,7 +56,7 @@ def make_payload(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _methods(settings: Sequence[Setting]) -> list[str]:
-    """Return all labels, ProbMask first and the others by mean rank; colours follow this order."""
+    """Return all labels by mean rank, the ProbMask family first; colours follow this order."""
     ranks: dict[str, list[int]] = {}
     for setting in settings:
         for level in {cell.level for cell in setting.cells}:
@@ -60,7 +67,7 @@ def _methods(settings: Sequence[Setting]) -> list[str]:
         ranks,
         key=lambda label: (
             label == "dense",
-            label != "probmask",
+            not in_probmask_family(label),
             statistics.fmean(ranks[label]),
             label,
         ),

@@ -18,7 +18,7 @@ from probmask.models import check_model_settings
 from probmask.parsing import parse, read_toml
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
 
-DEFAULT_METHOD = "probmask"
+DEFAULT_METHOD = "probmask-tied"
 _DEFAULT_SPARSITY = 0.98
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Version of the record's keys. Increase it when a key changes its meaning.
-RECORD_FORMAT = 3
+RECORD_FORMAT = 4
 
 # Configuration keys that do not influence the result, so they may differ when a run is resumed.
 # The data may have moved; a fingerprint of its content shows whether it is still the same.
