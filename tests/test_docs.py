@@ -99,6 +99,54 @@ def demo(tmp_path, monkeypatch, capsys):
     return tmp_path
 
 
+def run_examples(page, names):
+    """Run all Python blocks of a page in order, as one program."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    source = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    exec(compile(source, page, "exec"), names)
+
+
+class SmallNetwork(nn.Module):
+    """A network with the parts that the examples name."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, images):
+        return self.head(self.body(self.stem(images)).mean((2, 3)))
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this process alone."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_the_examples_of_the_own_loop_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = {
+        "build_model": SmallNetwork,
+        "loader": [(torch.randn(8, 1, 6, 6), torch.randint(3, (8,))) for _ in range(5)],
+        "criterion": nn.CrossEntropyLoss(),
+        "epochs": 4,
+    }
+    run_examples("own_loop.md", names)
+    assert "all: 13 of 672 kept, 98.07 % sparse" in capsys.readouterr().out
+    assert names["summary"].kept == 672 - round(0.98 * 672)
+    tuned = torch.load("tuned.pt", weights_only=True)
+    assert tuned.keys() == SmallNetwork().state_dict().keys()
+    weights = [tuned[name] for name in ("stem.0.weight", "body.0.weight", "head.weight")]
+    assert sum(int(weight.count_nonzero()) for weight in weights) == 672 - round(0.9 * 672)
+
+
 def test_the_examples_of_the_artifact_page_run(demo):
     def build_model():
         torch.manual_seed(0)
@@ -117,9 +165,7 @@ def test_the_examples_of_the_artifact_page_run(demo):
         "criterion": nn.CrossEntropyLoss(),
         "accuracy": lambda model, loader: 98.0,
     }
-    page = (DOCS / "artifact.md").read_text(encoding="utf-8")
-    source = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    exec(compile(source, "artifact.md", "exec"), names)
+    run_examples("artifact.md", names)
     tuned = probmask.load_into(build_model(), demo / "tuned.safetensors")
     assert torch.equal(tuned[3].weight == 0, zero)
     assert not torch.equal(tuned[3].weight, model[3].weight)

@@ -10,7 +10,7 @@ import pytest
 
 import probmask
 from analysis.synthetic_records import held_out
-from analysis.synthetic_records import record as made_up_record
+from analysis.synthetic_records import record as synthetic_record
 
 SOURCE = Path(probmask.__file__).parent
 
@@ -78,7 +78,7 @@ def test_light_imports(code):
 )
 def test_reading_records_does_not_import_pytorch(arguments, tmp_path):
     record = tmp_path / "made-up.json"
-    record.write_text(json.dumps(made_up_record("probmask", 0.9, selection=held_out(60.0))))
+    record.write_text(json.dumps(synthetic_record("probmask", 0.9, selection=held_out(60.0))))
     code = f"from probmask.cli import main\nassert main({[*arguments, str(record)]!r}) == 0"
     assert modules_after(code, where=tmp_path) & (HEAVY - {"rich"}) == set()
 

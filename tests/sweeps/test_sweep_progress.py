@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from analysis import made_up
+from analysis.synthetic_records import record
 from probmask.analysis.records import Run
 from probmask.sweeps.sweep_progress import (
     SweepProgress,
@@ -36,7 +36,7 @@ def test_every_event_prints_a_line():
     sweep.start("b", resumed=True)
     sweep.update("a", STATUS)
     assert sweep.summary().startswith("1 of 4 done, 2 running, 1 waiting")
-    sweep.finish("a", Run("a", made_up.record(accuracy=91.234)))
+    sweep.finish("a", Run("a", record(accuracy=91.234)))
     sweep.fail("b", "no luck")
     assert sweep.summary().startswith("2 of 4 done, 0 running, 1 waiting, 1 failed; about")
     assert lines[:2] == ["a: started", "b: resumed"]
@@ -49,7 +49,7 @@ def test_the_validation_accuracy_is_shown_if_images_are_held_out():
     sweep = progress(1, lines=lines)
     sweep.start("a", resumed=False)
     selection = {"on": "val", "correct": 8712, "total": 10000, "accuracy": 87.12}
-    sweep.finish("a", Run("a", {**made_up.record(accuracy=91.234), "selection": selection}))
+    sweep.finish("a", Run("a", {**record(accuracy=91.234), "selection": selection}))
     assert lines[1].startswith("[1/1] a: 87.12 % (validation) in ")
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from lightning_fabric import Fabric
-from probmask.methods.probabilities import ProbMaskedWeight
 
 from probmask.cli import main
 from probmask.data import load_data
+from probmask.masking.parametrization import masked_parameters
+from probmask.methods.probmask.learned import ProbMaskedWeight
 from probmask.training.config import TrainConfig
 from probmask.training.run import TrainingRun
 
@@ -47,13 +48,16 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     run = TrainingRun(config, data)
     run.prepare(fabric, data)
     run.loop.network.train()
-    masks = [m for m in run.model.modules() if isinstance(m, ProbMaskedWeight)]
+    masked = {path: each for path, _, _, each in masked_parameters(run.model)}
+    probs = {path: each for path, each in masked.items() if isinstance(each, ProbMaskedWeight)}
     noise, states, images = [], [], []
     for batch in run.loop.batches():
-        noise.append([mask.noise.clone() for mask in masks])
+        noise.append([each.noise.clone() for each in probs.values()])
         images.append(batch.images)
         run.loop.update(batch)
-        states.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
+        tensors = dict(run.model.named_parameters())
+        tensors |= {f"{path}.prob": each.prob for path, each in probs.items()}
+        states.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
     found = {"noise": noise, "states": states, "images": images}
     torch.save(found, out / f"rank{rank}.pt")
     fabric.barrier()

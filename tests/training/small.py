@@ -19,6 +19,8 @@ SMALL: dict[str, Any] = {
     "dense_twin": False,
     "tensorboard": False,
 }
+# The method of each member of the ProbMask family (the fixture `form`).
+METHOD_OF_FORM = {"tied": "probmask-tied", "learned": "probmask"}
 SIZE = 8 * 1 * 9 + 8 * 8 * 9 + 16 * 8 * 9 + 16 * 16 * 9 + 10 * 16
 
 # Processes are forked from a server that has imported everything, which takes milliseconds.

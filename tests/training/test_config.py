@@ -5,8 +5,8 @@ import tomllib
 import pytest
 import tomli_w
 
-from probmask import ProbMask
 from probmask.errors import InputError
+from probmask.methods import TiedProbMask
 from probmask.training.config import (
     OptimizerConfig,
     TrainConfig,
@@ -37,7 +37,7 @@ def refused(table, **arguments):
 def test_the_default_is_digits_at_98_percent_with_a_dense_twin():
     config = load_config(None)
     assert (config.data, config.model, config.dense_twin) == ("digits", "smallconv", True)
-    assert config.method == {"name": "probmask", "sparsity": 0.98}
+    assert config.method == {"name": "probmask-tied", "sparsity": 0.98}
 
 
 def test_later_overrides_win_over_earlier_ones_and_over_the_file(tmp_path):
@@ -89,9 +89,9 @@ def test_an_unknown_key_without_a_similar_one_lists_all():
         ({"optimizer": {"lr": "fast"}}, "optimizer.lr = 'fast': expected a number."),
         ({"optimizer": {"every": "day"}}, "optimizer.every = 'day': expected 'step' or 'epoch'."),
         ({"method": "probmask"}, "method = 'probmask': expected a table."),
-        ({"method": {"draws": 1.5}}, "method.draws = 1.5: expected a whole number."),
+        ({"method": {"min_keep_per_layer": 1.5}}, "= 1.5: expected a whole number."),
         ({"method": {"scope": "world"}}, "method.scope = 'world': expected 'global' or 'layer'."),
-        ({"method": {"compat": "x"}}, "method.compat = 'x': expected 'official'."),
+        ({"method": {"name": "probmask", "compat": "x"}}, "compat = 'x': expected 'official'."),
         ({"threads": "two"}, "threads = 'two': expected a whole number."),
     ],
 )
@@ -133,11 +133,11 @@ def test_a_value_out_of_range_raises(table, expected):
     ("settings", "expected"),
     [
         ({"sparsity": 98}, "for 98 % pass 0.98"),
-        ({"sparsity": -0.1}, "fraction removed"),
-        ({"draws": 0}, "draws=0"),
-        ({"ramp_begin": 0.9, "ramp_end": 0.1}, "begin must not come after end"),
+        ({"sparsity": -0.1}, "fraction pruned"),
+        ({"name": "probmask", "draws": 0}, "draws=0"),
+        ({"ramp_begin": 0.9, "ramp_end": 0.1}, "TiedProbMask(ramp_begin=0.9, ramp_end=0.1)"),
         ({"name": "probmsk"}, "no such method; did you mean 'probmask'"),
-        ({"name": "dense", "sparsity": 0.5}, "dense training removes nothing"),
+        ({"name": "dense", "sparsity": 0.5}, "dense training prunes nothing"),
     ],
 )
 def test_settings_of_the_method_are_checked_on_load(settings, expected):
@@ -146,9 +146,9 @@ def test_settings_of_the_method_are_checked_on_load(settings, expected):
 
 def test_the_method_gets_its_settings():
     method = make_method(
-        parse_config({"method": {"sparsity": 0.9, "draws": 3}}, origins=Origins("x"))
+        parse_config({"method": {"sparsity": 0.9, "outside": 0.3}}, origins=Origins("x"))
     )
-    assert method == ProbMask(sparsity=0.9, draws=3)
+    assert method == TiedProbMask(sparsity=0.9, outside=0.3)
 
 
 def test_an_integer_is_accepted_for_a_float():
@@ -162,7 +162,7 @@ def test_an_integer_is_accepted_for_a_float():
     [
         [],
         [("model_args.width", 8), ("model_args.classes", 7), ("method.name", "dense")],
-        [("method.freeze_at", 0.5), ("method.compat", "official"), ("optimizer.clip_norm", 2)],
+        [("method.name", "probmask"), ("method.compat", "official"), ("optimizer.clip_norm", 2)],
         [("threads", 1), ("data_dir", 'we "quote" \\ and ü'), ("label_smoothing", 0.1)],
         [("optimizer.lr", 0.1 + 0.2), ("checkpoint_seconds", 1e-9), ("seed", 2**62)],
     ],
@@ -176,8 +176,8 @@ def test_a_written_configuration_is_read_back_equal(tmp_path, overrides):
 
 
 def test_a_setting_of_none_survives_toml(tmp_path):
-    """TOML has no None, and the default of `freeze_at` is another value."""
-    settings = {"name": "probmask", "sparsity": 0.9, "freeze_at": None}
+    """TOML has no None, and the default of STR's `freeze_at` is another value."""
+    settings = {"name": "str", "sparsity": 0.9, "freeze_at": None}
     config = TrainConfig(method=settings)
     path = written(tmp_path, tomli_w.dumps(to_table(config)))
     assert make_method(load_config(path)) == make_method(config)

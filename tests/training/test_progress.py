@@ -108,6 +108,6 @@ def test_without_a_terminal_the_command_prints_lines(tmp_path, capsys):
     assert main(["train", "--out", out, *flags(epochs=2, method__sparsity=0.5)]) == 0
     printed = capsys.readouterr().err.splitlines()
     assert [line.partition(" loss")[0] for line in printed] == [
-        "probmask: epoch 1/2",
-        "probmask: epoch 2/2",
+        "probmask-tied: epoch 1/2",
+        "probmask-tied: epoch 2/2",
     ]

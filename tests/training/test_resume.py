@@ -37,7 +37,7 @@ BRIEF = {"epochs": 4, "batch_size": 280, "method__sparsity": 0.9}
 KINDS = {
     "tied": BRIEF,
     "tied, frozen": BRIEF | {"method__freeze_at": 0.6},
-    "learned": BRIEF | {"method__recipe": "learned"},
+    "learned": BRIEF | {"method__name": "probmask"},
 }
 
 
@@ -136,12 +136,12 @@ def test_resuming_from_any_step_gives_the_same_result(tmp_path, kind, monkeypatc
 @pytest.mark.parametrize(
     "settings",
     [
-        {"method__recipe": "paper"},
+        {"method__name": "probmask", "method__recipe": "paper"},
         {"method__scope": "layer", "method__forget_by": 1},
-        {"method__draws": 2},
-        {"method__compat": "official", "method__scope": "layer"},
-        {"method__train_weights": False},
-        {"method__select": "sample", "method__freeze_at": 1.0},
+        {"method__name": "probmask", "method__draws": 2},
+        {"method__name": "probmask", "method__compat": "official", "method__scope": "layer"},
+        {"method__name": "probmask", "method__train_weights": False},
+        {"method__name": "probmask", "method__select": "sample", "method__freeze_at": 1.0},
         {"precision": "bf16-mixed", "optimizer__nesterov": True, "optimizer__every": "epoch"},
         {"method__name": "dense", "method__sparsity": 0},
     ],

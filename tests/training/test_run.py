@@ -11,7 +11,7 @@ import torch
 from probmask.artifact import load, load_state, read
 from probmask.data import load_data
 from probmask.errors import InputError
-from probmask.methods import ProbMask
+from probmask.methods import TiedProbMask
 from probmask.training.config import TrainConfig, load_config
 from probmask.training.evaluation import Score, evaluate_model
 from probmask.training.metrics import MetricsLog, read_history
@@ -19,7 +19,7 @@ from probmask.training.progress import Bar
 from probmask.training.record import versions
 from probmask.training.run import TrainingRun
 from probmask.training.trainer import default_directory, train
-from training.small import SIZE, small, snapshot
+from training.small import METHOD_OF_FORM, SIZE, small, snapshot
 
 # MACs per weight of smallconv on 8 by 8 images: two layers at 8 by 8, two at 4 by 4, a linear one.
 MACS = [64, 64, 16, 16, 1]
@@ -49,9 +49,9 @@ def test_the_record_has_the_sparsity_asked_and_reached(run):
     assert (record["size"], record["kept"]) == (SIZE, keep)
     assert record["sparsity"] == {"asked": 0.9, "reached": 1 - keep / SIZE}
     assert record["updates"] == 4 * (1442 // 256)
-    assert record["config"]["method"] == {"name": "probmask", "sparsity": 0.9}
-    assert record["method"] == ProbMask(sparsity=0.9).full_settings() | {"name": "probmask"}
-    assert record["method"]["recipe"] == "tied"
+    assert record["config"]["method"] == {"name": "probmask-tied", "sparsity": 0.9}
+    settings = TiedProbMask(sparsity=0.9).full_settings()
+    assert record["method"] == settings | {"name": "probmask-tied"}
     assert record["seconds"] > 0
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["numba"] == numba.__version__
@@ -66,8 +66,8 @@ def test_versions_omit_numba_if_it_is_not_installed(monkeypatch):
     assert list(versions()) == ["probmask", "torch", "python"]
 
 
-def test_the_record_has_the_history_with_histograms(tmp_path, recipe):
-    outcome = train(small(epochs=4, method__recipe=recipe), out=tmp_path / "run")
+def test_the_record_has_the_history_with_histograms(tmp_path, form):
+    outcome = train(small(epochs=4, method__name=METHOD_OF_FORM[form]), out=tmp_path / "run")
     lines = (outcome.directory / "metrics.jsonl").read_text().splitlines()
     assert outcome.record["history"] == [json.loads(line) for line in lines]
     counts = [
@@ -257,25 +257,25 @@ def test_bf16_trains_another_network_with_the_same_budget(run, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"recipe": "learned"},
-        {"draws": 2},
         {"scope": "layer"},
-        {"scope": "layer", "recipe": "learned"},
         {"forget_by": 0.0, "freeze_at": 0.7},
-        {"compat": "official"},
-        {"train_weights": False},
         {"freeze_at": 1.0, "every": "epoch"},
+        {"name": "probmask"},
+        {"name": "probmask", "draws": 2},
+        {"name": "probmask", "scope": "layer"},
+        {"name": "probmask", "compat": "official"},
+        {"name": "probmask", "train_weights": False},
     ],
 )
-def test_every_kind_of_probmask_ends_at_exactly_the_budget(run, tmp_path, settings):
+def test_the_probmask_family_ends_at_exactly_the_budget(run, tmp_path, settings):
     overrides = {f"method__{key}": value for key, value in settings.items()}
     outcome = train(small(epochs=4, method__sparsity=0.9, **overrides), out=tmp_path / "r")
     assert outcome.record["kept"] == run[1].record["kept"]
     assert artifact(outcome.directory) != artifact(run[1].directory)
 
 
-def test_a_budget_in_flops_is_met_and_recorded(tmp_path, recipe):
-    config = small(method__sparsity=0.5, method__cost="flops", method__recipe=recipe)
+def test_a_budget_in_flops_is_met_and_recorded(tmp_path, form):
+    config = small(method__sparsity=0.5, method__cost="flops", method__name=METHOD_OF_FORM[form])
     record = train(config, out=tmp_path / "r").record
     macs = record["macs"]
     assert 0.499 * macs["dense"] <= macs["sparse"] <= 0.5 * macs["dense"]
@@ -283,8 +283,10 @@ def test_a_budget_in_flops_is_met_and_recorded(tmp_path, recipe):
     assert record["sparsity"]["reached"] == pytest.approx(record["sparsity"]["asked"], abs=5e-3)
 
 
-def test_training_learns(tmp_path, recipe):
-    config = small(epochs=8, batch_size=128, method__sparsity=0.5, method__recipe=recipe)
+def test_training_learns(tmp_path, form):
+    config = small(
+        epochs=8, batch_size=128, method__sparsity=0.5, method__name=METHOD_OF_FORM[form]
+    )
     assert train(config, out=tmp_path / "r").record["test"]["accuracy"] > 70
 
 
@@ -307,7 +309,7 @@ def test_train_without_a_configuration_uses_the_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingRun, "complete", lambda run, *_: seen.append(run.config) or {})
     train(out=tmp_path / "new")
     assert len(seen) == 2  # the dense twin and the run
-    assert seen[-1].method == {"name": "probmask", "sparsity": 0.98}
+    assert seen[-1].method == {"name": "probmask-tied", "sparsity": 0.98}
 
 
 def test_the_default_directory_is_an_unused_one_under_runs(tmp_path, monkeypatch):
@@ -315,8 +317,8 @@ def test_the_default_directory_is_an_unused_one_under_runs(tmp_path, monkeypatch
     config = small(epochs=1)
     first, second = train(config).directory, train(config).directory
     assert first == default_directory(config)
-    assert str(first) == "runs/digits-smallconv-probmask-0.98-seed0"
-    assert str(second) == "runs/digits-smallconv-probmask-0.98-seed0-2"
+    assert str(first) == "runs/digits-smallconv-probmask-tied-0.98-seed0"
+    assert str(second) == "runs/digits-smallconv-probmask-tied-0.98-seed0-2"
 
 
 @pytest.mark.parametrize(

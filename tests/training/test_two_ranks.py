@@ -11,7 +11,7 @@ import torch
 from probmask.artifact import load_state
 from probmask.training.checkpoint import read_checkpoint
 from training.ranks import command, free_port, some_updates
-from training.small import SIZE, flags, lines, small, start, wait_until
+from training.small import METHOD_OF_FORM, SIZE, flags, lines, small, start, wait_until
 
 SETTINGS = {
     "epochs": 6,
@@ -38,7 +38,7 @@ def finish(processes):
 @pytest.fixture(scope="module", params=["tied", "learned"])
 def updates(tmp_path_factory, request):
     out = tmp_path_factory.mktemp("updates")
-    config = small(**SETTINGS | {"epochs": 1, "method__recipe": request.param})
+    config = small(**SETTINGS | {"epochs": 1, "method__name": METHOD_OF_FORM[request.param]})
     finish(start_ranks(some_updates, config, out))
     return [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
