@@ -143,7 +143,7 @@ def test_an_unknown_key_gets_the_nearest():
 
 
 def test_a_value_in_place_of_a_table_is_refused():
-    assert refused({"count": 1, "inner": 3}) == "run.toml: run.inner is a table, not 3."
+    assert refused({"count": 1, "inner": 3}) == "run.toml: run.inner must be a table, not 3."
 
 
 def test_what_is_missing_is_named():

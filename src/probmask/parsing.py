@@ -1,4 +1,8 @@
-"""Tables, as they come from TOML and JSON, made into frozen dataclasses; nothing unknown passes."""
+"""Build frozen dataclasses from tables of TOML and JSON; unknown keys and wrong types are errors.
+
+Pydantic and msgspec do this too, but their errors can neither name the origin of each value (a file,
+a flag, a default) nor suggest the nearest key, and commands would have to import them.
+"""
 
 import tomllib
 import types
@@ -12,25 +16,28 @@ from probmask.errors import InputError
 from probmask.messages import suggestion
 
 T = TypeVar("T")
-# Where a table is from, or where each of its keys is.
+# The origin of a table, or a function that returns the origin of each key.
 Source = str | Callable[[str], str]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """Return the tables of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: is not valid TOML: {error}.") from error
+        raise InputError(f"{path}: not valid TOML: {error}.") from error
 
 
 def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: Source) -> T:
-    """Make a ``kind`` of a table; unknown keys, wrong types and missing values are errors.
+    """Build a ``kind`` from a table.
 
-    ``prefix`` stands before each key in an error, ``source`` says where the table is from, or where
-    the key is.
+    ``prefix`` precedes each key in an error message; ``source`` is the origin of the table or of its
+    keys.
+
+    Raises:
+        InputError: If a key is unknown or missing, or a value has the wrong type.
     """
     values = parse_fields(kind, table, prefix=prefix, source=source)
     missing = [
@@ -46,7 +53,7 @@ def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: Sourc
 def parse_fields(
     kind: type[Any], table: Mapping[str, Any], *, prefix: str, source: Source
 ) -> dict[str, Any]:
-    """Check those fields of a ``kind`` that the table gives; the others may stay as they are."""
+    """Return the fields of a ``kind`` that the table has, checked and converted."""
     hints = get_type_hints(kind)
     names = {item.name for item in fields(kind)}
     for key in table:
@@ -57,7 +64,9 @@ def parse_fields(
         hint = hints[key]
         if is_dataclass(hint) and isinstance(hint, type):
             if not isinstance(value, Mapping):
-                raise InputError(_of(source, f"{prefix}{key}") + f" is a table, not {value!r}.")
+                raise InputError(
+                    _of(source, f"{prefix}{key}") + f" must be a table, not {value!r}."
+                )
             values[key] = parse(hint, value, prefix=f"{prefix}{key}.", source=source)
         else:
             values[key] = _typed(value, hint, key=f"{prefix}{key}", source=source)
@@ -65,7 +74,7 @@ def parse_fields(
 
 
 def unknown_key(key: str, hint: str, source: Source) -> InputError:
-    """The error about a key that there is not."""
+    """Return the error for an unknown key."""
     where = source if isinstance(source, str) else source(key)
     return InputError(f"{where}: unknown key {key}; {hint}")
 
@@ -75,7 +84,7 @@ def _of(source: Source, key: str) -> str:
 
 
 def _typed(value: Any, hint: Any, *, key: str, source: Source) -> Any:
-    """Check a value against the annotation of its field; a whole number serves as a float."""
+    """Check a value against the annotation of its field; convert integers to float if needed."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for kind in kinds:
         if kind is types.NoneType and value == "none":
@@ -86,7 +95,7 @@ def _typed(value: Any, hint: Any, *, key: str, source: Source) -> Any:
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            with suppress(OverflowError):  # TOML's have any length in Python
+            with suppress(OverflowError):  # TOML's integers have any size
                 return float(value)
         plain = get_origin(kind) or kind
         if plain is int and isinstance(value, bool):

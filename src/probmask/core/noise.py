@@ -49,6 +49,20 @@ class Stream(IntEnum):
     FINAL_SAMPLE = -8  # final mask of ProbMask(select="sample")
 
 
+class RunStream(IntEnum):
+    """First counters of the random streams that the seed of a whole run is divided into.
+
+    `Stream` divides the masks' own seed, which is ``fold(seed, RunStream.MASKS)``. Two streams here
+    may have the same number if a different number of counters follows, which `fold` distinguishes.
+    """
+
+    INITIAL_WEIGHTS = 0  # followed by nothing
+    BATCH_ORDER = 0  # followed by the epoch
+    AUGMENTATION = 1  # followed by epoch, or by epoch and position
+    MASKS = 2  # followed by nothing
+    UPDATE = 3  # followed by rank and step: dropout and other random layers
+
+
 def fold(seed: int, *counters: int) -> int:
     """Mix a seed with counters into 63 bits by SplitMix64's finalizer, once per counter.
 

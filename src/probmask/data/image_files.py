@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from probmask.core.noise import fold
+from probmask.core.noise import RunStream, fold
 from probmask.data.image_folder import Files, list_folder
 from probmask.data.image_views import (
     MAX_FAILURES_IN_A_ROW,
@@ -29,7 +29,6 @@ from probmask.data.image_views import (
 )
 from probmask.data.releases import Release
 from probmask.data.source import (
-    AUGMENTATION,
     WHOLE,
     Batch,
     DataSource,
@@ -210,7 +209,7 @@ class ImageFiles(DataSource):
     ) -> Generator[Batch, None, None]:
         """Yield the training batches of an epoch, shuffled, cropped and mirrored at random."""
         size = self.settings.image_size
-        views = RandomViews(self._parts["train"], size, fold(seed, AUGMENTATION, epoch))
+        views = RandomViews(self._parts["train"], size, fold(seed, RunStream.AUGMENTATION, epoch))
         slices = self._slices(epoch, batch_size=batch_size, seed=seed, start=start, shard=shard)
         keys = (list(enumerate(indices.tolist(), start=begin)) for _, begin, indices in slices)
         return self._batches(views, keys, complete=True)

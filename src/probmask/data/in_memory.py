@@ -13,8 +13,8 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
+from probmask.core.noise import RunStream
 from probmask.data.source import (
-    AUGMENTATION,
     WHOLE,
     Batch,
     DataSource,
@@ -187,7 +187,7 @@ class InMemory(DataSource):
         labels = self._parts["train"].labels
         slices = self._slices(epoch, batch_size=batch_size, seed=seed, start=start, shard=shard)
         for position, begin, indices in slices:
-            random = generator(seed, AUGMENTATION, epoch, position)
+            random = generator(seed, RunStream.AUGMENTATION, epoch, position)
             first = begin - position * batch_size
             pixels, drawn = self._crops.draw(indices, random, batch_size=batch_size, first=first)
             yield Batch(self._normalize(pixels), labels[drawn])

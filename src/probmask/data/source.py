@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from probmask.checks import check_count, check_within
-from probmask.core.noise import fold
+from probmask.core.noise import RunStream, fold
 from probmask.errors import InputError
-
-# Counters of the random streams: the order of the images in an epoch, and their augmentation.
-ORDER, AUGMENTATION = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +206,9 @@ class DataSource(ABC):
 
         A slice is (position of the batch, index of the slice in the epoch's order, image numbers).
         """
-        order = torch.randperm(self.train_size, generator=generator(seed, ORDER, epoch))
+        order = torch.randperm(
+            self.train_size, generator=generator(seed, RunStream.BATCH_ORDER, epoch)
+        )
         size = batch_size // shard.ranks
         for position in range(start, self.steps_per_epoch(batch_size)):
             begin = position * batch_size + shard.rank * size

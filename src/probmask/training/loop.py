@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from probmask.core import schedules
-from probmask.core.noise import fold
+from probmask.core.noise import RunStream, fold
 from probmask.data import Batch, DataSource, Shard
 from probmask.errors import NonFiniteError
 from probmask.masking.method import Phase
@@ -20,8 +20,6 @@ from probmask.training.config import TrainConfig
 from probmask.training.metrics import MetricsLog
 from probmask.training.progress import Reporter, Status
 
-# Keeps the random numbers of the updates apart from other uses of the seed.
-_STEP_STREAM = 1
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
@@ -90,7 +88,9 @@ class Loop:
 
     def update(self, batch: Batch) -> None:
         """Make one update of weights and masks."""
-        torch.manual_seed(fold(self.config.seed, _STEP_STREAM, self.fabric.global_rank, self.step))
+        torch.manual_seed(
+            fold(self.config.seed, RunStream.UPDATE, self.fabric.global_rank, self.step)
+        )
         images, labels = self.fabric.to_device((batch.images, batch.labels))
         if self.config.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)

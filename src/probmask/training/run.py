@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from probmask.artifact import save
-from probmask.core.noise import fold
+from probmask.core.noise import RunStream, fold
 from probmask.data import DataSource, load_data
 from probmask.errors import CheckpointError, InputError
 from probmask.masking.attach import attach
@@ -27,8 +27,6 @@ from probmask.training.record import artifact_metadata, make_record
 from probmask.training.record_format import without_neutral_keys
 from probmask.training.run_directory import RunDirectory
 
-# Keep the random numbers of the initial weights and of the masks apart from other uses of the seed.
-_INIT_STREAM, _MASK_STREAM = 0, 2
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
 # Images for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
 _IMAGES_FOR_BATCHNORM = 50_000
@@ -55,7 +53,7 @@ class TrainingRun:
         self.total_steps = sum(phase.epochs for phase in self.phases) * self.steps_per_epoch
         suggested = _suggested_settings(data)
         self.model_args = model_settings(config.model, config.model_args, suggested=suggested)
-        torch.manual_seed(fold(config.seed, _INIT_STREAM))
+        torch.manual_seed(fold(config.seed, RunStream.INITIAL_WEIGHTS))
         self.model = build_model(config.model, self.model_args)
         check_model(self.model, data, name=config.model)
         self.seconds = 0.0
@@ -103,7 +101,7 @@ class TrainingRun:
             example_inputs=torch.zeros(1, *data.image_shape),
             phases=self.phases,
             probe=Probe(_ProbeBatches(config, data), _criterion(config)),
-            seed=fold(config.seed, _MASK_STREAM),
+            seed=fold(config.seed, RunStream.MASKS),
         )
         self._loop = Loop(
             config=config,
