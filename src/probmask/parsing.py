@@ -1,7 +1,7 @@
 """Build frozen dataclasses from tables of TOML and JSON; unknown keys and wrong types are errors.
 
-Pydantic and msgspec do this too, but their errors can neither name the origin of each value (a file,
-a flag, a default) nor suggest the nearest key, and commands would have to import them.
+Pydantic and msgspec do this too, but their errors can neither name the origin of each value (a
+file, a flag, a default) nor suggest the nearest key, and commands would have to import them.
 """
 
 import tomllib
@@ -33,8 +33,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse(kind: type[T], table: Mapping[str, Any], *, prefix: str, source: Source) -> T:
     """Build a ``kind`` from a table.
 
-    ``prefix`` precedes each key in an error message; ``source`` is the origin of the table or of its
-    keys.
+    ``prefix`` precedes each key in an error message. ``source`` is the origin of the table or of
+    its keys.
 
     Raises:
         InputError: If a key is unknown or missing, or a value has the wrong type.
