@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer: they set up .venv themselves.
+# `make demo` and `make test` need only Python 3.11 or newer. They create .venv themselves.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,11 +8,11 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test lint typecheck browser unit format clean
 
 help:
-	@echo "make demo    train a 98 % sparse network on embedded data, beside its dense twin"
+	@echo "make demo    train a 98 % sparse network and its dense twin, measure its speed, write a report"
 	@echo "make test    lint, type-check and test everything"
-	@echo "make setup   only what the two do first: .venv, with all that is needed"
-	@echo "make format  put the code into the one format"
-	@echo "make clean   remove .venv, caches and the demo's run"
+	@echo "make setup   create .venv with all dependencies; the others do it when needed"
+	@echo "make format  fix lint errors and format the code"
+	@echo "make clean   remove .venv, the caches and the run of the demo"
 
 setup: $(READY)
 
@@ -43,16 +43,16 @@ typecheck: $(READY)
 unit: $(READY) browser
 	$(BIN)/pytest -n auto -rs --cov --cov-report=term
 
-# The page of `probmask report` is tested in a real browser. Where it can be neither found nor
-# installed, those tests are skipped and say why.
+# The page of `probmask report` is tested in a real browser. If none can be found or installed, these
+# tests are skipped, with the reason.
 browser:
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing Chromium, for the tests of the report page"; \
+		echo "installing Chromium for the tests of the report page"; \
 		export DEBIAN_FRONTEND=noninteractive; \
 		install="timeout 900 apt-get install -y --no-install-recommends chromium chromium-driver"; \
 		{ $$install || { timeout 300 apt-get update && $$install; }; } >/dev/null 2>&1 \
-			|| echo "it cannot be installed here; the tests that need it are skipped"; \
+			|| echo "Chromium cannot be installed; the tests that need it are skipped"; \
 	fi
 
 format: $(READY)
