@@ -10,7 +10,7 @@ import pytest
 import probmask
 
 SOURCE = Path(probmask.__file__).parent
-PACKAGES = ("", ".artifact", ".core", ".data", ".methods", ".models", ".runtime")
+PACKAGES = ("", ".artifact", ".core", ".data", ".methods", ".models", ".report", ".runtime")
 
 
 def modules_with_examples():

@@ -78,10 +78,15 @@ def render_page(runs: Sequence[Run]) -> str:
     """Return the HTML of the page, which depends on the records only.
 
     Args:
-        runs: Finished runs, at least one.
+        runs: Finished runs, as `find_records` reads them.
 
     Returns:
         The HTML text.
+
+    Example:
+        >>> from probmask.report import render_page
+        >>> render_page([]).splitlines()[0]
+        '<!doctype html>'
     """
     payload = make_payload(runs)
     style = _part("report.css")
