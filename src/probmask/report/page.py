@@ -84,8 +84,13 @@ def render_page(runs: Sequence[Run]) -> str:
         The HTML text.
 
     Example:
-        >>> from probmask.report import render_page
-        >>> render_page([]).splitlines()[0]
+        >>> from pathlib import Path
+        >>> from probmask.analysis.records import Run
+        >>> record = {
+        ...     "method": {"name": "gmp"}, "config": {}, "seed": 0, "layers": [],
+        ...     "test": {"accuracy": 90.0}, "sparsity": {"asked": 0.9, "reached": 0.9},
+        ... }
+        >>> render_page([Run(Path("record.json"), record)]).splitlines()[0]
         '<!doctype html>'
     """
     payload = make_payload(runs)
