@@ -1,15 +1,31 @@
-"""The example of the README runs, and linked files exist."""
+"""The README: its example runs, its commands and files exist, its figures are measured ones."""
 
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import probmask
+from probmask.cli import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def numbers(line):
+    """The decimal fractions of a line, as they are written."""
+    return re.findall(r"\d+\.\d+", line)
+
+
+def row(page, start):
+    """The first row of a table of the page that starts like this."""
+    return next(line for line in page.splitlines() if line.startswith(f"| {start}"))
+
+
+def result(name):
+    return (ROOT / "docs" / "results" / name).read_text(encoding="utf-8")
 
 
 def test_example(tmp_path, monkeypatch):
@@ -51,3 +67,38 @@ def test_ci_runs_the_test_command_of_the_readme():
     commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["make test"]
     assert "make test" in README
+
+
+COMMANDS = [line.split("#")[0].split() for line in README.splitlines() if line[:9] == "probmask "]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_and_their_flags_exist(words, capsys):
+    with pytest.raises(SystemExit):
+        main([words[1], "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_figures_of_the_first_table_are_those_of_the_results():
+    accuracy, size, speed = (row(README, start) for start in ("test acc", "file size", "time per"))
+    leaderboard = result("README.md")
+    assert numbers(accuracy) == ["72.55", "65.87", "65.39"]
+    assert row(leaderboard, "dense |").startswith("| dense | 72.55 ")
+    assert "| 65.87 " in row(leaderboard, "probmask-tied | – |")
+    assert "| 65.39 " in row(leaderboard, "feather | – |")
+    trained = row(result("artifact_size.md"), "resnet14 (CIFAR-10)")
+    for figure in ("26.5 ", "26,940"):
+        assert figure in size
+        assert figure in trained
+    assert numbers(speed) == ["6.51", "0.38", "17.3"]
+    assert set(numbers(speed)) <= set(numbers(row(result("inference_speed.md"), "resnet32, 1 |")))
+
+
+def test_figures_of_other_engines_are_those_of_the_results():
+    page = result("inference_speed.md")
+    for batch in (1, 64):
+        ours = numbers(row(README, f"{batch} |"))
+        measured = re.findall(rf"^\| resnet32, {batch} \|.*", page, re.MULTILINE)
+        assert len(ours) == 6
+        assert set(ours) <= {number for line in measured for number in numbers(line)}
