@@ -123,7 +123,7 @@ def test_input_errors_are_one_line_and_create_nothing(
         ),
         ("epochs = 0\n", "run.toml: train(epochs=0): must be"),
         ("optimizer.lr = -1\n", "run.toml: optimizer(lr=-1.0)"),
-        ("epochs = \n", "run.toml: is not valid TOML"),
+        ("epochs = \n", "run.toml: not valid TOML"),
     ],
 )
 def test_configuration_errors_name_the_file_and_the_key(

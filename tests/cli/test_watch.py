@@ -275,7 +275,7 @@ def test_other_directories_raise(tmp_path, run, unfinished, capsys):
     (unfinished / "record.json").write_text("{}")
     assert "is not the record of a run" in error(capsys, unfinished)
     (unfinished / "config.toml").write_text("epochs = ")
-    assert "is not valid TOML" in error(capsys, unfinished)
+    assert "not valid TOML" in error(capsys, unfinished)
 
 
 def in_terminal(directory):

@@ -167,5 +167,5 @@ def test_an_unreadable_file_raises_with_its_name(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.toml: cannot be read"):
         load_grid(tmp_path / "nothing.toml")
     (tmp_path / "torn.toml").write_text("[grid")
-    with pytest.raises(InputError, match=r"torn\.toml: is not valid TOML"):
+    with pytest.raises(InputError, match=r"torn\.toml: not valid TOML"):
         load_grid(tmp_path / "torn.toml")
