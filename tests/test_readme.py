@@ -83,10 +83,10 @@ def test_commands_and_their_flags_exist(words, capsys):
 def test_figures_of_the_first_table_are_those_of_the_results():
     accuracy, size, speed = (row(README, start) for start in ("test acc", "file size", "time per"))
     leaderboard = result("README.md")
-    assert numbers(accuracy) == ["72.55", "65.87", "65.39"]
+    assert numbers(accuracy) == ["72.55", "65.87", "0.38", "65.39", "0.41"]
     assert row(leaderboard, "dense |").startswith("| dense | 72.55 ")
-    assert "| 65.87 " in row(leaderboard, "probmask-tied | – |")
-    assert "| 65.39 " in row(leaderboard, "feather | – |")
+    assert "| 65.87 ± 0.38 " in row(leaderboard, "probmask-tied | – |")
+    assert "| 65.39 ± 0.41 " in row(leaderboard, "feather | – |")
     trained = row(result("artifact_size.md"), "resnet14 (CIFAR-10)")
     for figure in ("26.5 ", "26,940"):
         assert figure in size
