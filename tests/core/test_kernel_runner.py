@@ -1,5 +1,6 @@
-"""Loading of kernels, and the threads that run them."""
+"""Loading of kernels, the threads that run them, and the memory of their results."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -62,3 +63,12 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (7, 11), (1500, 1000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_result_in_large_pages_is_an_ordinary_tensor(shape, dtype):
+    result = kernel_runner.empty_in_large_pages(torch.Size(shape), dtype)
+    assert (result.shape, result.dtype, result.device.type) == (shape, dtype, "cpu")
+    assert result.is_contiguous()
+    assert torch.equal(copy.deepcopy(result.fill_(2.0)), torch.full(shape, 2.0, dtype=dtype))

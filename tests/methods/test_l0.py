@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from probmask import InputError
-from probmask.core.hard_concrete import (
+from probmask.core.noise import logistic_
+from probmask.methods.l0 import (
+    L0,
     SHUT,
     hard_concrete,
     mean_gate,
     open_probability,
     settled_gate,
 )
-from probmask.core.noise import logistic_
-from probmask.methods.l0 import L0
 from reference.sparse_training import SparseTraining, assert_exact_budget, assert_resumes
 
 

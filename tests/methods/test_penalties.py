@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from probmask.core.hard_concrete import settled_gate
-from probmask.core.variational import log_alpha
 from probmask.methods import METHODS
+from probmask.methods.l0 import settled_gate
+from probmask.methods.sparse_vd import log_alpha
 from reference.sparse_training import SparseTraining
 
 RULES = {

@@ -9,8 +9,7 @@ from torch import nn
 
 import probmask
 from probmask import InputError
-from probmask.core.variational import kl_divergence, log_alpha
-from probmask.methods.sparse_vd import SparseVD
+from probmask.methods.sparse_vd import SparseVD, kl_divergence, log_alpha
 from reference.networks import loss_of
 from reference.sparse_training import SparseTraining, assert_exact_budget
 

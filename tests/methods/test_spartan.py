@@ -6,9 +6,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from probmask import InputError
-from probmask.core.selection import soft_top
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.methods.spartan import Spartan
+from probmask.methods.spartan import Spartan, soft_top
 from reference.masked_run import SIZE, MaskedRun, effective_gradients, joined, magnitudes, network
 
 KEEP = 61

@@ -16,7 +16,6 @@ from probmask.core.selection import (
     kept_counts,
     select_top,
     select_within,
-    soft_top,
 )
 from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_removed
 
@@ -43,7 +42,6 @@ __all__ = [
     "relaxed_slope",
     "select_top",
     "select_within",
-    "soft_top",
     "temper_removed",
     "temperature",
     "uniform",

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from probmask.core import noise
-from probmask.core.kernel_runner import kernels_for, map_parts
-from probmask.core.memory import empty_in_large_pages
+from probmask.core.kernel_runner import empty_in_large_pages, kernels_for, map_parts
 
 
 def relaxed_mask(prob: Tensor, logistic: Tensor, temperature: Tensor) -> Tensor:

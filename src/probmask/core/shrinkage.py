@@ -11,8 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmask.core.kernel_runner import kernels_for, map_parts
-from probmask.core.memory import empty_like_in_large_pages, storage_vectors
+from probmask.core.kernel_runner import (
+    empty_like_in_large_pages,
+    kernels_for,
+    map_parts,
+    storage_vectors,
+)
 
 
 def kept_part(weight: Tensor, threshold: Tensor, power: Tensor) -> Tensor:

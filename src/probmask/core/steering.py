@@ -1,10 +1,14 @@
 """Control of methods that have no budget: steer a penalty λ until the right number is kept.
 
-A proportional-integral controller of ln λ. `steered` is its integral part, `pressed` its
-proportional part.
+A penalty by itself leads to some sparsity, not to the requested one. A proportional-integral
+controller of ln λ corrects this: `steered` is its integral part, `pressed` its proportional part,
+and `steered_penalty` applies both. The remaining error is corrected at the end of the training, by
+selecting exactly the budget.
 """
 
 import math
+
+from probmask.core.schedules import kept_fraction
 
 # If the kept fraction is off by a factor e for a whole training, λ rises by e^_RISE or falls by
 # e^-_FALL. It falls faster because gates that have closed open again only slowly.
@@ -54,6 +58,34 @@ def pressed(knob: float, kept: float, wanted: float) -> float:
         16.0
     """
     return knob * math.pow(_ratio(kept, wanted), _PROPORTIONAL)
+
+
+def steered_penalty(
+    knob: float,
+    kept: float,
+    final: float,
+    *,
+    progress: float,
+    ramp: tuple[float, float],
+    updates: int,
+) -> tuple[float, float]:
+    """Apply `steered` and `pressed`, with a wanted fraction that falls cubically to the budget.
+
+    Args:
+        knob: λ of `steered`.
+        kept: the fraction of the weights that the method's own rule would keep now.
+        final: the fraction to keep at the end.
+        progress: the fraction of the training that is done.
+        ramp: the fractions of the training between which the wanted fraction falls.
+        updates: the number of updates of the whole training.
+
+    Returns:
+        The new knob, and the strength of the penalty at the next update.
+    """
+    begin, end = ramp
+    wanted = kept_fraction(progress, final, begin=begin, end=end)
+    knob = steered(knob, kept, wanted, updates=updates)
+    return knob, pressed(knob, kept, wanted)
 
 
 def travel_rate(distance: float, updates: int, *, most: float) -> float:

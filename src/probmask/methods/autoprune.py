@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import Positive, Range, TrainingFraction
-from probmask.core.steering import travel_rate
+from probmask.core.steering import steered_penalty, travel_rate
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -24,7 +24,6 @@ from probmask.methods.families.gates import (
     keep_highest,
     number_in_masks,
 )
-from probmask.methods.families.penalties import steered_penalty, total
 
 _START = 1.0  # the initial value of every a
 _LEAK = 0.01  # the slope of the leaky rectifier below zero
@@ -148,7 +147,7 @@ class AutoPruneMasker(Masker):
         if self.frozen:
             return 0.0
         kind, strength = self.method.surrogate, self.method.strength
-        values = total([surrogate(gate, kind).sum() for gate in self.gates])
+        values = torch.stack([surrogate(gate, kind).sum() for gate in self.gates]).sum()
         return self.pressure * (strength * values / self.size)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
@@ -169,7 +168,7 @@ class AutoPruneMasker(Masker):
 
     def kept_now(self) -> int:
         """Return the number of positive a."""
-        return int(total([(gate > 0).sum() for gate in self.gates]))
+        return int(torch.stack([(gate > 0).sum() for gate in self.gates]).sum())
 
     def choose(self) -> list[Tensor]:
         """Return the weights with the highest a."""

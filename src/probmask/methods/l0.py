@@ -13,15 +13,8 @@ from torch import Tensor
 
 from probmask.checks import Positive, Range, TrainingFraction
 from probmask.core.allocation import Spread
-from probmask.core.hard_concrete import (
-    SHUT,
-    hard_concrete,
-    mean_gate,
-    open_probability,
-    settled_gate,
-)
 from probmask.core.noise import Stream, logistic_, normal_
-from probmask.core.steering import travel_rate
+from probmask.core.steering import steered_penalty, travel_rate
 from probmask.masking.distributed import rank
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method
@@ -36,8 +29,12 @@ from probmask.methods.families.gates import (
     number_in_masks,
     output_shape,
 )
-from probmask.methods.families.penalties import steered_penalty, total
 
+# The stretched interval (gamma, zeta) and the temperature beta of the paper.
+LOW, HIGH, TEMPERATURE = -0.1, 1.1, 2 / 3
+# The gate without noise is 0 for a log alpha up to this value.
+SHUT = math.log(-LOW / HIGH)
+_QUANTILES = 16
 _LIMIT = math.log(100)  # the logarithm of alpha stays within plus or minus this
 _BORDER = 0.3  # width of the border between closed and open gates
 _DEVIATION = 0.01  # standard deviation of the initial logarithms
@@ -98,6 +95,42 @@ class L0(Method):
     def begin(self, sites: Sequence[Site], context: Context) -> "L0Masker":
         """Start with most gates open."""
         return L0Masker(self, sites, context)
+
+
+def hard_concrete(log_alpha: Tensor, logistic: Tensor) -> Tensor:
+    """z = clip((ζ - γ) σ((L + ln α) / β) + γ, 0, 1)  (Louizos et al., eq. 10 and 11).
+
+    Args:
+        log_alpha: ln α, the location of each gate.
+        logistic: L, Logistic(0, 1) noise of the same shape.
+
+    Returns:
+        z, the gates of one draw.
+    """
+    return _stretch(torch.sigmoid((logistic + log_alpha) / TEMPERATURE))
+
+
+def open_probability(log_alpha: Tensor) -> Tensor:
+    """P(z ≠ 0) = σ(ln α - β ln(-γ / ζ))  (Louizos et al., eq. 12)."""
+    return torch.sigmoid(log_alpha - TEMPERATURE * math.log(-LOW / HIGH))
+
+
+def settled_gate(log_alpha: Tensor) -> Tensor:
+    """z = clip((ζ - γ) σ(ln α) + γ, 0, 1): the gate without noise  (Louizos et al., eq. 13)."""
+    return _stretch(torch.sigmoid(log_alpha))
+
+
+def mean_gate(log_alpha: Tensor) -> Tensor:
+    """E z, averaged over 16 equally likely values of the noise; positive for ln α > -5."""
+    total = torch.zeros_like(log_alpha)
+    for index in range(_QUANTILES):
+        u = (index + 0.5) / _QUANTILES
+        total += hard_concrete(log_alpha, torch.tensor(math.log(u) - math.log1p(-u)))
+    return total / _QUANTILES
+
+
+def _stretch(s: Tensor) -> Tensor:
+    return (s * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
 class HardConcreteWeight(MaskedWeight):
@@ -181,13 +214,11 @@ class L0Masker(Masker):
         if self.frozen:
             return 0.0
         size = sum(weight.numel() for _, weight in self.gated)
-        expected = total(
-            [
-                open_probability(masked.gate).sum() * masked.weights_per_gate(weight)
-                for masked, weight in self.gated
-            ]
-        )
-        return self.pressure * (self.method.strength * expected / size)
+        expected = [
+            open_probability(masked.gate).sum() * masked.weights_per_gate(weight)
+            for masked, weight in self.gated
+        ]
+        return self.pressure * (self.method.strength * torch.stack(expected).sum() / size)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep ln α within ±ln 100 and steer the penalty; freeze when it is time."""
@@ -212,7 +243,7 @@ class L0Masker(Masker):
         """Return the number of weights whose gates are open, and of those without gates."""
         whole = self.size - sum(weight.numel() for _, weight in self.gated)
         opened = [masked.number_open(weight).double() for masked, weight in self.gated]
-        return whole + (float(total(opened)) if opened else 0.0)
+        return whole + (float(torch.stack(opened).sum()) if opened else 0.0)
 
     def choose(self) -> list[Tensor]:
         """Return the weights with the highest ln α, and all those without gates."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probmask.checks import Positive, Range, TrainingFraction
 from probmask.core.noise import uniform_
-from probmask.core.steering import travel_rate
+from probmask.core.steering import steered_penalty, travel_rate
 from probmask.masking.distributed import rank
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, Phase
@@ -25,7 +25,6 @@ from probmask.methods.families.gates import (
     keep_highest,
     number_in_masks,
 )
-from probmask.methods.families.penalties import steered_penalty, total
 
 PenaltyWeight = Annotated[float, Range(0, meaning="the weight of a penalty")]
 
@@ -138,10 +137,11 @@ class SrinivasMasker(Masker):
         """
         if self.frozen:
             return 0.0
-        undecided = total([(gate * (1 - gate)).sum() for gate in self.gates])
+        undecided = torch.stack([(gate * (1 - gate)).sum() for gate in self.gates]).sum()
         bimodality = self.method.bimodality * min(1.0, self.pressure)
-        opened = self.method.strength * total([gate.sum() for gate in self.gates]) / self.size
-        return bimodality * undecided / self.size + self.pressure * opened
+        opened = torch.stack([gate.sum() for gate in self.gates]).sum()
+        penalty = self.method.strength * opened / self.size
+        return bimodality * undecided / self.size + self.pressure * penalty
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep g in [0, 1] and steer the penalty; freeze when it is time."""
@@ -165,7 +165,7 @@ class SrinivasMasker(Masker):
     @torch.no_grad()
     def kept_now(self) -> float:
         """Σ g."""
-        return float(total([gate.sum().double() for gate in self.gates]))
+        return float(torch.stack([gate.sum().double() for gate in self.gates]).sum())
 
     def choose(self) -> list[Tensor]:
         """Return the weights with the highest g."""

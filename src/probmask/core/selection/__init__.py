@@ -1,10 +1,9 @@
-"""Selection of the entries that are kept under one budget: exact top-k, magnitude cut, soft top-k.
+"""Selection of the entries that are kept under one budget: exact top-k and magnitude cut.
 
 `select_top` and `select_within` take any values. `cut_by_magnitude` selects by |w| and is faster.
 """
 
 from probmask.core.selection.magnitude_cut import cut_between, cut_by_magnitude
-from probmask.core.selection.soft_top_k import soft_top
 from probmask.core.selection.top_k import kept_counts, select_in_each, select_top, select_within
 
 __all__ = [
@@ -14,5 +13,4 @@ __all__ = [
     "select_in_each",
     "select_top",
     "select_within",
-    "soft_top",
 ]

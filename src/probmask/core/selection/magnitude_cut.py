@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from probmask.core.kernel_runner import kernels_for
-from probmask.core.memory import storage_vectors
+from probmask.core.kernel_runner import kernels_for, storage_vectors
 from probmask.core.selection.magnitude_search import MagnitudeSearch
 from probmask.core.selection.top_k import select_top
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmask.core.kernel_runner import Span, map_spans
-from probmask.core.memory import storage_vectors
+from probmask.core.kernel_runner import Span, map_spans, storage_vectors
 
 # The sample has at least _SAMPLE entries, in runs of one cache line each. Every step-th run is
 # taken. The steps are prime: a step with a factor in common with the shape of a weight would
