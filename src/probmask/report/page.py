@@ -17,22 +17,11 @@ from probmask.report.payload import make_payload
 # Concatenated into one script, in this order.
 _SCRIPTS = (
     "elements.js",
-    "statistics.js",
-    "marks.js",
-    "scales.js",
-    "pointing.js",
     "plot.js",
-    "saving.js",
     "figures.js",
-    "accuracy_figures.js",
-    "layer_figure.js",
-    "curve_figure.js",
-    "histogram_figure.js",
-    "cost_figures.js",
+    "training_figures.js",
+    "network_figures.js",
     "tables.js",
-    "headline.js",
-    "runs_table.js",
-    "view.js",
     "page.js",
 )
 # Identifies our own pages; it is near the beginning of the file.
