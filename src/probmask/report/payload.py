@@ -107,7 +107,7 @@ def _setting_table(
 def _run_row(
     run: Run, name: str, variant: int, *, setting: int, cell: int, timed: bool
 ) -> list[Any]:
-    """Return the values of a run, in the order of the columns in runs_table.js."""
+    """Return the values of a run, in the order of RUN_FIELDS in page.js."""
     record = run.record
     seconds = figure_in(record, "seconds")
     return [
