@@ -3,8 +3,7 @@
 `MODELS` lists the networks by the names that the command line uses.
 """
 
-from probmask.models.convnet import conv4, smallconv, vgg19
-from probmask.models.mobilenet import mobilenetv1
+from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.networks import (
     MODELS,
     Network,

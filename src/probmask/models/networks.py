@@ -14,8 +14,7 @@ from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
 from probmask.messages import lookup, suggestion
 from probmask.models.blocks import check_arguments
-from probmask.models.convnet import conv4, smallconv, vgg19
-from probmask.models.mobilenet import mobilenetv1
+from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
 from probmask.parsing import Source, unknown_key
 
