@@ -20,8 +20,7 @@ from probmask import models, runtime
 from probmask.artifact import load, read
 from probmask.artifact.export import input_shape_of
 from probmask.models import MODELS
-from probmask.runtime.plan.choices import LANES, Choices, candidates, first_small
-from probmask.runtime.plan.steps import steps_of
+from probmask.runtime.plan.partition import LANES, Choices, candidates, first_small, steps_of
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.speed import mask_at_random_
 

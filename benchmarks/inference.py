@@ -36,8 +36,7 @@ from torch import Tensor, nn
 
 from probmask.artifact.onnx import to_onnx
 from probmask.models import MODELS
-from probmask.runtime.lower.exported_program import export
-from probmask.runtime.lower.lowering import lower
+from probmask.runtime.lower.lowering import export, lower
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.run.threads import Threads
 from probmask.runtime.speed import in_turn, mask_at_random_, turn_of

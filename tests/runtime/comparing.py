@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import probmask
-from probmask.runtime.plan.choices import Choices
+from probmask.runtime.plan.partition import Choices
 
 # Tolerances that docs/performance.md promises, relative to the largest output.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.01}

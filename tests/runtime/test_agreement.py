@@ -8,8 +8,7 @@ from torch import nn
 import probmask
 from probmask import models
 from probmask.runtime.kernels.operation_table import Field
-from probmask.runtime.plan.choices import Choices, candidates
-from probmask.runtime.plan.steps import steps_of
+from probmask.runtime.plan.partition import Choices, candidates, steps_of
 from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
 
 # The tolerance that docs/performance.md promises, relative to the largest output.

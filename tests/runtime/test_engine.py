@@ -9,8 +9,7 @@ from torch import nn
 
 import probmask
 from probmask import InputError, models
-from probmask.runtime.plan.choices import Timing, choose_sparse, choose_ungrouped
-from probmask.runtime.plan.steps import steps_of
+from probmask.runtime.plan.partition import Timing, choose_sparse, choose_ungrouped, steps_of
 from probmask.runtime.run.profile import print_table
 from runtime.networks import masked
 

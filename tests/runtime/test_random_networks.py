@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import probmask
-from probmask.runtime.plan.choices import Choices
-from probmask.runtime.plan.steps import steps_of
+from probmask.runtime.plan.partition import Choices, steps_of
 from runtime.comparing import assert_close
 from runtime.random_networks import RandomNetwork
 

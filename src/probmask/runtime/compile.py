@@ -56,9 +56,8 @@ def compile(  # noqa: A001
         >>> engine(torch.ones(3, 4)).shape
         torch.Size([3, 2])
     """
-    from probmask.runtime.lower.exported_program import export
-    from probmask.runtime.lower.lowering import lower
-    from probmask.runtime.plan.choices import Choices, candidates, read_choices
+    from probmask.runtime.lower.lowering import export, lower
+    from probmask.runtime.plan.partition import Choices, candidates, read_choices
     from probmask.runtime.run.engine import Engine, as_tensors
     from probmask.runtime.run.threads import Threads
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 
 from probmask.runtime.kernels.operation_table import Curve
-from probmask.runtime.lower.exported_program import size_of
 from probmask.runtime.lower.graph import (
     Builder,
     Built,
@@ -17,6 +16,7 @@ from probmask.runtime.lower.graph import (
     arguments_of,
     image_form_of_any_rank,
     label_of,
+    size_of,
     trailing_shape,
 )
 from probmask.runtime.lower.nodes import (

@@ -1,4 +1,4 @@
-"""The graph of an exported program while it is lowered, and how to read its operations."""
+"""The graph of an exported program while it is lowered: its signature, nodes and operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,63 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from probmask.runtime.lower.exported_program import Signature, size_of
+from probmask.errors import InputError
 from probmask.runtime.lower.nodes import Fallback, Form, Node, Pair
 
+_CONSTANT = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # Views need strides that tensors from the kernels may not have. Reshapes do not.
 _ANY_STRIDES: dict[Any, Any] = {
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
     torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
 }
+
+
+class Signature:
+    """The inputs, constants and outputs of a program, by the names of its graph's nodes."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self.inputs: tuple[str, ...] = ()
+        self.constants: dict[str, Tensor] = {}
+        for spec in program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                self.inputs = (*self.inputs, spec.arg.name)
+            elif spec.kind in _CONSTANT:
+                self.constants[spec.arg.name] = _stored_tensor(program, spec.target)
+            else:
+                raise InputError(
+                    f"runtime.compile: the model uses {spec.target}, a {spec.kind.name.lower()}; "
+                    "only tensors are supported."
+                )
+        self.out_spec = program.call_spec.out_spec
+        # Nodes of the graph, or values that are not tensors.
+        self.outputs: list[Any] = []
+        # Inputs that `forward` changes in place, and the nodes that compute their new values.
+        self.changed_inputs: dict[str, Any] = {}
+        returned = program.graph.output_node().args[0]
+        assert isinstance(returned, tuple | list)
+        for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                self.outputs.append(node)
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                assert spec.target is not None
+                self.changed_inputs[spec.target] = node
+            else:
+                raise InputError(
+                    f"runtime.compile: the model's forward changes {spec.target!r}, but an engine "
+                    "keeps nothing between calls. Run the model in PyTorch, or compile the part "
+                    "that changes nothing."
+                )
+
+
+def _stored_tensor(program: torch.export.ExportedProgram, name: str | None) -> Tensor:
+    assert name is not None
+    # Non-persistent buffers are among the constants.
+    value = program.state_dict.get(name, program.constants.get(name))
+    assert isinstance(value, Tensor)
+    return value.detach()
 
 
 class Graph:
@@ -147,6 +194,15 @@ def row_form(value: Any) -> Form | None:
     if not isinstance(features, int) or not features:
         return None
     return Form(tuple(str(size) for size in leading), features)
+
+
+def size_of(size: Any) -> int | str:
+    """Return a size as an integer, or its name if it may vary.
+
+    PyTorch also uses a symbol for a size that turned out to have a single value.
+    """
+    name = str(size)
+    return int(name) if name.isdecimal() else name
 
 
 def trailing_shape(node: fx.Node, form: Form) -> tuple[int, ...]:

@@ -1,12 +1,18 @@
-"""Lowering: from an exported program to a list of nodes, and which operations have kernels."""
+"""Lowering: from a model to an exported program, and from there to a list of nodes.
 
+`BUILDERS` lists the operations that have kernels.
+"""
+
+import inspect
 import operator
+import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from probmask.errors import InputError
 from probmask.runtime.kernels.operation_table import Curve
 from probmask.runtime.lower.elementwise_nodes import (
     build_activation,
@@ -18,22 +24,19 @@ from probmask.runtime.lower.elementwise_nodes import (
     build_multiply,
     build_reshape,
 )
-from probmask.runtime.lower.exported_program import size_of
-from probmask.runtime.lower.graph import Builder, Constant, Graph
+from probmask.runtime.lower.graph import Builder, Constant, Graph, size_of
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
+    build_adaptive_pool,
+    build_average_pool,
     build_batch_norm,
     build_convolution,
     build_linear,
+    build_max_pool,
+    build_mean,
     build_normalized,
 )
 from probmask.runtime.lower.nodes import Activation, Network, Node
-from probmask.runtime.lower.pooling_nodes import (
-    build_adaptive_pool,
-    build_average_pool,
-    build_max_pool,
-    build_mean,
-)
 
 _aten = torch.ops.aten
 BUILDERS: dict[Any, Builder] = {
@@ -68,6 +71,57 @@ BUILDERS: dict[Any, Builder] = {
     _aten.clone.default: build_identity,
     _aten.contiguous.default: build_identity,
 }
+
+
+def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """Export the model for any batch size, or for the examples' if the model fixes it."""
+    examples = tuple(example.contiguous() for example in examples)
+    # An input of size 1 next to larger ones is shared by the whole batch, so its size is fixed.
+    batch = max((len(example) for example in examples if example.dim()), default=0)
+    varies = [bool(example.dim()) and len(example) >= min(2, batch) for example in examples]
+    wide = tuple(_at_least_two(x) if v else x for x, v in zip(examples, varies, strict=True))
+    dynamic = _match_forward(model, [{0: torch.export.Dim.AUTO} if v else {} for v in varies])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(model, wide, dynamic_shapes=dynamic)
+            if not _has_dynamic_batch(program):
+                program = torch.export.export(model, examples)
+        except Exception:
+            try:
+                program = torch.export.export(model, examples)
+            except Exception as error:
+                reason = " ".join(str(error).split())[:300]
+                raise InputError(
+                    f"runtime.compile({type(model).__name__}): torch.export cannot export it: "
+                    f"{reason}"
+                ) from error
+        functional: torch.export.ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+def _match_forward(model: nn.Module, items: list[Any]) -> tuple[Any, ...]:
+    """Group the items of inputs that ``*args`` of `forward` collects into a tuple."""
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return tuple(items)
+    named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    return (*items[:named], tuple(items[named:]))
+
+
+def _has_dynamic_batch(program: torch.export.ExportedProgram) -> bool:
+    """Return whether the first dimension of some input may vary."""
+    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    return any(
+        isinstance(v, Tensor) and v.dim() and isinstance(size_of(v.shape[0]), str) for v in values
+    )
+
+
+def _at_least_two(example: Tensor) -> Tensor:
+    """Repeat a batch of one: `torch.export` would treat its size as a constant."""
+    if not example.dim() or len(example) >= 2:
+        return example
+    return example.expand(2, *example.shape[1:]).contiguous()
 
 
 def lower(program: torch.export.ExportedProgram) -> Network:

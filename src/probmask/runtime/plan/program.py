@@ -19,7 +19,7 @@ from probmask.runtime.lower.nodes import (
     Reshape,
 )
 from probmask.runtime.plan.arena import Arena, PlacedTensor, Slot, SlotPart
-from probmask.runtime.plan.steps import ExternalTensor, Step
+from probmask.runtime.plan.partition import ExternalTensor, Step
 from probmask.runtime.plan.tensor_layout import Layout, Longs, Tap, blocks_of, tiling_of
 from probmask.runtime.plan.weights import (
     direct_offsets,

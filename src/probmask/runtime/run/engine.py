@@ -12,16 +12,17 @@ from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
 from probmask.runtime.lower.nodes import Network, Node
-from probmask.runtime.plan.choices import (
+from probmask.runtime.plan.partition import (
     LANES,
     Choices,
+    Step,
     Timing,
     candidates,
     choose_sparse,
     choose_ungrouped,
+    steps_of,
 )
 from probmask.runtime.plan.program import build_program
-from probmask.runtime.plan.steps import Step, steps_of
 from probmask.runtime.run.kernel_step import KernelStep, NonFiniteResultError
 from probmask.runtime.run.profile import describe, measure, print_table, shortest
 from probmask.runtime.run.threads import Threads

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from probmask.errors import InputError
 from probmask.runtime.kernels.driver import run
+from probmask.runtime.plan.partition import Step
 from probmask.runtime.plan.program import Program
-from probmask.runtime.plan.steps import Step
 from probmask.runtime.run.threads import Threads
 
 _CACHE_LINE = 64  # bytes

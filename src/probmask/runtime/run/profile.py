@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from probmask.runtime.lower.nodes import Convolution, Network, Node
-from probmask.runtime.plan.choices import LANES, Choices, Timing, candidates, first_small
+from probmask.runtime.plan.partition import (
+    LANES,
+    Choices,
+    Step,
+    Timing,
+    candidates,
+    first_small,
+    steps_of,
+)
 from probmask.runtime.plan.program import build_program
-from probmask.runtime.plan.steps import Step, steps_of
 from probmask.runtime.run.kernel_step import Runner
 
 # Approximate time for measuring one operation, in seconds.
