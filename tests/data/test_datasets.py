@@ -258,18 +258,21 @@ def test_mean_and_std_may_be_none():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"padding": -1}, "data_args(padding=-1): number of pixels, a whole number, at least 0."),
+        (
+            {"padding": -1},
+            "data_args(padding=-1): must be a number of pixels, an integer of at least 0.",
+        ),
         (
             {"train_images": 0},
-            "data_args(train_images=0): number of images, a whole number, at least 1.",
+            "data_args(train_images=0): must be a number of images, an integer of at least 1.",
         ),
         (
             {"test_images": -5},
-            "data_args(test_images=-5): number of images, a whole number, at least 1.",
+            "data_args(test_images=-5): must be a number of images, an integer of at least 1.",
         ),
         (
             {"validation_images": 0},
-            "data_args(validation_images=0): number of images, a whole number, at least 1.",
+            "data_args(validation_images=0): must be a number of images, an integer of at least 1.",
         ),
         (
             {"mean": [0.1, 0.2], "std": [0.1]},
@@ -279,23 +282,29 @@ def test_mean_and_std_may_be_none():
             {"mean": [0.1], "std": "none"},
             "data_args(mean=(0.1,), std=None): give both, with one number per channel each.",
         ),
-        ({"mean": [0.5], "std": [0]}, "data_args(std=0.0): standard deviation, at least 1e-06."),
-        ({"mean": [0.5], "std": [-1]}, "data_args(std=-1.0): standard deviation, at least 1e-06."),
+        (
+            {"mean": [0.5], "std": [0]},
+            "data_args(std=0.0): must be a standard deviation, at least 1e-06.",
+        ),
+        (
+            {"mean": [0.5], "std": [-1]},
+            "data_args(std=-1.0): must be a standard deviation, at least 1e-06.",
+        ),
         (
             {"mean": [0.5], "std": [float("inf")]},
-            "data_args(std=inf): standard deviation, at least 1e-06.",
+            "data_args(std=inf): must be a standard deviation, at least 1e-06.",
         ),
         (
             {"mean": [float("nan")], "std": [1]},
-            "data_args(mean=nan): mean of pixels in [0, 1], from 0 to 1.",
+            "data_args(mean=nan): must be the mean of pixels in [0, 1], from 0 to 1.",
         ),
         (
             {"mean": [125.3], "std": [63]},
-            "data_args(mean=125.3): mean of pixels in [0, 1], from 0 to 1.",
+            "data_args(mean=125.3): must be the mean of pixels in [0, 1], from 0 to 1.",
         ),
         (
             {"mean": [-0.1], "std": [1]},
-            "data_args(mean=-0.1): mean of pixels in [0, 1], from 0 to 1.",
+            "data_args(mean=-0.1): must be the mean of pixels in [0, 1], from 0 to 1.",
         ),
     ],
 )
@@ -309,15 +318,15 @@ def test_invalid_settings_of_small_images(name, settings, message):
     [
         (
             {"image_size": 0},
-            "data_args(image_size=0): number of pixels, a whole number, at least 1.",
+            "data_args(image_size=0): must be a number of pixels, an integer of at least 1.",
         ),
         (
             {"train_images": 0},
-            "data_args(train_images=0): number of images, a whole number, at least 1.",
+            "data_args(train_images=0): must be a number of images, an integer of at least 1.",
         ),
         (
             {"test_images": 0},
-            "data_args(test_images=0): number of images, a whole number, at least 1.",
+            "data_args(test_images=0): must be a number of images, an integer of at least 1.",
         ),
         (
             {"mean": [0.5], "std": [0.5]},
@@ -330,7 +339,7 @@ def test_invalid_settings_of_small_images(name, settings, message):
                 "per channel each."
             ),
         ),
-        ({"std": [1, 1, 0]}, "data_args(std=0.0): standard deviation, at least 1e-06."),
+        ({"std": [1, 1, 0]}, "data_args(std=0.0): must be a standard deviation, at least 1e-06."),
     ],
 )
 def test_invalid_settings_of_image_files(name, settings, message):

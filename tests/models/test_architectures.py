@@ -217,7 +217,7 @@ def test_an_invalid_size_raises(name, argument, value):
     with pytest.raises(InputError) as caught:
         MODELS[name].build(**{argument: value})
     assert str(caught.value).startswith(f"{name}({argument}={value!r}): ")
-    assert str(caught.value).endswith("a whole number, at least 1.")
+    assert str(caught.value).endswith("an integer of at least 1.")
     with pytest.raises(InputError) as checked:
         build_model(name, {argument: value})
     assert str(checked.value) == f"--model {caught.value}"

@@ -42,7 +42,7 @@ class SmallImages:
     test_images: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("data_args", "padding", self.padding, least=0, meaning="number of pixels")
+        check_count("data_args", "padding", self.padding, least=0, meaning="a number of pixels")
         _check_limits(self)
         _check_statistics(self.mean, self.std)
 
@@ -75,7 +75,9 @@ class Photographs:
     unreadable: Literal["skip", "refuse"] = "skip"
 
     def __post_init__(self) -> None:
-        check_count("data_args", "image_size", self.image_size, least=1, meaning="number of pixels")
+        check_count(
+            "data_args", "image_size", self.image_size, least=1, meaning="a number of pixels"
+        )
         _check_limits(self)
         _check_statistics(self.mean, self.std)
         if len(self.mean) != 3:
@@ -242,7 +244,7 @@ def _check_limits(settings: SmallImages | Photographs) -> None:
     }
     for name, value in limits.items():
         if value is not None:
-            check_count("data_args", name, value, least=1, meaning="number of images")
+            check_count("data_args", name, value, least=1, meaning="a number of images")
 
 
 def _check_statistics(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:
@@ -251,6 +253,6 @@ def _check_statistics(mean: tuple[float, ...] | None, std: tuple[float, ...] | N
             f"data_args(mean={mean}, std={std}): give both, with one number per channel each."
         )
     for value in mean or ():
-        check_within("data_args", "mean", value, 0, 1, meaning="mean of pixels in [0, 1]")
+        check_within("data_args", "mean", value, 0, 1, meaning="the mean of pixels in [0, 1]")
     for value in std or ():
-        check_within("data_args", "std", value, 1e-6, float("inf"), meaning="standard deviation")
+        check_within("data_args", "std", value, 1e-6, float("inf"), meaning="a standard deviation")

@@ -13,9 +13,9 @@ from probmask.errors import InputError
 
 # The integer arguments that every network takes, and what they mean.
 _SIZES = {
-    "classes": "number of classes",
-    "channels": "number of image channels",
-    "width": "number of channels of the first layer",
+    "classes": "the number of classes",
+    "channels": "the number of image channels",
+    "width": "the number of channels of the first layer",
 }
 
 
@@ -86,7 +86,7 @@ def check_arguments(caller: str, **arguments: object) -> None:
         if name in _SIZES:
             check_count(caller, name, value, least=1, meaning=_SIZES[name])
         elif name == "stem_stride":
-            check_count(caller, name, value, least=1, meaning="stride of the first layer")
+            check_count(caller, name, value, least=1, meaning="the stride of the first layer")
             check_choice(caller, name, value, (1, 2))
         elif name == "image_size":
             parse_image_size(caller, value)
@@ -107,7 +107,7 @@ def parse_image_size(caller: str, size: object) -> tuple[int, int]:
         raise InputError(
             f"{caller}(image_size={size!r}): image_size is one number, or [height, width]."
         )
-    meaning = "number of pixels along a side of the images"
+    meaning = "the number of pixels along a side of the images"
     for side in pair:
         check_count(caller, "image_size", side, least=_MIN_IMAGE_SIZE, meaning=meaning)
     return pair

@@ -63,7 +63,7 @@ def compile(  # noqa: A001
 
     started = time.perf_counter()
     threads = torch.get_num_threads() if threads is None else threads
-    check_count("runtime.compile", "threads", threads, least=1, meaning="threads to run on")
+    check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
     examples = as_tensors(example)
     network = lower(export(_frozen(model), examples))
