@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from probmask.core.released import official_mask, official_noise, official_project_
+from probmask.methods.probmask.official import official_mask, official_noise, official_project_
 from reference import official as reference
 
 
