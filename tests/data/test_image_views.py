@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.image_folders import make_classes
-from probmask.data.image_folder import list_folder
-from probmask.data.image_views import (
+from probmask.data.image_folder import (
     CentralViews,
     Failure,
     Loaded,
@@ -27,6 +26,7 @@ from probmask.data.image_views import (
     central_view,
     collate,
     decode,
+    list_folder,
     random_box,
     random_view,
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from probmask.data import load_data
-from probmask.data.mnist import read_idx
+from probmask.data.mnist_and_digits import read_idx
 from probmask.errors import InputError
 
 NAMES = ["mnist", "fashion-mnist"]

@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probmask.data import cifar, mnist
-from probmask.data.digits import DIGITS, digits
+from probmask.data import cifar, mnist_and_digits
 from probmask.data.download import download
 from probmask.data.image_files import IMAGENET, folder, imagenet
 from probmask.data.npz import npz
 from probmask.data.releases import REMOTES, Release, default_directory, expand_home
-from probmask.data.source import DataSource, Photographs, SmallImages
-from probmask.data.splits import validation_count
+from probmask.data.source import DataSource, Photographs, SmallImages, validation_count
 from probmask.errors import InputError
 from probmask.messages import lookup
 from probmask.parsing import Source, parse_fields
@@ -47,21 +45,23 @@ _CIFAR = SmallImages(padding=4, flip=True, mean=(0.491, 0.482, 0.447), std=(0.24
 
 DATA: dict[str, DataSet] = {
     "digits": DataSet(
-        digits, SmallImages(padding=1, flip=False, mean=(0.3051,), std=(0.3762,)), DIGITS
+        mnist_and_digits.digits,
+        SmallImages(padding=1, flip=False, mean=(0.3051,), std=(0.3762,)),
+        mnist_and_digits.DIGITS,
     ),
     "cifar10": DataSet(cifar.cifar10, _CIFAR, cifar.CIFAR10, cifar.locate),
     "cifar100": DataSet(cifar.cifar100, _CIFAR, cifar.CIFAR100, cifar.locate),
     "mnist": DataSet(
-        mnist.mnist,
+        mnist_and_digits.mnist,
         SmallImages(padding=2, flip=False, mean=(0.1307,), std=(0.3081,)),
-        mnist.MNIST,
-        mnist.locate,
+        mnist_and_digits.MNIST,
+        mnist_and_digits.locate,
     ),
     "fashion-mnist": DataSet(
-        mnist.fashion_mnist,
+        mnist_and_digits.fashion_mnist,
         SmallImages(padding=2, flip=True, mean=(0.2860,), std=(0.3530,)),
-        mnist.FASHION_MNIST,
-        mnist.locate,
+        mnist_and_digits.FASHION_MNIST,
+        mnist_and_digits.locate,
     ),
     "imagenet": DataSet(imagenet, Photographs(), IMAGENET),
     "folder": DataSet(folder, Photographs()),

@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from probmask.core.noise import RunStream, fold
-from probmask.data.image_folder import Files, list_folder
-from probmask.data.image_views import (
+from probmask.data.image_folder import (
     MAX_FAILURES_IN_A_ROW,
     CentralViews,
     Failure,
+    Files,
     Loaded,
     RandomViews,
     Views,
     collate,
+    list_folder,
 )
 from probmask.data.releases import Release
 from probmask.data.source import (
@@ -35,8 +36,6 @@ from probmask.data.source import (
     Normalization,
     Photographs,
     Shard,
-)
-from probmask.data.splits import (
     evenly_spaced,
     limited_count,
     select_test,

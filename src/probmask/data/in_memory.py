@@ -22,8 +22,10 @@ from probmask.data.source import (
     Shard,
     SmallImages,
     generator,
+    limited_count,
+    select_unused_validation,
+    select_validation,
 )
-from probmask.data.splits import limited_count, select_unused_validation, select_validation
 from probmask.errors import InputError
 
 

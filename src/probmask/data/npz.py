@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.source import SmallImages
-from probmask.data.splits import select_test
+from probmask.data.source import SmallImages, select_test
 from probmask.errors import InputError
 
 Array = np.ndarray[Any, Any]

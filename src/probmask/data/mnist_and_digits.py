@@ -1,7 +1,8 @@
-"""MNIST and Fashion-MNIST, from their idx files, plain or gzipped.
+"""MNIST, Fashion-MNIST and the digits of scikit-learn: small grayscale images of ten classes.
 
-An idx file starts with two zero bytes, the type of its values (8: bytes) and the number of its
-dimensions. Each dimension follows as four bytes in big-endian order, then the values.
+MNIST and Fashion-MNIST are read from their idx files, plain or gzipped. An idx file starts with two
+zero bytes, the type of its values (8: bytes) and the number of its dimensions. Each dimension
+follows as four bytes in big-endian order, then the values.
 """
 
 import gzip
@@ -25,11 +26,16 @@ from probmask.data.releases import (
     unreadable,
 )
 from probmask.data.source import SmallImages
+from probmask.errors import InputError
 
 MNIST = Release("mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
 FASHION_MNIST = Release("fashion-mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)
+DIGITS = Release("digits", 10, (1, 8, 8), train_images=1_442, test_images=355)
 _UINT8 = 8
 _MAX_FILE_SIZE = 100_000_000  # the training images take 47 MB
+# Every fifth image of each digit is a test image. The file is ordered by writer, so both parts
+# contain all writers, and each digit equally often.
+_TEST_EVERY = 5
 
 
 def mnist(directory: Path | None, settings: SmallImages) -> InMemory:
@@ -112,3 +118,29 @@ def _read_content(path: Path) -> bytes:
     if len(data) > _MAX_FILE_SIZE:
         raise damaged(path, f"it contains more than {_MAX_FILE_SIZE:,} bytes")
     return data
+
+
+def digits(directory: Path | None, settings: SmallImages) -> InMemory:
+    """Handwritten digits, included in scikit-learn."""
+    if directory is not None:
+        raise InputError(
+            f"--data-dir {directory}: the digits are part of scikit-learn and need no directory; "
+            "omit this option."
+        )
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise InputError(
+            "--data digits: the digits are part of scikit-learn, which is not installed; run "
+            "pip install 'probmask[train]'."
+        ) from error
+    bunch = load_digits()
+    images = Images(
+        torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1),
+        torch.from_numpy(bunch.target.astype(np.int64)),
+    )
+    labels = images.labels
+    # Position of each image among those of its digit.
+    rank = torch.nn.functional.one_hot(labels).cumsum(0).gather(1, labels[:, None]).squeeze(1) - 1
+    is_test = rank % _TEST_EVERY == _TEST_EVERY - 1
+    return InMemory("digits", images[~is_test], images[is_test], settings, classes=10, scale=16.0)
