@@ -1,5 +1,6 @@
 """The README: its example runs, its commands and files exist, its figures are measured ones."""
 
+import json
 import re
 from pathlib import Path
 
@@ -80,17 +81,18 @@ def test_commands_and_their_flags_exist(words, capsys):
     assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_figures_of_the_first_table_are_those_of_the_results():
+def test_figures_of_the_first_table_are_those_of_the_results(capsys):
     accuracy, size, speed = (row(README, start) for start in ("test acc", "file size", "time per"))
     leaderboard = result("README.md")
     assert numbers(accuracy) == ["72.55", "65.87", "0.38", "65.39", "0.41"]
     assert row(leaderboard, "dense |").startswith("| dense | 72.55 ")
     assert "| 65.87 ± 0.38 " in row(leaderboard, "probmask-tied | – |")
     assert "| 65.39 ± 0.41 " in row(leaderboard, "feather | – |")
-    trained = row(result("artifact_size.md"), "resnet14 (CIFAR-10)")
-    for figure in ("26.5 ", "26,940"):
-        assert figure in size
-        assert figure in trained
+    assert main(["compare", str(ROOT / "docs/results/records"), "--json"]) == 0
+    (setting,) = json.loads(capsys.readouterr().out)["settings"]
+    found = {(cell["method"], cell["sparsity"]): cell["bytes"] for cell in setting["cells"]}
+    dense, tied = found["dense", 0], found["probmask-tied", 0.98]
+    assert f"| {dense:,.0f} bytes | {tied:,.0f} bytes ({dense / tied:.1f} times smaller) |" in size
     assert numbers(speed) == ["6.51", "0.38", "17.3"]
     assert set(numbers(speed)) <= set(numbers(row(result("inference_speed.md"), "resnet32, 1 |")))
 
