@@ -6,10 +6,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from probmask import artifact
+from probmask import artifact, freeze_masks
 from probmask.errors import ArtifactError, InputError
 
 
@@ -131,22 +130,15 @@ def test_negative_zeros_are_stored_with_a_warning(path):
     assert smaller.file_bytes < 0.2 * path.stat().st_size
 
 
-class OurMask(nn.Module):
-    """A parametrization that counts as one of probmask."""
-
-    __module__ = "probmask.masking.parametrization"
-
-    def forward(self, weight):
-        return weight
-
-
 def test_a_model_with_masks_raises(path):
     model = nn.Sequential()
     model.add_module("conv1", nn.Conv2d(1, 1, 1))
-    parametrize.register_parametrization(model.conv1, "weight", OurMask())
+    masks = freeze_masks(model)
     reason = r"save\(model\): conv1.weight still has a mask; call finalize\(\)"
     with pytest.raises(InputError, match=reason):
         artifact.save(model, path)
+    masks.finalize()
+    artifact.save(model, path)
 
 
 def test_other_parametrizations_are_part_of_the_model(path):
