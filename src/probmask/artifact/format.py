@@ -1,4 +1,9 @@
-"""How tensors are laid out in the file: dense, or as values and positions, and packed if small.
+"""The layout of the file: its table, and the tensors, dense or as values and positions.
+
+A safetensors file is the length of its header (8 bytes), the header (JSON) and the data. The
+header's `__metadata__` names the format. Everything else about the network is in the table, which
+is compressed JSON stored as a tensor of bytes: uncompressed, the names and shapes would be larger
+than the weights of a very sparse network.
 
 A tensor becomes one or two *parts* (`encode`, `decode`). Each part is stored under its own name, or
 packed with other small parts of its dtype (`pack`, `locate`). Entries are compared with zero bit by
@@ -6,9 +11,10 @@ bit: -0.0 counts as a value, so a loaded tensor equals the saved one in every bi
 """
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,8 +25,10 @@ from torch.nn.parameter import is_lazy
 
 from probmask.artifact.encodings import ENCODINGS, Bytes, smallest
 from probmask.errors import ArtifactError
+from probmask.version import __version__
 
 FORMAT = 1
+FORMAT_KEY = "probmask"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -45,6 +53,8 @@ SPARSE_DTYPES = ("F64", "F32", "F16", "BF16")
 ROUNDED_DTYPES = {"F64": ("F16",), "F32": ("F16",)}
 # Names that start with this belong to the format, not to the network.
 RESERVED = "probmask:"
+TABLE = f"{RESERVED}table"
+MAX_TABLE_BYTES = 10_000_000  # of JSON: a small file must not decompress to gigabytes
 # Smaller parts are packed: each name in a safetensors header costs about 80 bytes.
 MIN_UNPACKED_BYTES = 4096
 # A sparse entry needs this many more bytes in the table than a dense one.
@@ -114,6 +124,18 @@ class Entry:
         ]
 
 
+@dataclass(frozen=True)
+class Header:
+    """The tensors of an artifact, in the model's order, and their origin."""
+
+    entries: list[Entry]
+    aliases: dict[str, str]  # a further name of a tensor -> the name under which it is stored
+    crc32: dict[str, int]  # of the bytes of each stored tensor
+    metadata: dict[str, Any]
+    rounding: dict[str, Any] | None = None  # the effect of storing values in fewer bits
+    created_by: str = field(default=f"probmask {__version__}")
+
+
 def bits(tensor: Tensor) -> Bits:
     """Return the entries in row-major order as integers of the same width."""
     return tensor.reshape(-1).view(_WORDS[tensor.dtype.itemsize]).numpy()
@@ -122,6 +144,16 @@ def bits(tensor: Tensor) -> Bits:
 def raw(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor without copying them."""
     return bits(tensor).view(np.uint8).data
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the CRC-32 of the bytes of a stored tensor."""
+    return zlib.crc32(raw(tensor))
+
+
+def is_name(value: Any) -> bool:
+    """Return whether the value is text that UTF-8 can encode, as safetensors requires of names."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def encode(

@@ -1,7 +1,10 @@
 """Opening an artifact: everything in the file is checked before it is returned."""
 
+import json
+import math
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +13,33 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from probmask.artifact.format import FORMAT, Part, decode, locate, raw
-from probmask.artifact.header import TABLE, check_format, checksum, parse_table
+from probmask.artifact.encodings import ENCODINGS, require
+from probmask.artifact.format import (
+    DTYPES,
+    FORMAT,
+    FORMAT_KEY,
+    MAX_TABLE_BYTES,
+    RESERVED,
+    ROUNDED_DTYPES,
+    SPARSE_DTYPES,
+    TABLE,
+    Entry,
+    Header,
+    Part,
+    checksum,
+    decode,
+    is_name,
+    locate,
+    raw,
+)
 from probmask.errors import ArtifactError
+from probmask.version import __version__
 
 # The artifact of a very sparse network can be a thousand times smaller than its dense tensors. A
 # file with a larger ratio is only loaded up to this size, unless the caller allows more.
 _MAX_DENSE_BYTES = 256 * 2**20
 _MAX_DENSE_RATIO = 1024
+_MAX_COUNT = 2**62
 
 
 @dataclass(frozen=True)
@@ -110,14 +132,14 @@ class Reader:
     """An open artifact whose table matches the tensors in the file."""
 
     def __init__(self, file: Any, file_bytes: int) -> None:
-        check_format(file.metadata())
+        _check_format(file.metadata())
         self._file = file
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
         stored = {key: (s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
         dtype, shape = stored.pop(TABLE, ("", ()))
         if dtype != "U8" or len(shape) != 1:
             raise ArtifactError("the file has no table")
-        header = parse_table(raw(self._aligned(TABLE)))
+        header = _parse_table(raw(self._aligned(TABLE)))
         self._entries = {entry.name: entry for entry in header.entries}
         self._places = locate((part for e in header.entries for part in e.parts), stored)
         if header.crc32.keys() != stored.keys():
@@ -181,3 +203,97 @@ def check_dense_size(info: ArtifactInfo, max_bytes: int | None) -> None:
             f"the file has {info.file_bytes} bytes, but its tensors take {info.dense_bytes}; if "
             f"you trust it, pass max_bytes={info.dense_bytes}."
         )
+
+
+def _check_format(metadata: Mapping[str, str] | None) -> None:
+    """Raise unless the `__metadata__` of a safetensors header names the format read here."""
+    if not metadata or FORMAT_KEY not in metadata:
+        raise ArtifactError("a safetensors file, but not a probmask artifact")
+    if metadata[FORMAT_KEY] != str(FORMAT):
+        raise ArtifactError(
+            f"format {metadata[FORMAT_KEY]!r:.40} is not supported: probmask {__version__} reads "
+            f"format {FORMAT}; install a version that reads this file."
+        )
+
+
+def _parse_table(table: memoryview) -> Header:
+    """Return the contents of the compressed table, with every value checked."""
+    try:
+        fields = json.loads(_decompressed(table).decode(), parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"the table is not JSON ({error})") from error
+    require(isinstance(fields, dict), "the table is not an object")
+    tensors, aliases, crc32 = (
+        _typed(fields, "tensors", list),
+        _typed(fields, "aliases", dict),
+        _typed(fields, "crc32", dict),
+    )
+    entries = [_entry(tensor) for tensor in tensors]
+    names = {entry.name for entry in entries}
+    require(len(names) == len(entries), "the table names a tensor twice")
+    for alias, target in aliases.items():
+        known = isinstance(target, str) and target in names
+        new = is_name(alias) and alias not in names
+        require(known and new, f"the alias {alias!r:.80} is not a new name of a tensor")
+    for key, crc in crc32.items():
+        require(_is_count(crc), f"the crc32 of {key!r:.80} is not a number")
+    rounding = _typed(fields, "rounding", dict) if "rounding" in fields else None
+    metadata, created_by = _typed(fields, "metadata", dict), _typed(fields, "created_by", str)
+    return Header(entries, aliases, crc32, metadata, rounding, created_by)
+
+
+def _decompressed(table: memoryview) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(table, MAX_TABLE_BYTES + 1)
+    except zlib.error as error:
+        raise ArtifactError(f"the table is damaged ({error})") from error
+    require(len(text) <= MAX_TABLE_BYTES, f"the table is longer than {MAX_TABLE_BYTES} bytes")
+    require(stream.eof and not stream.unused_data, "the table is damaged (its end is missing)")
+    return text
+
+
+def _typed(fields: dict[str, Any], key: str, kind: type) -> Any:
+    require(isinstance(fields.get(key), kind), f"the table has no valid {key!r}")
+    return fields[key]
+
+
+def _entry(fields: Any) -> Entry:
+    """Return the entry of one tensor."""
+    named = isinstance(fields, dict) and is_name(fields.get("name"))
+    require(named, "an entry of the table has no name")
+    name, dtype, shape, encoding, nnz = (
+        fields.get(key) for key in ("name", "dtype", "shape", "encoding", "nnz")
+    )
+    values, positions = fields.get("values", dtype), fields.get("positions", 0)
+    where = f"tensor {name!r:.80}"
+    require(not name.startswith(RESERVED), f"{where}: the name is reserved")
+    sizes = isinstance(shape, list) and len(shape) <= 64 and all(map(_is_count, shape))
+    require(sizes, f"{where}: its shape is not a list of up to 64 sizes")
+    # Checked for empty tensors too: PyTorch multiplies the sizes to compute the strides.
+    product = math.prod(max(size, 1) for size in shape)
+    require(product <= _MAX_COUNT, f"{where}: the product of its shape exceeds 2**62")
+    require(isinstance(dtype, str) and dtype in DTYPES, f"{where}: unknown dtype {dtype!r:.40}")
+    require(
+        values == dtype or values in ROUNDED_DTYPES.get(dtype, ()),
+        f"{where}: {dtype} values cannot be stored as {values!r:.40}",
+    )
+    known = _is_encoding(encoding, dtype)
+    require(known, f"{where}: unknown encoding {encoding!r:.40} for {dtype}")
+    counted = _is_count(nnz) and nnz <= math.prod(shape)
+    require(counted, f"{where}: nnz {nnz!r:.40} is not a number of its entries")
+    require(_is_count(positions), f"{where}: positions {positions!r:.40} is not a number of bytes")
+    return Entry(name, dtype, tuple(shape), encoding, nnz, values, positions)
+
+
+def _is_encoding(encoding: Any, dtype: str) -> bool:
+    sparse = isinstance(encoding, str) and encoding in ENCODINGS and dtype in SPARSE_DTYPES
+    return encoding == "dense" or sparse
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_COUNT
+
+
+def _reject_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")

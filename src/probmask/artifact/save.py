@@ -1,28 +1,37 @@
 """Saving a finished network to one file, exactly or with weights rounded to fp16."""
 
 import copy
+import json
 import math
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from probmask.artifact.format import (
     DTYPE_NAMES,
+    FORMAT,
+    FORMAT_KEY,
+    MAX_TABLE_BYTES,
     RESERVED,
+    TABLE,
     Entry,
+    Header,
     Part,
+    checksum,
     encode,
+    is_name,
     pack,
     raw,
     shared_names,
 )
-from probmask.artifact.header import Header, checked_metadata, checksum, is_name, serialize
 from probmask.artifact.reader import ArtifactInfo, read
 from probmask.checks import check_choice, is_number
 from probmask.errors import InputError
@@ -31,6 +40,7 @@ from probmask.masking.parametrization import masked_parameters
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors readers
 _FP16_MAX = torch.finfo(torch.float16).max
 _FP16_TINY = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
 
@@ -87,7 +97,7 @@ def save(
     check_choice("save", "values", values, (None, "fp16"))
     if measure is not None and values is None:
         raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")
-    checked = checked_metadata(metadata or {})
+    checked = _checked_metadata(metadata or {})
     writable_target(path, overwrite=overwrite)  # raises now, not after an hour of measuring
     tensors, aliases = _distinct(model.state_dict())
     stored, rounding = tensors, None
@@ -99,7 +109,7 @@ def save(
     _warn_of_negative_zeros(entries, parts)
     packed = pack(parts)
     crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
-    start, ordered = serialize(Header(entries, aliases, crc32, checked, rounding), packed)
+    start, ordered = _serialize(Header(entries, aliases, crc32, checked, rounding), packed)
     write_atomically(path, chain([start], map(raw, ordered)), overwrite=overwrite)
     return read(path)
 
@@ -141,6 +151,35 @@ def _check_finished(model: nn.Module) -> None:
             "result of freeze_masks, first. To save a copy of the model, load its state_dict() "
             "into the original and finalize that."
         )
+
+
+def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy with sorted keys, equal to what reading the file returns.
+
+    Raise `InputError` if JSON cannot represent it.
+    """
+    try:
+        plain = json.loads(json.dumps(dict(metadata), allow_nan=False, sort_keys=True))
+        _require_text_keys(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"save(metadata=...): not plain JSON ({error}); use text keys, and text, finite "
+            "numbers, booleans, None, lists and dicts as values."
+        ) from error
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _require_text_keys(value: Any) -> None:
+    """Raise for keys that are not text: `json.dumps` would convert them without a warning."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not text")
+            _require_text_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _require_text_keys(inner)
 
 
 def _distinct(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -233,3 +272,57 @@ def _measure_change(
                 "such as an accuracy."
             )
     return results
+
+
+def _serialize(header: Header, stored: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor]]:
+    """Return the safetensors header as bytes, and the tensors in the order in which they follow."""
+    table = torch.from_numpy(np.frombuffer(_compressed(header), dtype=np.uint8).copy())
+    # Wide dtypes first: each tensor then starts at a multiple of the width of its dtype.
+    ordered = sorted({**stored, TABLE: table}.items(), key=lambda kv: (-kv[1].itemsize, kv[0]))
+    fields: dict[str, Any] = {"__metadata__": {FORMAT_KEY: str(FORMAT)}}
+    offset = 0
+    for name, tensor in ordered:
+        dtype, shape, end = DTYPE_NAMES[tensor.dtype], list(tensor.shape), offset + tensor.nbytes
+        fields[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = _to_json(fields).encode()
+    text += b" " * (-len(text) % 8)  # aligns the data
+    _check_length("safetensors header", len(text), _MAX_HEADER_BYTES)
+    return len(text).to_bytes(8, "little") + text, [tensor for _, tensor in ordered]
+
+
+def _compressed(header: Header) -> bytes:
+    fields: dict[str, Any] = {
+        "created_by": header.created_by,
+        "tensors": [_to_fields(entry) for entry in header.entries],
+        "aliases": header.aliases,
+        "crc32": header.crc32,
+        "metadata": header.metadata,
+    }
+    if header.rounding is not None:
+        fields["rounding"] = header.rounding
+    text = _to_json(fields).encode()
+    _check_length("table", len(text), MAX_TABLE_BYTES)
+    return zlib.compress(text, 9)
+
+
+def _check_length(what: str, length: int, limit: int) -> None:
+    if length > limit:
+        raise InputError(
+            f"save(model): the {what} has {length} bytes, and the limit is {limit}; "
+            "put less into metadata."
+        )
+
+
+def _to_fields(entry: Entry) -> dict[str, Any]:
+    """Return the fields of an entry without those that follow from others."""
+    fields = dict(vars(entry))
+    if entry.values == entry.dtype:
+        del fields["values"]
+    if entry.encoding == "dense":
+        del fields["positions"]
+    return fields
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
