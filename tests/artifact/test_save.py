@@ -132,7 +132,9 @@ def test_negative_zeros_are_stored_with_a_warning(path):
 
 def test_a_model_with_masks_raises(path):
     model = nn.Sequential()
-    model.add_module("conv1", nn.Conv2d(1, 1, 1))
+    model.add_module("conv1", nn.Conv2d(1, 2, 1))
+    with torch.no_grad():
+        model.conv1.weight[0] = 0.0
     masks = freeze_masks(model)
     reason = r"save\(model\): conv1.weight still has a mask; call finalize\(\)"
     with pytest.raises(InputError, match=reason):
