@@ -1,4 +1,4 @@
-"""Checks of values that users pass: the settings of dataclasses, and single arguments.
+"""Checks of values that users pass: settings in dataclasses, and single arguments.
 
 A dataclass states its constraints in its annotations, and `check_fields` enforces them all:
 
@@ -23,7 +23,10 @@ from probmask.errors import InputError
 
 @dataclass(frozen=True)
 class Range:
-    """Constraint of a number: from ``low`` to ``high``, both included; ``meaning`` names it."""
+    """Constraint on a number: from ``low`` to ``high``, both included.
+
+    ``meaning`` describes the number in error messages.
+    """
 
     low: float
     high: float = math.inf
@@ -44,8 +47,8 @@ WeightCount = Annotated[int, Range(0, meaning="a number of weights")]
 def check_fields(settings: Any) -> None:
     """Check every field of a dataclass against its annotation.
 
-    Understood are ``bool``, ``str``, ``Literal``, ``Annotated`` numbers with a `Range`, plain
-    numbers, and unions of these with None.
+    Supported annotations are ``bool``, ``str``, ``Literal``, numbers, ``Annotated`` numbers with a
+    `Range`, and unions of these with None.
 
     Raises:
         InputError: If a value breaks its rule. The message names class, field, value and rule.
@@ -85,26 +88,26 @@ def _check_number(caller: str, name: str, value: object, base: type, rule: Range
 
 
 def check_order(settings: Any, *names: str) -> None:
-    """Check that the fields of these names do not decrease in this order.
+    """Check that the named fields do not decrease, in the given order.
 
     Raises:
-        InputError: If one of them is smaller than the one before it.
+        InputError: If a field is smaller than the field before it.
     """
     values = [getattr(settings, name) for name in names]
     if any(later < earlier for earlier, later in pairwise(values)):
         given = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
-        raise InputError(f"{type(settings).__name__}({given}): they must not decrease.")
+        raise InputError(f"{type(settings).__name__}({given}): the values must not decrease.")
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a finite real number that a float can hold; a bool is not."""
+    """Return whether the value is a finite number that a float can hold; a bool is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max  # false for NaN too
 
 
 def check_sparsity(caller: str, sparsity: object) -> None:
-    """Raise an `InputError` for a sparsity outside [0, 1), with a guess of what is meant."""
+    """Raise an `InputError` for a sparsity outside [0, 1), with a hint for percentages."""
     if is_number(sparsity):
         assert isinstance(sparsity, int | float)
         if 0 <= sparsity < 1:

@@ -30,7 +30,7 @@ class LayerCollapseWarning(UserWarning):
 
 
 class EarlyEndWarning(UserWarning):
-    """Training ended before the sparsity ramp did, so many weights were pruned at once."""
+    """Training ended before the sparsity ramp: the remaining weights are pruned in one step."""
 
 
 class UnreadableImageWarning(UserWarning):

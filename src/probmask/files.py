@@ -1,4 +1,4 @@
-"""Atomic file writes: a reader sees the old content or the new content, never a part."""
+"""Atomic file writes: a reader sees the old content or the new content, never a partial file."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ Content = bytes | Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
 
 
 def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: bool) -> None:
-    """Write `data` to `path` in one step that survives a crash.
+    """Write `data` to `path` atomically: a crash leaves the old file or the new one.
 
-    `data` is bytes, an iterable of chunks, or a function that writes to the open file. A symbolic
-    link is followed. Any error while writing (a full disk, an exception of the function) is raised
+    `data` is bytes, an iterable of chunks, or a function that writes to the open file. Symbolic
+    links are followed. An error while writing (a full disk, an exception in the function) is raised
     unchanged; the old file is then untouched and no temporary file is left.
     """
     target = writable_target(path, overwrite=overwrite)
@@ -36,8 +36,8 @@ def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: 
 def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Return the file to write, with symbolic links resolved.
 
-    Raise `InputError` if it is a directory, exists although `overwrite` is False, or is a loop of
-    symbolic links.
+    Raise `InputError` if it is a directory, if it exists and `overwrite` is False, or if its
+    symbolic links form a loop.
     """
     path = Path(path)
     try:

@@ -1,4 +1,4 @@
-"""What every method guarantees; see CONTRIBUTING.md."""
+"""Contracts that every method meets; see CONTRIBUTING.md."""
 
 import copy
 
@@ -22,9 +22,9 @@ from probmask.methods import METHODS
 from reference import two_ranks
 
 SPARSE = sorted(set(NAMES) - {"dense"})
-# Its weights are never trained, so that nothing of it equals dense training.
+# Its weights are never trained, so it never equals dense training.
 NEVER_DENSE = {"edge-popup"}
-# Weights that they grow are zero until a gradient moves them.
+# Grown weights are zero until a gradient moves them.
 GROWING = {"deepr", "dsr", "granet", "rigl", "set", "snfs"}
 
 
@@ -35,7 +35,7 @@ def differing(one, other):
 
 @pytest.fixture(scope="module")
 def finished():
-    """Each method's uninterrupted run on each network, made when it is first asked for."""
+    """Return a cached function that gives each method's uninterrupted run on each network."""
     made = {}
 
     def of(name, kind="plain"):
@@ -60,12 +60,12 @@ def test_the_budget_is_exact(name, kind, finished):
     assert (run.summary.kept, run.summary.size) == (KEEP, SIZE)
     assert kept <= KEEP
     if name not in GROWING:
-        assert kept >= KEEP - 3  # a weight that stays may happen to be zero
+        assert kept >= KEEP - 3  # a kept weight may happen to be zero
 
 
 @on_each_network
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_left_is_a_plain_model(name, kind, finished):
+def test_finalize_leaves_a_plain_model(name, kind, finished):
     run, final, _ = finished(name, kind)
     plain = network(kind)
     assert list(final) == list(plain.state_dict())
@@ -137,7 +137,7 @@ def test_half_precision_ends_at_the_budget_too(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_may_end_at_any_moment(name):
+def test_training_may_end_after_any_update(name):
     run = Run(name).go(STEPS // 3)
     run.data = run.data[: STEPS // 3]
     run.finish()
@@ -155,7 +155,7 @@ def test_a_copy_is_the_same_network(name, kind):
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_evaluation_before_the_end_is_the_network_one_would_get(name):
+def test_evaluation_equals_the_network_after_finalize(name):
     run = Run(name).go(STEPS // 2)
     images, _ = batches(1, seed=9)[0]
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_two_ranks_agree(name, ranks):
     assert differing(first, second) == []
 
 
-def test_sparsity_and_name_are_what_the_command_line_says():
+def test_sparsity_and_name_match_the_command_line():
     for name, method in METHODS.items():
         assert method.name == name
         assert method.summary

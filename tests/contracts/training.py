@@ -1,4 +1,4 @@
-"""A small training that every method goes through, on two networks; and one with two ranks."""
+"""A small training of every method on two networks, and one with two ranks."""
 
 import warnings
 
@@ -13,14 +13,14 @@ from probmask.methods import METHODS
 STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
 SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
 KEEP = SIZE - round(SPARSITY * SIZE)
-# Settings that make another method of one.
+# Settings that change a method fundamentally.
 VARIANTS = {"probmask paper": {"recipe": "paper", "select": "top"}}
 NAMES = sorted((*METHODS, *VARIANTS))
 NETWORKS = ("plain", "batchnorm")
 
 
 def network(kind="plain"):
-    """A convolution, a grouped one, a transposed one and a linear layer; BatchNorm on request."""
+    """Return a grouped and a transposed convolution, a plain one and a linear layer."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1),
@@ -38,7 +38,7 @@ def network(kind="plain"):
 
 
 def batches(count=STEPS, seed=1, size=12):
-    """Inputs whose class shows, so that there is something to learn."""
+    """Return batches whose inputs depend on their class, so that training can learn it."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):
@@ -50,7 +50,7 @@ def batches(count=STEPS, seed=1, size=12):
 
 
 class Run:
-    """A method at work on the network, step by step."""
+    """A method attached to the network, trained step by step."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Run:
         return {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def checkpoint(self):
-        """Everything as a file would hold it: copies."""
+        """Return a copy of the whole state, as a file would contain it."""
         return _copied(
             {
                 "model": self.model.state_dict(),
@@ -137,13 +137,13 @@ def _copied(value):
 
 
 def train_all(rank):
-    """Every method under DistributedDataParallel, each rank with batches of its own."""
+    """Train every method with DistributedDataParallel, each rank on different batches."""
     found = {}
     for name in NAMES:
         run = Run(name, steps=16, wrap=True, data=batches(16, seed=50 + rank))
         try:
             found[name] = run.finish()
-        except Exception as error:  # or the other rank would wait for ever
+        except Exception as error:  # otherwise the other rank would wait forever
             found[name] = f"{type(error).__name__}: {error}"
             raise
     return found

@@ -126,7 +126,7 @@ def test_linear_layers_have_no_kernel_so_er_is_erk(kernel):
 
 def test_convolutions_of_every_rank():
     shapes = [(8, 4, 3), (8, 4, 3, 3), (8, 4, 3, 3, 3)]
-    # ER goes by the kernels' sizes, 3 : 9 : 27; ERK by the sums of dimensions, 15 : 18 : 21.
+    # ER: as the kernel sizes, 3 : 9 : 27. ERK: as the sums of dimensions, 15 : 18 : 21.
     assert erdos_renyi(shapes, 39, kernel=False) == [3, 9, 27]
     assert erdos_renyi(shapes, 54, kernel=True) == [15, 18, 21]
 
@@ -219,8 +219,9 @@ def test_dense_layers_that_exhaust_the_budget_raise(keep):
     spread.check("X", [8, 80], 88)  # there are no other layers
     with pytest.raises(
         InputError,
-        match=rf"^X: the dense layers alone hold 88 weights, the budget is {keep} of 138\. The "
-        r"other layers need a part of it; lower sparsity, or make the dense layers sparse too\.$",
+        match=rf"^X: the dense layers alone hold 88 weights, the budget is {keep} of 138\. "
+        r"Nothing is left for the other layers; lower sparsity, or make the dense layers sparse "
+        r"too\.$",
     ):
         spread.check("X", [8, 50, 80], keep)
 
@@ -264,7 +265,7 @@ def test_masks_shrink_monotonically_with_the_spare_fraction(allocation):
         (False, None, 19, set()),
         (None, None, 60, {0, 2}),
         (None, None, 59, set()),  # neither: together they hold more than half
-        (True, None, 30, {0}),  # what is asked for stays, whatever the budget
+        (True, None, 30, {0}),  # an explicit setting holds for any budget
         (True, True, 1, {0, 2}),
         (False, False, 60, set()),
     ],

@@ -1,4 +1,4 @@
-"""finalize(data=…): BatchNorm statistics of the network as it now is."""
+"""finalize(data=…) re-estimates the BatchNorm statistics of the final network."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def trained(name="conv", **settings):
 
 
 def by_hand(layer, batches):
-    """Plain averages over batches of the mean and the unbiased variance, per channel."""
+    """Return averages over batches of the mean and the unbiased variance, per channel."""
     outputs = [layer(inputs) for inputs in batches]
     means = torch.stack([out.mean(dim=(0, 2, 3)) for out in outputs]).mean(0)
     variances = torch.stack([out.var(dim=(0, 2, 3)) for out in outputs]).mean(0)
@@ -54,15 +54,15 @@ def test_statistics_are_those_of_the_final_network(form):
     assert model[1].momentum == 0.1
 
 
-def test_without_data_statistics_stay_as_training_left_them():
+def test_without_data_the_statistics_of_training_stay():
     model, sparsifier = trained()
     mean = model[1].running_mean.clone()
     sparsifier.finalize()
     assert torch.equal(model[1].running_mean, mean)
 
 
-def test_modes_and_dropout_are_respected():
-    """Only BatchNorm is in training mode, and every module gets its own mode back."""
+def test_only_batchnorm_is_in_training_mode():
+    """The mode of every module is restored afterwards."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     model.train()
     model[3].eval()
@@ -72,7 +72,7 @@ def test_modes_and_dropout_are_respected():
     assert [module.training for module in model] == [True, True, True, False]
 
 
-def test_a_model_without_batchnorm_leaves_the_data_unread():
+def test_data_is_not_read_without_batchnorm():
     def never():
         raise AssertionError("read")
         yield
@@ -82,12 +82,12 @@ def test_a_model_without_batchnorm_leaves_the_data_unread():
     assert not isinstance(model[0], nn.BatchNorm1d)
 
 
-def test_batchnorm_without_running_statistics_is_left_alone():
+def test_batchnorm_without_running_statistics_is_unchanged():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
     assert reestimate_batchnorm(model, []) == 0
 
 
-def test_no_gradients_are_left_behind():
+def test_no_gradients_remain():
     model, sparsifier = trained()
     for parameter in model.parameters():
         parameter.grad = None
@@ -95,15 +95,15 @@ def test_no_gradients_are_left_behind():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_data_without_a_batch_is_refused():
+def test_data_without_a_batch_raises():
     model, sparsifier = trained()
     with pytest.raises(probmask.InputError, match=r"finalize\(data=…\): it contains no batch"):
         sparsifier.finalize(data=[])
     assert model[0].weight.shape == (4, 1, 3, 3)
 
 
-def test_a_refused_finalize_destroys_nothing_and_can_be_repeated():
-    """A spent generator is an easy mistake; statistics must not be lost over it."""
+def test_a_failed_finalize_changes_nothing_and_can_be_repeated():
+    """An exhausted generator is an easy mistake; it must not destroy the statistics."""
     model, sparsifier = trained()
     mean, variance = model[1].running_mean.clone(), model[1].running_var.clone()
     with pytest.raises(probmask.InputError, match="no batch"):
@@ -113,10 +113,10 @@ def test_a_refused_finalize_destroys_nothing_and_can_be_repeated():
     assert sparsifier.finalize(data=make_batches("conv", 1)).kept == round(0.2 * (36 + 432))
 
 
-def test_finalize_twice_is_refused():
+def test_finalizing_twice_raises():
     _, sparsifier = trained()
     sparsifier.finalize()
     with pytest.raises(
-        probmask.InputError, match=r"finalize\(\): this sparsifier is finished; attach a new one"
+        probmask.InputError, match=r"finalize\(\): this sparsifier is already finalized"
     ):
         sparsifier.finalize()

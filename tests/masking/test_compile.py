@@ -10,7 +10,7 @@ from reference.probmask_run import method_of
 
 STEPS = 16  # frozen by the 12th update
 
-# Importing the compiler warns of things that are not ours.
+# Importing the compiler causes warnings that are not related to this package.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -82,7 +82,7 @@ def test_evaluation_follows_every_update_and_compiles_once(form, fullgraph):
     counter = CompileCounterWithBackend("aot_eager")
     network = torch.compile(model, backend=counter, fullgraph=fullgraph)
     inputs = make_batches("mlp", 1, seed=9)[0][0]
-    for batch in make_batches("mlp", STEPS - 1):  # the last one freezes what is tied
+    for batch in make_batches("mlp", STEPS - 1):  # the last update would freeze tied masks
         network.train()
         train(network, optimizer, sparsifier, [batch])
         network.eval()
@@ -100,7 +100,7 @@ def test_compiled_in_place(form):
     assert_close(model, plain[0], 1e-5)
 
 
-def test_compiled_before_it_was_attached(form):
+def test_compiled_before_attach(form):
     model = build("mlp")
     network = torch.compile(model, backend="aot_eager")
     inputs = make_batches("mlp", 1, seed=9)[0][0]

@@ -32,7 +32,7 @@ def halfway(form, name="mlp", steps=10, **settings):
 
 
 def assert_top(mlp, keep):
-    """The weights in use are exactly the ``keep`` of highest probability."""
+    """Assert that the effective weights are those of the ``keep`` highest probabilities."""
     kept = torch.cat([layer.weight.flatten() != 0 for layer in (mlp[0], mlp[2], mlp[4])])
     ranked = torch.cat([values.flatten() for values in ranking(mlp)])
     assert kept.sum() == keep
@@ -41,7 +41,7 @@ def assert_top(mlp, keep):
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "tied", "transformer"])
 @pytest.mark.parametrize("steps", [0, 10, 18])
-def test_a_copy_computes_what_the_original_computes(form, name, steps):
+def test_a_copy_has_the_same_outputs(form, name, steps):
     model, _, _ = halfway(form, name, steps)
     inputs = make_batches(name, 1, seed=9)[0][0]
     twin = copy.deepcopy(model)
@@ -97,7 +97,7 @@ def test_a_copy_of_a_copy_and_a_moved_copy(form):
     assert model[0].bias.dtype == torch.float32
 
 
-def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(form):
+def test_a_copy_in_evaluation_uses_a_loaded_state(form):
     model, optimizer, sparsifier = halfway(form, steps=0)
     early = copy.deepcopy(model.state_dict())
     train(model, optimizer, make_batches("mlp", 13))
@@ -115,8 +115,8 @@ def test_a_copy_in_evaluation_follows_what_is_loaded_into_it(form):
     assert sparsifier.now.step == 13
 
 
-def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original(form):
-    """Version counters start anew in a copy and may catch up with those of the original."""
+def test_a_copy_recomputes_its_mask_at_equal_version_counters(form):
+    """Version counters start at zero in a copy and may reach those of the original."""
     model, _, _ = halfway(form)
     model.eval()
     twin = copy.deepcopy(model)
@@ -129,8 +129,8 @@ def test_the_hard_mask_of_a_copy_does_not_trust_the_counters_of_the_original(for
     assert_top(twin, 80)
 
 
-def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back(form):
-    """Hand-written averaging goes through .data, which no version counter sees."""
+def test_eval_recomputes_the_mask_after_changes_through_data(form):
+    """Hand-written averaging may write to .data, which does not increase version counters."""
     model, _, _ = halfway(form)
     twin = copy.deepcopy(model).eval()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_eval_looks_again_even_if_tensors_were_changed_behind_its_back(form):
     assert_top(twin.eval(), 80)
 
 
-def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation(form):
+def test_an_averaged_model_in_evaluation_follows_its_weights(form):
     model, optimizer, _ = halfway(form, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)).eval()
     averaged.update_parameters(model)
@@ -148,21 +148,21 @@ def test_an_averaged_model_follows_its_averages_while_it_stays_in_evaluation(for
     for batch in make_batches("mlp", 5, seed=3):
         step(model, optimizer, batch)
         averaged.update_parameters(model)
-        averaged(inputs)  # a hard mask made now must not stay
+        averaged(inputs)  # a mask computed now must not be reused later
         for name, parameter in model.named_parameters():
             expected[name].lerp_(parameter.detach(), 0.5)
     for name, parameter in averaged.module.named_parameters():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-6, atol=1e-7)
-    # The network in use is exactly the top 80 by averaged probability.
+    # The effective network has exactly the top 80 weights by averaged probability.
     assert_top(averaged.module, 80)
-    # And a fresh decision, forced by leaving and entering evaluation, is the same.
+    # Leaving and entering evaluation recomputes the same mask.
     before = averaged(inputs)
     averaged.train().eval()
     assert torch.equal(averaged(inputs), before)
 
 
-def test_an_averaged_model_outlives_the_training(form):
-    """The average is what one wants to keep: it must survive finalize() of the model."""
+def test_an_averaged_model_works_after_finalize(form):
+    """Users save the averaged model: it must stay valid after finalize() of the model."""
     model, optimizer, sparsifier = halfway(form, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for batch in make_batches("mlp", 12, seed=3):
@@ -174,7 +174,7 @@ def test_an_averaged_model_outlives_the_training(form):
     assert torch.equal(averaged(inputs), expected)
 
 
-def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(form, tmp_path):
+def test_an_averaged_model_is_finalized_through_the_attached_model(form, tmp_path):
     model, optimizer, sparsifier = halfway(form, steps=8)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     for batch in make_batches("mlp", 12, seed=3):
@@ -188,8 +188,8 @@ def test_an_averaged_model_is_finalized_through_the_model_that_was_attached(form
     probmask.save(model, tmp_path / "average.safetensors")
 
 
-def test_the_average_of_one_network_is_that_network(form):
-    """Also in what is not a parameter of the model: probabilities, thresholds, temperatures."""
+def test_the_average_of_equal_networks_is_the_same_network(form):
+    """This includes probabilities, thresholds and temperatures."""
     model, optimizer, sparsifier = halfway(form, steps=2, temperature_end=0.1)
     averaged = AveragedModel(model, avg_fn=lambda _, latest, __: latest)
     train(model, optimizer, make_batches("mlp", 16, seed=3))
@@ -202,8 +202,8 @@ def test_the_average_of_one_network_is_that_network(form):
         sparsifier.copy_masks_to(build("mlp"))
 
 
-def test_copies_made_before_attach_still_fit(form):
-    """Optimizer states and averages go by the position of a parameter."""
+def test_copies_made_before_attach_still_match(form):
+    """Optimizer states and averages identify a parameter by its position."""
     model = build("conv")
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
     before = torch.optim.Adam(build("conv").parameters()).state_dict()
@@ -221,7 +221,7 @@ def test_copies_made_before_attach_still_fit(form):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_evaluating_in_between_changes_nothing(form, context):
+def test_evaluation_during_training_changes_nothing(form, context):
     model, optimizer, _ = halfway(form, steps=4)
     plain, plain_optimizer, _ = halfway(form, steps=4)
     for batch in make_batches("mlp", 16, seed=3):

@@ -1,11 +1,11 @@
-"""Two ranks: own noise, one network."""
+"""Two ranks have different noise but the same network."""
 
 import pytest
 import torch
 
 from reference import two_ranks
 
-# Running statistics are each rank's own until the next forward pass broadcasts them.
+# Running statistics differ between ranks until the next forward pass broadcasts them.
 OWN = ("running_mean", "running_var")
 CASES = ["common seed", "own seeds", "tied", "tied, frozen"]
 
@@ -30,13 +30,13 @@ def test_each_rank_draws_its_own_noise(ranks, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_probabilities_and_weights_are_the_same_on_both(ranks, case):
+def test_probabilities_and_weights_are_the_same_on_both_ranks(ranks, case):
     one, other = (rank[case] for rank in ranks)
     assert any(name.endswith(":prob") for name in one["state"]) == (not case.startswith("tied"))
     assert different(one["state"], other["state"]) == []
 
 
-def test_training_went_on_through_the_freeze(ranks):
+def test_training_continues_after_the_freeze(ranks):
     size = 36 + 432
     for case, first in (("common seed", 10), ("tied", 14), ("tied, frozen", 9)):
         for rank in ranks:
@@ -45,14 +45,14 @@ def test_training_went_on_through_the_freeze(ranks):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_final_network_is_the_same_on_both(ranks, case):
-    """Also a sampled one, and also if nobody thought of giving both ranks the same seed."""
+def test_the_final_network_is_the_same_on_both_ranks(ranks, case):
+    """This holds for a sampled mask too, and without a seed passed by the user."""
     assert ranks[0][case]["kept"] == ranks[1][case]["kept"]
     assert different(ranks[0][case]["final"], ranks[1][case]["final"]) == []
 
 
-def test_a_model_that_is_already_wrapped_is_refused(ranks):
-    """DDP averages what it saw when it was made: probabilities added later would drift."""
+def test_a_model_wrapped_in_ddp_raises(ranks):
+    """DDP averages the parameters that it knows when it is built, not probabilities added later."""
     text = ranks[0]["wrapped too early"]
     assert text is not None
     assert "DistributedDataParallel" in text

@@ -1,4 +1,4 @@
-"""One network per update, whatever way it is run: tied, twice, in parts, recomputed, in bf16."""
+"""One network per update: tied weights, repeated calls, accumulation, checkpointing, bf16."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ STEPS = 10
 
 
 def attached(name, steps=0, seed=1, include=(), form="tied", **settings):
-    # Frozen on the way, so that ten updates see what comes before and after.
+    # Frozen halfway, so that ten updates cover the time before and after the freeze.
     settings = {"sparsity": 0.7, "min_keep_per_layer": 1, "freeze_at": 0.6} | settings
     model = build(name)
     optimizer = sgd(model)
@@ -69,7 +69,7 @@ def test_a_tied_weight_gets_the_gradient_of_both_uses(form):
     model, _, _ = attached("tied", form=form, steps=2)
     batch = make_batches("tied", 1)[0]
     left, original = model.left._masked_weights["weight"], model.left._parameters["weight"]
-    slope = 1.0  # straight through, but for a relaxed mask
+    slope = 1.0  # straight through, except for a relaxed mask
     if form == "learned":
         slope = left.training_weight(torch.ones_like(original)).detach()
     loss_of(model, batch).backward()
@@ -84,7 +84,7 @@ def test_a_tied_weight_gets_the_gradient_of_both_uses(form):
             getattr(plain, name).bias.copy_(getattr(model, name).bias)
     loss_of(plain, batch).backward()
     uses = [plain.left.weight.grad * slope, plain.right.weight.grad * slope]
-    if form == "tied":  # what removed weights get is bounded for each use
+    if form == "tied":  # gradients of pruned weights are bounded separately for each use
         assert left.active.any()
         uses = [tempered(use, left.active, 1.0) for use in uses]
     expected = sum(uses)
@@ -161,7 +161,7 @@ def test_two_half_batches_are_one_batch(settings):
             torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-6)
         whole_optimizer.step()
         parts_optimizer.step()
-        parts.load_state_dict(whole.state_dict())  # rounding must not add up
+        parts.load_state_dict(whole.state_dict())  # so that rounding errors do not accumulate
     assert parts_sparsifier.now.step == 3
 
 
@@ -288,7 +288,7 @@ def test_evaluation_uses_exactly_the_budget(form, name, steps):
 
 @pytest.mark.parametrize("steps", [0, 4, 9])
 @pytest.mark.parametrize("name", ["unet", "tied"])
-def test_learned_probabilities_choose_weights_and_leave_them_as_they_are(name, steps):
+def test_learned_probabilities_do_not_change_the_kept_weights(name, steps):
     model, _, sparsifier = attached(name, form="learned", steps=steps)
     model.eval()
     for site in sparsifier.sites:
@@ -296,7 +296,7 @@ def test_learned_probabilities_choose_weights_and_leave_them_as_they_are(name, s
         assert torch.equal(weight, torch.where(weight != 0, site.weight, 0.0))
 
 
-def test_going_back_to_training_goes_back_to_the_network_in_training(form):
+def test_train_after_eval_restores_the_training_network(form):
     model, _, _ = attached("mlp", form=form, steps=2)
     soft = model[0].weight.clone()
     hard = model.eval()[0].weight.clone()
@@ -304,8 +304,8 @@ def test_going_back_to_training_goes_back_to_the_network_in_training(form):
     assert torch.equal(model.train()[0].weight, soft)
 
 
-def test_evaluation_follows_training_without_being_told(form):
-    """A module that stays in evaluation mode (a frozen BatchNorm's neighbour) is never stale."""
+def test_a_module_in_evaluation_mode_follows_training(form):
+    """A module that stays in evaluation mode (next to a frozen BatchNorm) has current masks."""
     model, optimizer, sparsifier = attached("mlp", form=form)
     model[2].eval()
     for batch in make_batches("mlp", STEPS):
@@ -327,7 +327,7 @@ def test_the_fused_attention_of_evaluation_sees_the_hard_mask(form):
         torch.testing.assert_close(model(inputs), fused, rtol=1e-4, atol=1e-5)
 
 
-def test_finalize_changes_nothing_that_evaluation_computes(form):
+def test_finalize_does_not_change_the_outputs_of_evaluation(form):
     for name in ("unet", "mlp", "tied", "transformer"):
         model, _, sparsifier = attached(name, form=form, steps=6)
         inputs = make_batches(name, 1)[0][0]
@@ -336,8 +336,8 @@ def test_finalize_changes_nothing_that_evaluation_computes(form):
         assert torch.equal(model(inputs), expected)
 
 
-def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(form):
-    """0 times infinity is NaN: the hard mask must choose, not multiply."""
+def test_a_pruned_infinite_weight_becomes_zero(form):
+    """0 times infinity is NaN: the hard mask must select, not multiply."""
     model, _, sparsifier = attached("mlp", form=form, steps=8)
     hard = model[0]._masked_weights["weight"].mask
     with torch.no_grad():
@@ -348,11 +348,11 @@ def test_a_weight_that_is_not_finite_is_masked_to_zero_all_the_same(form):
     assert not torch.signbit(model[0].weight[~hard]).any()
 
 
-# Masked out is masked out
+# Pruned weights stay pruned
 
 
 @pytest.mark.parametrize("settings", [{}, {"nesterov": True}, {"weight_decay": 0.5, "lr": 0.05}])
-def test_momentum_and_weight_decay_revive_nothing(form, settings):
+def test_momentum_and_weight_decay_do_not_revive_pruned_weights(form, settings):
     model = build("unet")
     optimizer = sgd(model, **settings)
     sparsifier = probmask.attach(
@@ -381,7 +381,7 @@ def test_momentum_and_weight_decay_revive_nothing(form, settings):
         assert not torch.signbit(site.weight[zero]).any()
 
 
-def test_probabilities_rest_once_the_mask_is_frozen():
+def test_probabilities_do_not_change_after_the_freeze():
     model, optimizer, _ = attached("mlp", form="learned", steps=8)
     before = {name: prob.detach().clone() for name, prob in probs_of(model).items()}
     train(model, optimizer, make_batches("mlp", 3, seed=8))
@@ -391,7 +391,7 @@ def test_probabilities_rest_once_the_mask_is_frozen():
 # Order in memory
 
 
-def test_weights_of_channels_last_stay_so_in_evaluation_and_once_frozen(form):
+def test_channels_last_weights_keep_their_layout(form):
     layer = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
     model = nn.Sequential(layer)
     optimizer = sgd(model)

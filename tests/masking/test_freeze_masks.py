@@ -1,4 +1,4 @@
-"""Sparse networks trained further: what is zero stays exactly zero, what is not moves."""
+"""Continued training of sparse networks: zeros stay exactly zero, other weights are trained."""
 
 import copy
 import io
@@ -34,7 +34,7 @@ OPTIMIZERS = {
 
 
 def sparse(name, seed=0):
-    """A network two thirds of whose masked weights are zero."""
+    """Return a network in which two thirds of the masked weights are zero."""
     model = build(name, seed)
     with torch.no_grad():
         for _, weight in masked(model):
@@ -43,12 +43,12 @@ def sparse(name, seed=0):
 
 
 def masked(model):
-    """The weights that are masked by default: those of layers, not of embeddings."""
+    """Return the weights that are masked by default: those of layers, not of embeddings."""
     return [(site.name, site.weight) for site in find_sites(model)]
 
 
 def values(model):
-    """Every parameter as the network computes with it."""
+    """Return every parameter as the network computes with it."""
     with torch.no_grad():
         return [
             getattr(module, name).clone()
@@ -80,7 +80,7 @@ def test_zeros_stay_through_momentum_and_weight_decay(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_will_do_made_before_or_after(name):
+def test_any_optimizer_built_before_or_after(name):
     models = [sparse("conv"), sparse("conv")]
     before = values(models[0])
     early = OPTIMIZERS[name](models[0].parameters())
@@ -117,7 +117,7 @@ def test_accumulated_gradients_and_two_optimizers():
     assert_zeros_kept_and_others_moved(before, values(model))
 
 
-def test_an_update_by_hand_cannot_bring_weights_back():
+def test_an_update_by_hand_does_not_restore_pruned_weights():
     model = sparse("mlp")
     before = values(model)
     frozen = probmask.freeze_masks(model)
@@ -128,8 +128,8 @@ def test_an_update_by_hand_cannot_bring_weights_back():
     assert_zeros_kept_and_others_moved(before, values(model))
 
 
-def test_it_trains_as_setting_zero_after_every_step_does():
-    """The slow, obvious twin, for an optimizer that treats each weight by itself."""
+def test_it_equals_setting_zeros_after_every_step():
+    """The slow, obvious reference, for an optimizer that updates each weight separately."""
     model, twin = sparse("conv"), sparse("conv")
     probmask.freeze_masks(model)
     optimizer, plain = sgd(model), sgd(twin)
@@ -145,7 +145,7 @@ def test_it_trains_as_setting_zero_after_every_step_does():
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_finalize_gives_the_same_parameters_back(name):
+def test_finalize_keeps_the_same_parameters(name):
     model = sparse(name)
     kinds, parameters = [type(module) for module in model.modules()], dict(model.named_parameters())
     state = state_of(model)
@@ -180,7 +180,7 @@ def test_copies_keep_their_zeros_too(name, how, tmp_path):
     train(twin, sgd(twin, weight_decay=0.01), batches)
     assert_zeros_kept_and_others_moved(before, values(twin))
     assert_same_state(state_of(model), state)
-    frozen = probmask.freeze_masks(twin)  # of a copy: hands out what ends its masks
+    frozen = probmask.freeze_masks(twin)  # for a copy: returns its existing masks
     frozen.finalize()
     assert list(twin.state_dict()) == list(build(name).state_dict())
     probmask.save(twin, tmp_path / "model.safetensors")
@@ -208,7 +208,7 @@ def test_training_resumes_from_state_dicts_bit_for_bit(tmp_path):
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
     train(model, optimizer, batches[10:])
 
-    again = sparse("conv", seed=5)  # other zeros: those of the checkpoint count
+    again = sparse("conv", seed=5)  # other zeros, which those of the checkpoint replace
     probmask.freeze_masks(again)
     optimizer = sgd(again)
     saved = torch.load(path, weights_only=True)
@@ -242,7 +242,7 @@ def test_another_dtype():
 
 
 class Own(nn.Module):
-    """A class of the user's own."""
+    """A module class defined by the user."""
 
     def __init__(self):
         super().__init__()
@@ -253,7 +253,7 @@ class Own(nn.Module):
         return torch.relu(self.body(x)) @ self.kernel
 
 
-def test_a_class_of_ones_own_from_an_artifact_and_back(tmp_path):
+def test_a_user_defined_module_from_and_to_an_artifact(tmp_path):
     torch.manual_seed(0)
     model = Own()
     with torch.no_grad():
@@ -292,8 +292,10 @@ def test_after_sparse_training(tmp_path):
     assert frozen.finalize(data=[x for x, _ in make_batches("conv", 2)]) == summary
 
 
-def test_what_makes_no_sense_is_refused():
-    with pytest.raises(probmask.InputError, match="none of its weights is zero; load or finalize"):
+def test_invalid_calls_raise():
+    with pytest.raises(
+        probmask.InputError, match="the model has no zero weights; load or finalize"
+    ):
         probmask.freeze_masks(build("mlp"))
     model = sparse("mlp")
     frozen = probmask.freeze_masks(model)

@@ -1,4 +1,4 @@
-"""Multiplications per weight, against counts by hand."""
+"""Multiplications per weight against counts by hand."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ CASES = {
     "grouped": (nn.Conv2d(4, 8, 3, groups=2), (4, 6, 6), 16),
     "depthwise": (nn.Conv2d(4, 4, 3, groups=4), (4, 6, 6), 16),
     "conv3d": (nn.Conv3d(2, 4, 2), (2, 3, 4, 5), 2 * 3 * 4),
-    # and of a transposed one once per input position
+    # in a transposed one, once per input position
     "transposed": (nn.ConvTranspose2d(4, 2, 2, stride=2), (4, 5, 6), 30),
     "grouped transposed": (nn.ConvTranspose2d(4, 4, 3, groups=2), (4, 5, 6), 30),
     "linear": (nn.Linear(7, 5), (7,), 1),
@@ -80,7 +80,7 @@ def test_a_module_called_three_times_counts_three_times():
     assert count(Recurrent(), torch.randn(4, 6)) == {"again.weight": 3, "head.weight": 1}
 
 
-def test_a_tied_weight_counts_for_each_of_its_places():
+def test_a_tied_weight_counts_once_per_use():
     expected = {"first.weight": 1, "left.weight": 2, "head.weight": 1}
     assert count(Tied(), torch.randn(4, 6)) == expected
 
@@ -149,7 +149,7 @@ POOLS = {
     "adaptive, windows that overlap": (nn.AdaptiveAvgPool2d(2), (3, 5, 4), 3 * 6 * 4),
     "adaptive in one": (nn.AdaptiveAvgPool1d(3), (2, 7), 2 * 9),
     "adaptive in three": (nn.AdaptiveAvgPool3d(1), (2, 3, 4, 5), 2 * 60),
-    # any other as many as its windows hold
+    # any other pooling adds the elements of its windows
     "plain": (nn.AvgPool2d(2), (3, 6, 8), 3 * 6 * 8),
     "oblong": (nn.AvgPool2d((2, 3)), (3, 6, 9), 3 * 6 * 9),
     "overlapping": (nn.AvgPool2d(3, stride=1), (3, 6, 6), 3 * 16 * 9),
@@ -169,7 +169,7 @@ def test_average_pooling(case, batch):
 
 @pytest.mark.parametrize("case", [case for case in POOLS if case != "the largest is no sum"])
 def test_average_pooling_against_a_naive_count(case):
-    """An output depends on as many inputs as were added up in it."""
+    """The number of inputs that an output depends on is the number of additions."""
     pool, shape, expected = POOLS[case]
     jacobian = torch.autograd.functional.jacobian(pool, torch.randn(1, *shape))
     assert int((jacobian != 0).sum()) == expected
@@ -203,7 +203,7 @@ def test_totals_with_and_without_pooling():
     assert counted.sparse([0, 0]) == 0
 
 
-def test_sparse_multiplications_are_each_layers_times_its_density():
+def test_sparse_macs_are_the_sum_of_macs_times_density():
     model = build_model("resnet14", {"width": 4})
     sites = find_sites(model)
     counted = count_macs(model, sites, torch.zeros(1, 3, 32, 32))
@@ -217,7 +217,7 @@ def test_sparse_multiplications_are_each_layers_times_its_density():
 
 
 @pytest.mark.parametrize(
-    ("kept", "said"),
+    ("kept", "message"),
     [
         ([54], "1 counts for 2 sites"),
         ([54, 60, 1], "3 counts for 2 sites"),
@@ -225,9 +225,9 @@ def test_sparse_multiplications_are_each_layers_times_its_density():
         ([54, -1], r"kept\[1\]=-1 for a site of 60 weights"),
     ],
 )
-def test_counts_that_do_not_fit_the_sites(kept, said):
+def test_counts_that_do_not_match_the_sites_raise(kept, message):
     counted = Macs(per_weight=(64, 1), sizes=(54, 60), pooling=0)
-    with pytest.raises(probmask.InputError, match=said):
+    with pytest.raises(probmask.InputError, match=message):
         counted.sparse(kept)
 
 
@@ -238,7 +238,7 @@ def test_a_model_on_the_meta_device_costs_the_same():
     assert count_macs(meta, find_sites(meta), torch.empty(2, 2, 8, 8, device="meta")) == expected
 
 
-def test_the_mask_changes_nothing_about_the_cost_of_a_weight():
+def test_masks_do_not_change_the_cost_of_a_weight():
     model = build_model("smallconv", {"width": 4})
     sites, example = find_sites(model), torch.zeros(1, 1, 8, 8)
     before = count_macs(model, sites, example)
@@ -246,7 +246,7 @@ def test_the_mask_changes_nothing_about_the_cost_of_a_weight():
     assert count_macs(model, sites, example) == before
 
 
-def test_the_convention_says_whose_it_is_and_how_pooling_counts():
+def test_the_convention_names_str_and_pooling():
     assert "STR's convention" in CONVENTION
     assert "average pooling, one per input element, is listed separately" in CONVENTION
 
@@ -258,7 +258,7 @@ def test_forms_of_an_example(form):
     assert count(conv_net(), example) == {"0.weight": 36, "4.weight": 1}
 
 
-def test_counting_leaves_no_trace():
+def test_counting_does_not_change_the_model():
     model = nn.Sequential(conv_net(), nn.Dropout(0.5))
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -274,12 +274,12 @@ def test_counting_leaves_no_trace():
 
 
 @pytest.mark.parametrize("example", ["text", torch.tensor(1.0), torch.empty(0, 3), [], {}])
-def test_an_example_that_is_no_batch(example):
+def test_an_example_that_is_not_a_batch_raises(example):
     with pytest.raises(probmask.InputError, match=r"example_inputs=.*batch dimension first"):
         count(nn.Linear(3, 3), example)
 
 
-def test_a_weight_without_known_multiplications():
+def test_a_module_with_unknown_macs_raises():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
     example = torch.tensor([[1, 2]])
     assert count(model, example) == {"1.weight": 2}
@@ -289,8 +289,8 @@ def test_a_weight_without_known_multiplications():
         count(model, example, include=["0"])
 
 
-def test_a_weight_that_takes_part_in_nothing_is_named_at_once():
-    """A cost of zero has no place in a budget; better said at attach than at the first update."""
+def test_attach_raises_for_a_weight_without_multiplications():
+    """A weight without cost cannot be budgeted; attach raises, not the first update."""
 
     class Idle(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""A method of somebody else's: what CONTRIBUTING promises, in a few lines."""
+"""Custom methods written against the public API, as CONTRIBUTING describes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class RandomMasker(Masker):
 
 
 class Scaled(MaskedWeight):
-    """A site with a trainable of its own: one scale."""
+    """One site with a trainable scale."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -87,7 +87,7 @@ class Scaled(MaskedWeight):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Method):
-    """Keep the largest weights; learn a scale per layer that costs."""
+    """Keep the largest weights; learn a penalized scale per layer."""
 
     name: ClassVar[str] = "scaling"
     summary: ClassVar[str] = "the largest weights"
@@ -113,7 +113,7 @@ class ScalingMasker(Masker):
         return {"scale": sum(masked.scale.item() for masked in self.masked)}
 
 
-def test_a_method_in_a_few_lines_goes_through_all_of_it():
+def test_a_short_custom_method_trains_and_finalizes():
     model = build("mlp")
     optimizer = sgd(model)
     sparsifier = probmask.attach(
@@ -128,7 +128,7 @@ def test_a_method_in_a_few_lines_goes_through_all_of_it():
         assert torch.equal(model[i].weight != 0, mask)
 
 
-def test_the_three_moments_come_in_their_order():
+def test_the_hooks_are_called_in_order():
     model = build("mlp")
     optimizer = sgd(model)
     sparsifier = probmask.attach(model, Random(sparsity=0.5), optimizer=optimizer, total_steps=2)
@@ -171,7 +171,7 @@ def test_trainables_of_a_method_are_trained_at_its_own_rate():
     )
 
 
-def test_a_foreign_method_resumes():
+def test_a_custom_method_resumes():
     batches = make_batches("mlp", 4)
 
     def begin():
@@ -200,7 +200,7 @@ def test_progress_counts_updates_and_epochs():
     assert Progress(30, 20, 3).fraction == Progress(30, 20, 3).epoch_fraction == 1
 
 
-def test_the_context_has_what_attach_was_told():
+def test_the_context_has_the_arguments_of_attach():
     seen = []
 
     @dataclass(frozen=True, kw_only=True)

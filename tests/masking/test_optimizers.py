@@ -1,4 +1,4 @@
-"""However the optimizer comes in, masks are updated once per step, and by nobody else."""
+"""Masks are updated once per step of the followed optimizers, however these are passed."""
 
 import gc
 
@@ -53,7 +53,7 @@ WAYS = [made_before, made_after_and_used, named_twice]
 
 
 def by_hand(batches, form):
-    """The MLP trained by the twin; its weights and biases, and its probabilities if learned."""
+    """Train the MLP by the reference; return weights, biases and, if learned, probabilities."""
     model = build("mlp")
     linears = [model[0], model[2], model[4]]
     w = [layer.weight for layer in linears]
@@ -73,7 +73,7 @@ def by_hand(batches, form):
 
 
 def assert_made_by_hand(model, form, batches):
-    """To rounding: compiled kernels and fused Adam sum in another order than the twin."""
+    """Compare up to rounding: kernels and fused Adam sum in another order than the reference."""
     w, b, s = by_hand(batches, form)
     layers = [model[0], model[2], model[4]]
     ours = [layer._parameters["weight"] for layer in layers]
@@ -83,8 +83,8 @@ def assert_made_by_hand(model, form, batches):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_gives_the_update_made_by_hand(form, way):
-    batches = make_batches("mlp", STEPS - 1)  # the last one makes what is tied final
+def test_every_way_to_pass_an_optimizer_equals_the_reference(form, way):
+    batches = make_batches("mlp", STEPS - 1)  # the last update would freeze tied masks
     model = build("mlp")
     sparsifier, optimizer = way(model, form)
     train(model, optimizer, batches)
@@ -93,7 +93,7 @@ def test_every_way_in_gives_the_update_made_by_hand(form, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_probabilities_are_in_nobody_elses_hands(way):
+def test_probabilities_belong_to_no_other_optimizer(way):
     model = build("mlp")
     sparsifier, optimizer = way(model, "learned")
     step(model, optimizer, make_batches("mlp", 1)[0])
@@ -127,8 +127,8 @@ def test_two_optimizers_make_one_update(form):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_an_optimizer_that_the_sparsifier_does_not_follow_is_noticed(form, known):
-    """At the next backward pass: PyTorch tells nobody about optimizers of others."""
+def test_an_optimizer_that_is_not_followed_raises(form, known):
+    """The next backward pass raises: the sparsifier does not hook other optimizers."""
     model = build("mlp")
     sparsifier = attach(model, form)
     if known:
@@ -143,7 +143,7 @@ def test_an_optimizer_that_the_sparsifier_does_not_follow_is_noticed(form, known
         step(model, rogue, second)
 
 
-def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not(form):
+def test_use_replaces_the_old_optimizer(form):
     model = build("mlp")
     sparsifier, old = made_before(model, form)
     batches = make_batches("mlp", 4)
@@ -158,7 +158,7 @@ def test_after_use_the_new_optimizer_counts_and_the_old_one_does_not(form):
         step(model, old, batches[3])
 
 
-def test_what_is_no_training_of_the_weights_is_not_mistaken_for_it(form):
+def test_changes_that_are_not_training_do_not_raise(form):
     """Accumulated gradients, skipped updates, weights set between two updates."""
     model = build("mlp")
     sparsifier, optimizer = made_before(model, form)
@@ -206,7 +206,7 @@ def test_two_models_one_optimizer(form):
     assert [s.now.step for s in sparsifiers] == [3, 3]
     sparsifiers[0].finalize()
     backward()
-    optimizer.zero_grad()  # an update skipped; the model that trains on must not remember it
+    optimizer.zero_grad()  # a skipped update, which must not affect later updates
     assert all(prob.grad is None for prob in probs_of(models[1]).values())
 
 
@@ -278,8 +278,8 @@ def test_lbfgs_which_keeps_its_own_list_of_parameters(form):
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_skipped_update_leaves_no_gradient_behind(form, set_to_none):
-    """What AMP's GradScaler does on overflow: no step(), and at the next update zero_grad()."""
+def test_a_skipped_update_leaves_no_gradient(form, set_to_none):
+    """On overflow, AMP's GradScaler skips step(); the next update calls zero_grad()."""
     batches = make_batches("mlp", 4)
     model = build("mlp")
     _, optimizer = made_before(model, form)
@@ -296,8 +296,8 @@ def test_a_skipped_update_leaves_no_gradient_behind(form, set_to_none):
     assert_same_state(state_of(plain), state_of(model))
 
 
-def test_grad_scaler_gives_what_unscaled_training_gives(form):
-    """A power of two scales exactly, so even the probabilities must come out the same."""
+def test_grad_scaler_equals_unscaled_training(form):
+    """A power of two scales exactly, so the probabilities must be equal too."""
     batches = make_batches("mlp", 8)
     plain = build("mlp")
     _, optimizer = made_before(plain, form)
@@ -316,8 +316,8 @@ def test_grad_scaler_gives_what_unscaled_training_gives(form):
         torch.testing.assert_close(state_of(model)[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fused_optimizer_under_a_grad_scaler_is_refused(form):
-    """Its gradients are 65,536 times too large when a method looks at them."""
+def test_a_fused_optimizer_with_a_grad_scaler_raises(form):
+    """Its gradients are 65,536 times too large when a method uses them."""
     model = build("mlp")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu")
@@ -327,7 +327,7 @@ def test_a_fused_optimizer_under_a_grad_scaler_is_refused(form):
         scaler.step(optimizer)
 
 
-def test_grad_scaler_skips_an_overflow_altogether(form):
+def test_grad_scaler_skips_the_whole_update_on_overflow(form):
     model = build("mlp")
     sparsifier, optimizer = made_before(model, form)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
@@ -346,7 +346,7 @@ def test_grad_scaler_skips_an_overflow_altogether(form):
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_scheduler_made_before_keeps_working(form):
+def test_a_scheduler_built_before_attach_still_works(form):
     model = build("mlp")
     optimizer = sgd(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
@@ -360,7 +360,7 @@ def test_a_scheduler_made_before_keeps_working(form):
     assert sparsifier.now.step == 6
 
 
-def test_the_optimizer_is_itself_again_after_finalize(form):
+def test_finalize_restores_the_optimizer(form):
     model = build("mlp")
     optimizer = sgd(model)
     attributes = set(vars(optimizer))
@@ -372,8 +372,8 @@ def test_the_optimizer_is_itself_again_after_finalize(form):
     assert sparsifier.now.step == 3
 
 
-def test_a_sparsifier_nobody_holds_still_does_its_work(form):
-    """attach() in a helper function, its result dropped: the method must not be forgotten."""
+def test_a_sparsifier_without_references_still_works(form):
+    """If a helper function calls attach() and drops the result, the method must still act."""
     model = build("mlp")
     optimizer = sgd(model)
     attach(model, form, optimizer=optimizer)
@@ -384,7 +384,7 @@ def test_a_sparsifier_nobody_holds_still_does_its_work(form):
 
 
 @pytest.mark.parametrize("optimizer", [[], object(), [object()], "sgd"])
-def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(form, optimizer):
+def test_a_non_optimizer_raises_and_the_model_is_unchanged(form, optimizer):
     model = build("mlp")
     keys = list(model.state_dict())
     with pytest.raises(probmask.InputError, match="optimizer"):
@@ -392,7 +392,7 @@ def test_what_is_no_optimizer_is_refused_and_the_model_left_alone(form, optimize
     assert list(model.state_dict()) == keys
 
 
-def test_use_wants_an_optimizer(form):
+def test_use_without_an_optimizer_raises(form):
     with pytest.raises(probmask.InputError, match="optimizer"):
         attach(build("mlp"), form).use()
 
@@ -417,7 +417,7 @@ def test_a_loss_that_diverges_names_the_layer(form):
         step(model, optimizer, (inputs * torch.nan, labels))
 
 
-def test_adam_and_friends_work_as_the_users_optimizer(form):
+def test_other_optimizers(form):
     for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
         model = build("mlp")
         optimizer = make(model.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""The ten lines of the README on networks that the package has never seen."""
+"""The README's training loop on networks of many kinds."""
 
 import warnings
 
@@ -14,7 +14,7 @@ STRANGERS = ["unet", "transformer", "conv1d", "conv3d", "depthwise", "mlp", "tie
 
 
 def maskable(model):
-    """The weights that are masked, each once, counted independently of the package."""
+    """Return the masked weights, each once, found independently of the package."""
     found = {}
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
@@ -39,7 +39,7 @@ def run(name, sparsity, form=None, steps=30):
 
 @pytest.mark.parametrize("name", STRANGERS)
 @pytest.mark.parametrize("sparsity", [0.5, 0.93])
-def test_ends_at_exactly_the_sparsity_asked_for(form, name, sparsity):
+def test_ends_at_exactly_the_requested_sparsity(form, name, sparsity):
     model, summary = run(name, sparsity, form)
     weights = maskable(model)
     size = sum(weight.numel() for weight in weights)
@@ -78,13 +78,13 @@ def test_leaves_a_plain_module_with_the_same_parameters_in_the_same_order(form, 
     after = list(model.named_parameters(remove_duplicate=False))
     assert {name: id(p) for name, p in after} == {name: id(p) for name, p in parameters}
     assert all(p.requires_grad for _, p in after)
-    # In order: averaging and optimizer state go by position.
+    # In order, because averaging and optimizer states identify parameters by position.
     assert list(model.state_dict()) == keys
     assert [name for name, _ in after] == [name for name, _ in parameters]
 
 
 def test_it_learns(form):
-    """Sparse training is training: a separable problem is solved by a tenth of the weights."""
+    """A tenth of the weights solves a separable problem."""
     torch.manual_seed(0)
     inputs = torch.randn(256, 6)
     labels = (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
@@ -112,8 +112,8 @@ def test_an_embedding_stays_dense_unless_it_is_included():
     assert not any("embed" in layer.name for layer in summary.layers)
 
 
-def test_the_mean_of_the_loop_survives_stopping_early(form):
-    """Fewer updates than planned: finalize still keeps exactly the budget."""
+def test_stopping_early_still_meets_the_budget(form):
+    """With fewer updates than planned, finalize still keeps exactly the budget."""
     model = build("mlp")
     optimizer = sgd(model)
     method = method_of(form, sparsity=0.8, min_keep_per_layer=1)
@@ -123,7 +123,7 @@ def test_the_mean_of_the_loop_survives_stopping_early(form):
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(0, True), (5, True), (25, False), (30, False)])
-def test_an_end_before_the_budget_has_fallen_is_said(form, steps, warned):
+def test_ending_before_the_ramp_warns(form, steps, warned):
     model = build("mlp")
     optimizer = sgd(model)
     method = method_of(form, sparsity=0.9, min_keep_per_layer=1)
@@ -132,14 +132,14 @@ def test_an_end_before_the_budget_has_fallen_is_said(form, steps, warned):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", probmask.EarlyEndWarning)
         sparsifier.finalize()
-    said = [str(w.message) for w in found if w.category is probmask.EarlyEndWarning]
-    assert len(said) == warned
+    messages = [str(w.message) for w in found if w.category is probmask.EarlyEndWarning]
+    assert len(messages) == warned
     if warned:
-        assert said[0].startswith(f"finalize() was called after {steps} of 30 steps: ")
-        assert "to 90 % at once" in said[0]
+        assert messages[0].startswith(f"finalize() was called after {steps} of 30 steps: ")
+        assert "to 90 % at once" in messages[0]
 
 
-def test_training_may_go_on_beyond_total_steps(form):
+def test_training_may_continue_beyond_total_steps(form):
     model = build("mlp")
     optimizer = sgd(model)
     method = method_of(form, sparsity=0.8, freeze_at=1)

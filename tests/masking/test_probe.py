@@ -1,4 +1,4 @@
-"""Several ranks that look at data of their own before training, and decide the same."""
+"""Ranks that measure on different data before training have the same masks."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from reference.probing import look
 
 
 @pytest.mark.slow
-def test_ranks_decide_together(tmp_path):
-    """By what one alone would find on the data of both; and also if weights are not yet equal."""
+def test_all_ranks_have_the_same_masks(tmp_path):
+    """The masks equal those of one rank with all data, even if initial weights differ."""
     first, second = two_ranks.run(look, tmp_path)
     for name in ("snip", "grasp"):
         for one, other, alone in zip(first[name][0], second[name][0], first[name][1], strict=True):

@@ -1,4 +1,4 @@
-"""Interrupted and resumed is bit for bit what uninterrupted would have been."""
+"""An interrupted and resumed training equals an uninterrupted one bit for bit."""
 
 import copy
 import io
@@ -55,9 +55,7 @@ def go_on(model, optimizer, scheduler, sparsifier, batches):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(
-    "stop", [0, 1, 9, 12, 13, 19]
-)  # frozen with the thirteenth update, or before
+@pytest.mark.parametrize("stop", [0, 1, 9, 12, 13, 19])  # frozen at the thirteenth update or before
 def test_resuming_is_bit_identical(name, stop):
     batches = make_batches("conv", STEPS)
     whole = begin(METHODS[name])
@@ -72,7 +70,7 @@ def test_resuming_is_bit_identical(name, stop):
     second = begin(METHODS[name])
     with torch.no_grad():
         for parameter in second[0].parameters():
-            parameter.add_(1)  # nothing of the fresh start may matter
+            parameter.add_(1)  # the initial values must not matter
     for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
         part.load_state_dict(state)
     assert second[3].now.step == stop
@@ -85,7 +83,7 @@ def test_resuming_is_bit_identical(name, stop):
 
 @pytest.mark.parametrize("stop", [9, 16, STEPS - 1])
 @pytest.mark.parametrize("name", ["tied", "tied, frozen", "learned"])
-def test_metrics_go_on_as_if_nothing_had_happened(name, stop):
+def test_metrics_continue_as_without_interruption(name, stop):
     batches = make_batches("conv", STEPS)
     first, second = begin(METHODS[name]), begin(METHODS[name])
     go_on(*first, batches[:stop])
@@ -102,7 +100,7 @@ def test_evaluation_after_loading_uses_the_loaded_network(form):
     first = begin(METHODS[form])
     go_on(*first, batches[:14])
     second = begin(METHODS[form])
-    second[0].eval()  # a hard mask of the fresh network
+    second[0].eval()  # computes the mask of the new network
     for part, state in zip(second, [part.state_dict() for part in first], strict=True):
         part.load_state_dict(state)
     inputs = batches[0][0]
@@ -110,7 +108,7 @@ def test_evaluation_after_loading_uses_the_loaded_network(form):
 
 
 @pytest.mark.parametrize("name", ["tied", "tied, frozen", "learned"])
-def test_going_back_from_after_the_freeze_to_before_it(name):
+def test_loading_a_state_from_before_the_freeze(name):
     batches = make_batches("conv", STEPS)
     parts = begin(METHODS[name])
     go_on(*parts, batches[:5])
@@ -126,7 +124,7 @@ def test_going_back_from_after_the_freeze_to_before_it(name):
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (probmask.TiedProbMask(sparsity=0.5), "sparsity was 0.8 and is 0.5"),
         (probmask.TiedProbMask(sparsity=0.8, outside=0.1), "outside was None and is 0.1"),
@@ -134,22 +132,22 @@ def test_going_back_from_after_the_freeze_to_before_it(name):
         (METHODS_OF_ALL["feather"](sparsity=0.8), "method was 'probmask-tied' and is 'feather'"),
     ],
 )
-def test_a_checkpoint_of_another_training_is_refused(other, said):
+def test_a_checkpoint_of_another_training_raises(other, message):
     saved = begin(METHODS["tied"])[3].state_dict()
     sparsifier = begin(other)[3]
-    with pytest.raises(probmask.InputError, match=said):
+    with pytest.raises(probmask.InputError, match=message):
         sparsifier.load_state_dict(saved)
     assert sparsifier.now.step == 0
 
 
-def test_a_checkpoint_of_a_longer_training_is_refused():
+def test_a_checkpoint_of_a_longer_training_raises():
     saved = begin(METHODS["tied"])[3].state_dict()
     shorter = probmask.attach(build("conv"), METHODS["tied"], total_steps=STEPS // 2)
     with pytest.raises(probmask.InputError, match="total_steps was 20 and is 10"):
         shorter.load_state_dict(saved)
 
 
-def test_a_state_of_something_else_is_refused():
+def test_a_state_of_another_object_raises():
     model, optimizer, _, sparsifier = begin(METHODS["tied"])
     whole = {"model": model.state_dict(), "sparsifier": sparsifier.state_dict()}
     for other in (whole, optimizer.state_dict(), {}):
@@ -159,8 +157,8 @@ def test_a_state_of_something_else_is_refused():
             sparsifier.load_state_dict(other)
 
 
-def test_a_state_brings_its_seed_along():
-    """A script that attaches without a seed must go on with the noise it began with."""
+def test_a_state_contains_its_seed():
+    """A script that attaches without a seed must continue with the saved seed."""
     first, second = begin(METHODS["learned"], seed=7), begin(METHODS["learned"], seed=8)
     second[3].load_state_dict(first[3].state_dict())
     masked = list(zip(first[3]._masker.masked, second[3]._masker.masked, strict=True))
@@ -169,7 +167,7 @@ def test_a_state_brings_its_seed_along():
         assert torch.equal(one.noise, other.noise)
 
 
-def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
+def test_the_default_seed_is_drawn_from_pytorchs_generator():
     states = []
     for start in (1, 1, 2):
         parts = begin(METHODS["learned"], seed=None)
@@ -182,7 +180,7 @@ def test_without_a_seed_one_comes_from_the_generator_of_pytorch():
     assert states[0] == states[1] != states[2]
 
 
-def test_a_given_seed_leaves_the_generator_of_pytorch_alone(form):
+def test_a_given_seed_does_not_use_pytorchs_generator(form):
     model = build("conv")
     before = torch.get_rng_state()
     probmask.attach(model, METHODS[form], total_steps=STEPS, seed=1)

@@ -1,4 +1,4 @@
-"""Which tensors are masked: defaults, include, exclude, and what is refused."""
+"""The tensors that are masked: defaults, include, exclude, and errors."""
 
 import pytest
 import torch
@@ -62,19 +62,19 @@ def test_kinds_that_are_masked_by_default(layer):
     assert site.size == layer.weight.numel()
 
 
-def test_exclude_takes_away():
+def test_exclude():
     assert names(UNet(), exclude=["head.*"]) == ["down.0.weight", "middle.0.weight", "up.weight"]
     assert names(UNet(), exclude=["up", "*.0"]) == ["head.3.weight"]
-    assert names(mlp(), exclude="0.weight") == ["2.weight", "4.weight"]  # one pattern, no list
+    assert names(mlp(), exclude="0.weight") == ["2.weight", "4.weight"]  # a single pattern
 
 
-def test_include_adds_and_exclude_has_the_last_word():
+def test_exclude_takes_precedence_over_include():
     assert "embed.weight" in names(Transformer(), include="embed")
     assert "embed.weight" not in names(Transformer(), include="embed", exclude="emb*")
     assert names(mlp(), include=["0.bias"])[:2] == ["0.weight", "0.bias"]
 
 
-def test_an_excluded_layer_is_left_untouched_by_training():
+def test_an_excluded_layer_stays_dense():
     model = build("mlp")
     optimizer = sgd(model)
     sparsifier = probmask.attach(
@@ -118,7 +118,7 @@ def test_a_parameter_of_the_users_own_module():
     assert model[0].matrix.count_nonzero() == summary.layers[0].kept
 
 
-def test_recurrent_layers_are_refused():
+def test_recurrent_layers_raise():
     model = nn.ModuleDict({"lstm": nn.LSTM(4, 4), "head": nn.Linear(4, 2)})
     assert names(model) == ["head.weight"]
     with pytest.raises(
@@ -128,7 +128,7 @@ def test_recurrent_layers_are_refused():
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_sparse_gradients_are_refused(kind):
+def test_sparse_gradients_raise(kind):
     model = nn.Sequential(kind(5, 4, sparse=True), nn.Linear(4, 2))
     assert names(model) == ["1.weight"]
     with pytest.raises(
@@ -149,42 +149,42 @@ def test_a_recurrent_cell_can_be_masked():
     assert sparsifier.finalize().kept == 64
 
 
-def test_attaching_twice_says_so():
+def test_attaching_twice_raises():
     model = mlp()
     probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=5)
     with pytest.raises(probmask.InputError, match=r"already masked; finalize the earlier"):
         probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=5)
 
 
-def test_a_layer_that_is_parametrized_otherwise_is_not_passed_over_in_silence():
-    """It would stay dense, and the sparsity got would not be the sparsity asked for."""
+def test_a_layer_with_a_torch_parametrization_raises():
+    """The layer would stay dense, and the sparsity would differ from the requested one."""
     model = mlp()
     parametrizations.weight_norm(model[2])
     with pytest.raises(probmask.InputError, match=r"2.*parametrization of torch.*exclude="):
         names(model)
 
 
-def test_a_parametrized_layer_that_is_excluded_is_fine():
+def test_a_parametrized_layer_can_be_excluded():
     model = mlp()
     parametrizations.orthogonal(model[2])
     assert names(model, exclude=["2.*"]) == ["0.weight", "4.weight"]
 
 
-def test_after_finalize_one_can_attach_again():
+def test_attaching_again_after_finalize():
     model = mlp()
     for sparsity, kept in ((0.5, 200), (0.8, 80)):
         sparsifier = probmask.attach(model, probmask.TiedProbMask(sparsity=sparsity), total_steps=5)
         assert sparsifier.finalize().kept == kept
 
 
-def test_nothing_to_mask():
+def test_nothing_to_mask_raises():
     with pytest.raises(probmask.InputError, match=r"nothing to mask.*include="):
         names(nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
     with pytest.raises(probmask.InputError, match="nothing to mask"):
         names(mlp(), exclude=["*"])
 
 
-def test_a_lazy_layer_has_no_shape_yet():
+def test_an_uninitialized_lazy_layer_raises():
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
     with pytest.raises(
         probmask.InputError,
@@ -195,7 +195,7 @@ def test_a_lazy_layer_has_no_shape_yet():
     assert names(model) == ["0.weight", "1.weight"]
 
 
-def test_what_is_no_real_number_is_refused():
+def test_integer_and_complex_weights_raise():
     with pytest.raises(probmask.InputError, match=r"complex64; only floating-point"):
         names(nn.Linear(3, 3, dtype=torch.complex64))
 
@@ -209,7 +209,7 @@ def test_what_is_no_real_number_is_refused():
         ({}, {"exclude": ["nowhere"]}),
     ],
 )
-def test_a_refused_attach_leaves_the_model_as_it_was(settings, arguments):
+def test_a_failed_attach_does_not_change_the_model(settings, arguments):
     model = build("mlp")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(probmask.InputError):

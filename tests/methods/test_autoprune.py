@@ -41,7 +41,7 @@ def test_the_gradients_are_those_of_the_definition(kind):
         h = torch.sigmoid(a) if kind == "softplus" else torch.where(inside, 1.0, 0.01)
         expected = effective * weight.detach().sign() * h
         assert torch.allclose(masked.gate.grad, expected, atol=1e-7)
-        assert masked.gate.grad[~inside].any()  # what is out can come back
+        assert masked.gate.grad[~inside].any()  # pruned weights can return
 
 
 @pytest.mark.parametrize("kind", ["softplus", "leaky"])
@@ -59,7 +59,7 @@ def test_the_penalty_against_its_formula():
     assert training.sparsifier.penalty().item() == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_every_weight_is_in_at_first():
+def test_every_weight_is_kept_at_the_start():
     training = SparseTraining(AutoPrune(sparsity=0.6), "mlp")
     assert training.masker.kept_now() == training.masker.size
 
@@ -69,7 +69,7 @@ def test_steering_brings_the_count_to_the_budget():
     assert training.masker.kept_now() == pytest.approx(training.masker.keep, rel=0.25)
 
 
-def test_the_largest_a_stay():
+def test_the_weights_with_the_largest_a_are_kept():
     training = SparseTraining(AutoPrune(sparsity=0.8, freeze_at=None), steps=60).go()
     a = torch.cat([masked.gate.detach().flatten() for masked in training.masker.masked])
     training.sparsifier.summary()
@@ -92,6 +92,6 @@ def test_the_budget_is_exact(network):
         ({"strength": -1}, r"AutoPrune\(strength=-1\)"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         AutoPrune(sparsity=0.9, **settings)

@@ -31,7 +31,7 @@ def test_signs_never_change_and_the_number_is_constant(scope):
     run.train(batches(1, seed=2))
     counts, signs = run.counts, signs_of(run)
     for weight, sign in zip(first, signs, strict=True):
-        assert bool((weight * sign >= 0).all())  # those that the network began with
+        assert bool((weight * sign >= 0).all())  # the initial signs
     for batch in batches():
         run.train([batch])
         assert sum(run.counts) == 372

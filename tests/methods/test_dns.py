@@ -30,7 +30,7 @@ def masks_of(sparsifier):
 
 
 def surgery(sparsifier, update=10):
-    """Call what follows an update, without the update."""
+    """Call `after_update` without an update."""
     now = Progress(update, STEPS, STEPS)
     with torch.no_grad():
         sparsifier._masker.after_update(now, WeightOptimizers(()))
@@ -45,7 +45,7 @@ def test_a_worked_example_of_pruning_and_restoring():
     surgery(sparsifier)
     assert masks_of(sparsifier)[0].int().tolist() == [[0, 0, 0, 1, 1, 1]]
     with torch.no_grad():
-        # 5.6 splices, 5.4 does not; 4.6 stays, 4.4 and -4.5 are cut: by the statistics of the start
+        # 5.6 is restored, 5.4 is not; 4.6 stays, 4.4 and -4.5 are pruned, by the initial statistics
         sparsifier.sites[0].weight.copy_(torch.tensor([[5.6, -5.4, 0.0, -4.6, 4.4, -4.5]]))
     surgery(sparsifier)
     assert masks_of(sparsifier)[0].int().tolist() == [[1, 0, 0, 1, 0, 0]]
@@ -53,7 +53,7 @@ def test_a_worked_example_of_pruning_and_restoring():
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_the_mask_for_the_budget_is_that_of_one_c(scope):
-    """The steered mask is the one the two thresholds leave, for a c between two weights' limits."""
+    """The mask equals that of the two thresholds for a c between two weights' limits."""
     model, optimizer, sparsifier = begin(ramp_begin=0.1, ramp_end=0.2, gamma=0.0, scope=scope)
     train(model, optimizer, make_batches("depthwise", 8))
     masker, before = sparsifier._masker, masks_of(sparsifier)
@@ -177,7 +177,7 @@ def test_a_layer_of_equal_weights_and_low_precision():
         ({"scope": "net"}, "DNS(scope='net'): must be one of 'global', 'layer'."),
         (
             {"ramp_end": 0.95},
-            "DNS(ramp_begin=0.38, ramp_end=0.95, freeze_at=0.92): they must not decrease.",
+            "DNS(ramp_begin=0.38, ramp_end=0.95, freeze_at=0.92): the values must not decrease.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""DNW: per-layer top-k, straight-through gradients, weights that come back."""
+"""DNW: per-layer top-k, straight-through gradients, weights that return."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_the_gradient_of_the_effective_weight_goes_to_all_weights():
         assert gradient[seen == 0].abs().max() > 0
 
 
-def test_a_weight_that_has_grown_comes_back():
+def test_a_weight_that_has_grown_returns():
     run = MaskedRun(DNW(sparsity=0.75))
     weight, masked = run.weights[0], run.masked[0]
     outside = (~masked.active).nonzero()[0]
@@ -43,7 +43,7 @@ def test_every_layer_has_the_same_fraction():
     assert kept == [size // 4 for size in SIZES]
 
 
-def test_dense_layers_count_and_the_others_pay():
+def test_dense_layers_leave_less_for_the_others():
     for allocation in ("uniform", "er", "erk", "global"):
         method = DNW(sparsity=0.5, dense_first=True, dense_last=True, allocation=allocation)
         kept = [layer.kept for layer in assert_exact_budget(method).layers]
@@ -51,7 +51,7 @@ def test_dense_layers_count_and_the_others_pay():
         assert sum(kept) == sum(SIZES) // 2
 
 
-def test_dense_layers_beyond_the_budget_are_refused():
+def test_dense_layers_that_exceed_the_budget_raise():
     with pytest.raises(InputError, match=r"DNW\(sparsity=0\.9\): the dense layers alone hold 72"):
         MaskedRun(DNW(sparsity=0.9, dense_first=True))
 
@@ -69,12 +69,12 @@ def test_every_allocation_ends_at_the_budget(allocation):
         ({"sparsity": 90}, "DNW(sparsity=90): sparsity is the fraction pruned"),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         DNW(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_keeping_nothing_raises():
     with pytest.raises(InputError, match=r"DNW\(sparsity=0\.9999\): none of the 304 weights would"):
         MaskedRun(DNW(sparsity=0.9999))

@@ -92,7 +92,7 @@ def test_exchanges_become_rarer_and_stop():
     assert Run(DSR(sparsity=0.8), total_steps=10**6).masker.every == 100
 
 
-def test_grown_weights_begin_with_no_momentum():
+def test_grown_weights_start_without_momentum():
     run = Run(DSR(sparsity=0.8, threshold=0.1, update_every=1)).train(batches(1))
     for index, (weight, active) in enumerate(zip(run.weights, run.active, strict=True)):
         grown = active & (weight == 0)

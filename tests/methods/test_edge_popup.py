@@ -1,4 +1,4 @@
-"""Edge-popup: the straight-through gradient of its scores, weights that stay as they are."""
+"""Edge-popup: the straight-through gradient of its scores, and fixed weights."""
 
 import math
 
@@ -16,7 +16,7 @@ from reference.sparse_training import SparseTraining, assert_exact_budget
 def test_the_gradient_passes_straight_through_to_the_scores():
     training = SparseTraining(EdgePopup(sparsity=0.6), "mlp")
     training.gradients(training.batches[0])
-    # A twin with the chosen weights as plain parameters has the gradient of the effective weight.
+    # A copy with the effective weights as plain parameters gives their gradients.
     twin = build("mlp")
     layers = [module for module in twin if isinstance(module, nn.Linear)]
     with torch.no_grad():
@@ -31,7 +31,7 @@ def test_the_gradient_passes_straight_through_to_the_scores():
     ):
         expected = layer.weight.grad * weight * masked.gate.detach().sign()
         assert torch.allclose(masked.gate.grad, expected, atol=1e-7)
-        assert masked.gate.grad.count_nonzero() > masked.drawn.sum()  # also of edges not in use
+        assert masked.gate.grad.count_nonzero() > masked.drawn.sum()  # also for inactive weights
 
 
 def test_the_mask_is_the_top_of_each_layer():
@@ -63,7 +63,7 @@ def test_weights_are_not_trained_but_biases_are():
     assert not any(weight.requires_grad for weight in training.masker.weights)
 
 
-def test_scores_move_as_sgd_would_have_them():
+def test_scores_are_updated_by_sgd():
     method = EdgePopup(sparsity=0.6, momentum=0.0, weight_decay=0.01)
     training = SparseTraining(method, "mlp", lr=0.3)
     before = [masked.gate.detach().clone() for masked in training.masker.masked]
@@ -83,7 +83,7 @@ def test_scores_start_uniform_within_the_root_of_the_fan_in():
     assert not torch.equal(training.masker.masked[0].gate, twin.masker.masked[0].gate)
 
 
-def test_signed_constants_scaled_by_what_is_kept():
+def test_signed_constants_are_scaled_by_the_kept_fraction():
     training = SparseTraining(EdgePopup(sparsity=0.75, weights="signed", scaled=True), "mlp")
     normal = SparseTraining(EdgePopup(sparsity=0.75), "mlp")
     for weight, drawn, kept in zip(
@@ -94,7 +94,7 @@ def test_signed_constants_scaled_by_what_is_kept():
         assert torch.allclose(weight, drawn.sign() * constant)
 
 
-def test_given_weights_stay_as_they_are():
+def test_given_weights_do_not_change():
     training = SparseTraining(EdgePopup(sparsity=0.6, weights="given"), "mlp")
     assert torch.equal(training.masker.weights[0], build("mlp")[0].weight)
 
@@ -139,6 +139,6 @@ def test_a_weight_without_fan_in_needs_given_weights():
         ({"weight_decay": -1}, r"EdgePopup\(weight_decay=-1\)"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         EdgePopup(sparsity=0.9, **settings)

@@ -53,13 +53,13 @@ def test_an_exchange_by_hand():
     assert torch.equal(exchange(sizes, mask(0, 1, 2, 3), scores, 2), mask(1, 3, 4, 6))
 
 
-def test_dropped_weights_can_return_at_once():
+def test_dropped_weights_can_return_immediately():
     sizes = torch.tensor([0.1, 0.5, 0.3, 0.9, 0.0, 0.0, 0.0, 0.0])
     scores = torch.tensor([6.0, 1.0, 1.0, 1.0, 5.0, 0.0, 7.0, 3.0])
     assert torch.equal(exchange(sizes, mask(0, 1, 2, 3), scores, 2), mask(0, 1, 3, 6))
 
 
-def test_a_full_layer_is_left_as_it_is():
+def test_a_dense_layer_does_not_change():
     assert exchange(torch.rand(8), mask(*range(8)), torch.rand(8), 3).all()
 
 
@@ -110,7 +110,7 @@ def test_a_missing_gradient_counts_as_zero():
     assert torch.equal(gradient_magnitude(weight), torch.zeros(3))
 
 
-# The sparse start
+# Random initial masks
 
 
 def test_the_start_is_random_and_exact():

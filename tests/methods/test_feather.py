@@ -1,4 +1,4 @@
-"""Feather: the cubic threshold and the gradient of weights outside."""
+"""Feather: the cubic threshold and the gradient of pruned weights."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from reference.masked_run import SIZE, MaskedRun, effective_gradients, joined, m
 
 
 def twin(weight, threshold):
-    """The definition in fp64."""
+    """Return the definition in fp64."""
     cubed = (weight.double().abs() ** 3 - threshold**3).clamp_min(0)
     return (weight.double().sign() * cubed ** (1 / 3)).float()
 
@@ -33,7 +33,7 @@ def test_small_weights_do_not_underflow():
 @pytest.mark.parametrize(
     ("sparsity", "outside", "factor"), [(0.8, None, 1.0), (0.96, None, 0.5), (0.8, 0.25, 0.25)]
 )
-def test_weights_outside_get_their_part_of_the_gradient(sparsity, outside, factor):
+def test_pruned_weights_get_a_fraction_of_the_gradient(sparsity, outside, factor):
     run = MaskedRun(Feather(sparsity=sparsity, outside=outside)).go(16)
     _, gradients = effective_gradients(run)
     for weight, masked, gradient in zip(run.weights, run.masked, gradients, strict=True):
@@ -69,10 +69,13 @@ def test_the_weights_at_the_end_are_the_effective_ones():
             "Feather(ramp_end=50): must be a fraction of the training, from 0 to 1.",
         ),
         ({"outside": -1}, "Feather(outside=-1): must be a fraction of the gradient, from 0 to 1."),
-        ({"ramp_begin": 0.6}, "Feather(ramp_begin=0.6, ramp_end=0.5): they must not decrease"),
+        (
+            {"ramp_begin": 0.6},
+            "Feather(ramp_begin=0.6, ramp_end=0.5): the values must not decrease",
+        ),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         Feather(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)

@@ -108,7 +108,7 @@ def test_dense_layers_that_exceed_the_budget_raise():
         ({"ramp_end": 2}, "GMP(ramp_end=2): must be a fraction of the training, from 0 to 1."),
         (
             {"ramp_begin": 0.7},
-            "GMP(ramp_begin=0.7, ramp_end=0.59375): they must not decrease.",
+            "GMP(ramp_begin=0.7, ramp_end=0.59375): the values must not decrease.",
         ),
         (
             {"update_every": 0},

@@ -22,7 +22,7 @@ def test_the_sparsity_rises_along_a_cubic():
     assert GraNet(sparsity=0.9, prune_end=0.0).sparsity_at(0.0) == 0.9
 
 
-def test_a_sparsity_below_the_start_sparsity_is_the_start():
+def test_a_sparsity_below_the_start_sparsity_is_the_start_sparsity():
     run = Run(GraNet(sparsity=0.3))
     assert sum(run.counts) == 1860 - 558
     assert sum(run.train(batches()).counts) == 1860 - 558
@@ -118,7 +118,7 @@ def test_dense_gradients_only_when_they_are_needed():
         ),
         (
             {"prune_begin": 0.6},
-            "GraNet(prune_begin=0.6, prune_end=0.5): they must not decrease.",
+            "GraNet(prune_begin=0.6, prune_end=0.5): the values must not decrease.",
         ),
         (
             {"drop_fraction": 2},

@@ -1,4 +1,4 @@
-"""L0: the law of hard-concrete gates, the penalty, and its steering."""
+"""L0: the distribution of hard-concrete gates, the penalty, and its steering."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_the_penalty_is_lambda_times_the_expected_density(gates):
     assert training.sparsifier.penalty().item() == pytest.approx(3.0 * total / size, rel=0.01)
 
 
-def test_gates_start_as_asked_and_stay_within_bounds():
+def test_gates_start_at_drop_init_and_stay_within_bounds():
     training = SparseTraining(L0(sparsity=0.8, drop_init=0.2, gate_lr=5.0, freeze_at=None), steps=8)
     gates = torch.cat([masked.gate.detach().flatten() for masked, _ in training.masker.gated])
     assert float(gates.mean()) == pytest.approx(math.log(4), abs=0.01)
@@ -72,7 +72,7 @@ def test_gates_start_as_asked_and_stay_within_bounds():
     assert float(gates.abs().max()) == pytest.approx(math.log(100))
 
 
-def test_every_update_has_noise_of_its_own():
+def test_every_update_has_different_noise():
     training = SparseTraining(L0(sparsity=0.8))
     masked = training.masker.gated[0][0]
     first = masked.drawn.clone()
@@ -88,7 +88,7 @@ def test_steering_brings_the_density_to_the_budget():
     assert left.masker.pressure == 1
 
 
-def test_a_weight_counts_as_kept_when_its_gate_is_open_in_the_network_that_is_used():
+def test_a_weight_counts_as_kept_if_its_gate_is_open_in_evaluation():
     masker = SparseTraining(L0(sparsity=0.8, dense_first=False, dense_last=False)).masker
     masked, weight = masker.gated[0]
     gates = torch.linspace(-4.6, 4.6, 24)[torch.arange(weight.numel()) % 24].view(weight.shape)
@@ -97,12 +97,12 @@ def test_a_weight_counts_as_kept_when_its_gate_is_open_in_the_network_that_is_us
     in_use = int((settled_gate(gate) > 0).sum())
     assert 0 < in_use < weight.numel()
     assert float(masked.number_open(weight)) == pytest.approx(in_use, rel=0.02)
-    gate.fill_(SHUT - 1)  # shut in use, though open at one draw in seven
+    gate.fill_(SHUT - 1)  # closed in evaluation, although open in one draw of seven
     assert float(masked.number_open(weight)) < 0.05 * weight.numel()
     assert float(open_probability(gate).sum()) > 0.13 * weight.numel()
 
 
-def test_what_stays_is_multiplied_by_its_gate():
+def test_kept_weights_are_multiplied_by_their_gates():
     training = SparseTraining(L0(sparsity=0.7, freeze_at=None), steps=20).go()
     expected = [
         weight.detach() * torch.where(z > 0, z, mean_gate(masked.gate.detach()))
@@ -129,7 +129,7 @@ def test_a_gate_per_output_prunes_whole_outputs():
     assert partial <= 1
 
 
-def test_first_and_last_layer_are_whole_where_the_budget_allows():
+def test_first_and_last_layer_are_dense_if_the_budget_allows():
     low = SparseTraining(L0(sparsity=0.25), "mlp").masker
     assert [hasattr(masked, "gate") for masked in low.masked] == [False, True, False]
     high = SparseTraining(L0(sparsity=0.9), "mlp").masker
@@ -141,7 +141,7 @@ def test_first_and_last_layer_are_whole_where_the_budget_allows():
         SparseTraining(L0(sparsity=0.9, dense_first=True, dense_last=True), "mlp")
 
 
-def test_frozen_early_the_rest_trains_on():
+def test_kept_weights_are_trained_after_an_early_freeze():
     training = SparseTraining(L0(sparsity=0.8, freeze_at=0.5)).go(7)
     assert training.sparsifier.frozen
     assert training.sparsifier.penalty() == 0
@@ -156,7 +156,7 @@ def test_the_budget_is_exact(network, gates):
     assert_exact_budget(L0(sparsity=0.85, gates=gates), network)
 
 
-def test_it_resumes_bit_by_bit_if_it_is_never_frozen():
+def test_it_resumes_bit_for_bit_if_it_is_never_frozen():
     assert_resumes(L0(sparsity=0.8, freeze_at=None))
 
 
@@ -170,14 +170,14 @@ def test_it_resumes_bit_by_bit_if_it_is_never_frozen():
         ({"steer": None}, r"L0\(steer=None\)"),
         ({"freeze_at": 2}, r"L0\(freeze_at=2\): must be a fraction of the training, from 0 to 1"),
         ({"gate_lr": 0}, r"L0\(gate_lr=0\)"),
-        ({"ramp_begin": 0.7}, "they must not decrease"),
+        ({"ramp_begin": 0.7}, "the values must not decrease"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         L0(sparsity=0.9, **settings)
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_keeping_nothing_raises():
     with pytest.raises(InputError, match="none of the 400 weights would be kept"):
         SparseTraining(L0(sparsity=0.9999), "mlp")

@@ -1,4 +1,4 @@
-"""Lottery tickets: rounds against a simple loop, what is rewound, how epochs are divided."""
+"""Lottery tickets: rounds against a simple loop, rewinding, and the division of epochs."""
 
 import copy
 

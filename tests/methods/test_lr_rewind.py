@@ -27,7 +27,7 @@ def begin(name="conv", epochs=4, sparsity=0.5, **settings):
 
 
 def test_it_is_the_published_loop():
-    """Train an epoch, prune the smallest weights, train on with a new optimizer; three times."""
+    """Train an epoch, prune the smallest weights, continue with a new optimizer; three times."""
     twin = build("conv")
     weights = [twin[0].weight, twin[4].weight]
     masks = [torch.ones_like(w) for w in weights]

@@ -278,7 +278,7 @@ def test_given_labels_go_through_the_probes_own_loss():
     assert seen == [8, 8]
 
 
-def test_without_normalization_layers_are_weighed_by_their_curvature():
+def test_without_normalization_costs_depend_on_the_curvature_of_layers():
     _, _, plain = begin(normalize=False)
     _, _, normalized = begin()
     for one, other in zip(plain._masker.costs(), normalized._masker.costs(), strict=True):

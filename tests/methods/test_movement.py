@@ -27,7 +27,7 @@ def test_weights_learn_where_active_and_scores_everywhere():
         assert torch.equal(masked.score.grad, gradient * weight)
 
 
-def test_a_weight_that_moves_away_from_zero_gains():
+def test_the_score_rises_when_a_weight_moves_away_from_zero():
     run = MaskedRun(Movement(sparsity=0.8), lr=1e-3, momentum=0.0, weight_decay=0.0)
     before = [weight.detach().clone() for weight in run.weights]
     run.go(1)
@@ -49,7 +49,7 @@ def test_scores_are_trained_by_adam_with_a_warm_up():
 
 
 @pytest.mark.parametrize("scope", ["global", "layer"])
-def test_the_highest_scores_of_the_moment_are_active(scope):
+def test_the_current_highest_scores_are_active(scope):
     run = MaskedRun(Movement(sparsity=0.75, scope=scope))
     for done in range(24):
         share = schedules.kept_fraction(done / 24, 0.25, begin=0.1, end=0.8)
@@ -127,10 +127,13 @@ def test_the_variants_end_at_the_budget_and_resume(settings):
             {"ramp_begin": 2},
             "Movement(ramp_begin=2): must be a fraction of the training, from 0 to 1.",
         ),
-        ({"ramp_begin": 0.9}, "Movement(ramp_begin=0.9, ramp_end=0.8): they must not decrease"),
+        (
+            {"ramp_begin": 0.9},
+            "Movement(ramp_begin=0.9, ramp_end=0.8): the values must not decrease",
+        ),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         Movement(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)

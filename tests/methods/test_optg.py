@@ -1,4 +1,4 @@
-"""OptG: straight-through scores, the sigmoid schedule, masks chosen from time to time."""
+"""OptG: straight-through scores, the sigmoid schedule, and the interval of the masks."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_weights_learn_where_active_and_scores_everywhere():
     ].any()
 
 
-def test_scores_take_steps_of_sgd_at_the_scheduled_rate():
+def test_scores_are_updated_by_sgd_at_the_scheduled_rate():
     run = MaskedRun(OptG(sparsity=0.8, steepness=4.0, momentum=0.0))
     for done in range(3):
         before = [masked.score.detach().clone() for masked in run.masked]
@@ -61,7 +61,7 @@ def test_sparsity_rises_around_the_middle():
     assert counts[14:] == [KEEP] * 10
 
 
-def test_the_highest_scores_stay():
+def test_the_highest_scores_are_kept():
     run = MaskedRun(OptG(sparsity=0.8)).go(15)
     with torch.no_grad():
         for masked in run.masked:
@@ -71,7 +71,7 @@ def test_the_highest_scores_stay():
     assert scores[active].min() > scores[~active].max()
 
 
-def test_masks_are_chosen_anew_only_from_time_to_time():
+def test_masks_are_recomputed_once_per_interval():
     run = MaskedRun(OptG(sparsity=0.8, update_every=6, steepness=10))
     seen = []
     for done in range(24):
@@ -82,7 +82,7 @@ def test_masks_are_chosen_anew_only_from_time_to_time():
     assert not torch.equal(seen[6], seen[12])
     assert torch.equal(
         joined(masked.active for masked in run.masked), seen[18]
-    )  # the end: the last
+    )  # the last masks at the end
 
 
 def test_a_slow_ramp_ends_at_the_budget_too():
@@ -115,7 +115,7 @@ def test_a_threshold_for_each_layer_and_rare_masks():
         ),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         OptG(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)

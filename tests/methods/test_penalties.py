@@ -1,4 +1,4 @@
-"""Methods with a penalty or a threshold but no budget: their own rules, and the exact budget."""
+"""Methods with a penalty or a threshold but no budget: their own rules and the exact budget."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def with_random_gates(name, **settings):
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_without_exact_a_method_keeps_what_its_own_rule_says(name):
+def test_without_exact_a_method_keeps_the_weights_of_its_own_rule(name):
     training = with_random_gates(name, exact=False)
     expected = [
         RULES[name](masked, weight.detach()).expand_as(weight) if hasattr(masked, "gate") else None

@@ -49,20 +49,20 @@ def by_hand(x, lr=0.0, **settings):
 
 
 def test_the_sets_by_hand():
-    # Of 4 active, ⌊0.6 · 4⌋ = 2 go: 0.1 and 0.3. The largest gradients outside are 7 and 5.
+    # Of 4 active weights, ⌊0.6 · 4⌋ = 2 are dropped: 0.1 and 0.3. Those with 7 and 5 are grown.
     run, weight = by_hand([1.0, 1, 1, 1, 5, 0, -7, 3])
     assert run.active[0][0].nonzero().flatten().tolist() == [1, 3, 4, 6]
     assert weight.tolist() == pytest.approx([0, -0.5, 0, 0.9, 0, 0, 0, 0])
 
 
-def test_a_weight_dropped_and_grown_at_once_keeps_its_value():
+def test_a_weight_dropped_and_grown_in_one_update_keeps_its_value():
     run, weight = by_hand([6.0, 1, 1, 1, 5, 0, -7, 3])
     assert run.active[0][0].nonzero().flatten().tolist() == [0, 1, 3, 6]
     assert weight.tolist() == pytest.approx([0.1, -0.5, 0, 0.9, 0, 0, 0, 0])
     assert run.momentum(0)[0, 0] == pytest.approx(0.9 * 1 + 6)
 
 
-def test_grown_weights_begin_at_zero_with_no_momentum():
+def test_grown_weights_start_at_zero_without_momentum():
     run, weight = by_hand([1.0, 1, 1, 1, 5, 0, -7, 3], lr=0.01)
     assert weight[4] == 0
     assert weight[6] == 0

@@ -78,7 +78,7 @@ def test_an_exchange_is_what_sorting_gives(make):
         assert found == left[i] | set(off[:count])
 
 
-def test_grown_weights_begin_at_zero_with_no_momentum():
+def test_grown_weights_start_at_zero_without_momentum():
     for make in (sgd, without_momentum):
         run = Run(SNFS(sparsity=0.8, update_every=4), make=make).train(batches(3))
         before = run.active
@@ -110,7 +110,7 @@ def test_dense_layers_stay_dense():
 
 def test_no_layer_is_filled_up():
     assert growth([1, 0, 0], 100, [50, 200, 200]) == [49, 26, 25]
-    assert growth([1, 1], 100, [50, 50]) == [50, 50]  # unless there is no other way
+    assert growth([1, 1], 100, [50, 50]) == [50, 50]  # unless the other layers are full
 
 
 def test_a_growing_layer_that_is_nearly_dense_drops_only_what_it_has_room_for():

@@ -55,7 +55,7 @@ def test_outputs_are_distributed_as_those_of_noisy_weights(name):
     sparsifier = probmask.attach(layer, SparseVD(sparsity=0.5), total_steps=10**6, seed=1)
     masked = sparsifier._masker.masked[0]
     masked.gate.data.fill_(-3.0)
-    original = sparsifier._masker.weights[0].data  # large enough for no ratio to be clipped
+    original = sparsifier._masker.weights[0].data  # large enough that no ratio is clipped
     original.copy_(torch.where(original < 0, -0.1, 0.1) + original)
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     samples = []
@@ -78,7 +78,7 @@ def test_outputs_are_distributed_as_those_of_noisy_weights(name):
     assert (outputs.mean(0) - twin.mean(0)).abs().max() < 0.2 * twin.std(0).max()
 
 
-def test_the_penalty_comes_in_and_reaches_its_formula():
+def test_the_penalty_warms_up_to_its_formula():
     method = SparseVD(
         sparsity=0.8, strength=2.0, steer=False, freeze_at=None, warm_begin=0.25, warm_end=0.75
     )
@@ -95,7 +95,7 @@ def test_the_penalty_comes_in_and_reaches_its_formula():
     assert training.sparsifier.penalty().item() == pytest.approx(2.0 * float(values.mean()))
 
 
-def test_the_divergence_may_be_there_from_the_start():
+def test_the_divergence_can_start_without_warm_up():
     training = SparseTraining(SparseVD(sparsity=0.8, warm_begin=0, warm_end=0), "mlp")
     training.go(1)
     assert training.masker.warmth == 1
@@ -120,7 +120,7 @@ def test_attention_gets_noise_on_its_weights():
     assert all(masked.gate.grad.any() for masked in training.masker.masked)
 
 
-def test_a_repeated_pass_sees_the_same_noise_and_an_evaluation_none():
+def test_a_repeated_pass_has_the_same_noise_and_evaluation_none():
     training = SparseTraining(SparseVD(sparsity=0.01), "conv")
     for masked in training.masker.masked:
         masked.gate.data.fill_(-2.0)
@@ -155,7 +155,7 @@ def test_steering_raises_the_divergence_while_too_much_is_kept():
     assert training.masker.knob > 1
 
 
-def test_the_least_noisy_stay():
+def test_the_least_noisy_weights_are_kept():
     training = SparseTraining(SparseVD(sparsity=0.8, freeze_at=None), steps=60).go()
     noise = torch.cat(
         [log_alpha(w.detach(), m.gate.detach()).flatten() for m, w in pairs_of(training)]
@@ -175,10 +175,10 @@ def test_the_budget_is_exact(network):
     [
         ({"strength": -1}, r"SparseVD\(strength=-1\)"),
         ({"threshold": 9}, r"SparseVD\(threshold=9\)"),
-        ({"warm_begin": 0.5, "warm_end": 0.1}, "they must not decrease"),
+        ({"warm_begin": 0.5, "warm_end": 0.1}, "the values must not decrease"),
         ({"warm_end": 1.5}, r"SparseVD\(warm_end=1.5\)"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         SparseVD(sparsity=0.9, **settings)

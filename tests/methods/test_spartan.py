@@ -14,7 +14,7 @@ KEEP = 61
 
 
 def bisected(values, keep, sharpness):
-    """The soft top-k by plain bisection, in fp64."""
+    """Return the soft top-k by plain bisection, in fp64."""
     low, high = -1e4, 1e4
     for _ in range(200):
         middle = (low + high) / 2
@@ -24,7 +24,7 @@ def bisected(values, keep, sharpness):
 
 
 def differentiable(values, keep, sharpness):
-    """The same for autograd: one Newton step from the solution has the solution's derivative."""
+    """Return the soft top-k for autograd: a Newton step from the solution has its derivative."""
     start = bisected(values.detach(), keep, sharpness)
     dual = (sharpness * values.detach() - torch.logit(start)).mean()
     mask = torch.sigmoid(sharpness * values - dual)
@@ -37,7 +37,7 @@ def differentiable(values, keep, sharpness):
 
 @pytest.mark.parametrize("sharpness", [1e-3, 1.0, 10.0, 1e3, 1e6])
 @pytest.mark.parametrize("keep", [1, 40, 299])
-def test_the_soft_mask_has_the_sum_asked_for_and_is_the_bisected_one(keep, sharpness):
+def test_the_soft_mask_has_the_requested_sum_and_equals_bisection(keep, sharpness):
     torch.manual_seed(3)
     values = [torch.randn(10, 20).abs(), torch.randn(100).abs() * 0.1]
     masks = soft_top(values, keep, sharpness)
@@ -67,7 +67,7 @@ def test_the_effective_weight_is_the_definition():
 
 @pytest.mark.parametrize("stop", [2, 12])
 def test_the_gradient_is_that_of_autograd(stop):
-    """Through the product and the solution of Σ m = K, over all layers; straight past the cut."""
+    """It passes through the product and the solution of Σ m = K, and ignores the cut."""
     run = MaskedRun(Spartan(sparsity=0.8, sharpness_end=40.0)).go(stop)
     run.backward()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_budget_and_sharpness_change_linearly():
         run.go(done + 1)
 
 
-def test_the_fixed_mask_keeps_its_soft_values_and_starves_the_others():
+def test_the_fixed_mask_keeps_its_soft_values_and_stops_other_gradients():
     run = MaskedRun(Spartan(sparsity=0.8, freeze_at=0.5)).go(12)
     soft = [masked.soft.clone() for masked in run.masked]
     active = [masked.active.clone() for masked in run.masked]
@@ -125,7 +125,7 @@ def test_the_fixed_mask_keeps_its_soft_values_and_starves_the_others():
         assert torch.equal(weight, torch.where(a, before * m, 0.0))
 
 
-def test_evaluation_is_at_the_final_budget_and_training_goes_on_as_before():
+def test_evaluation_uses_the_final_budget_and_does_not_change_training():
     run, other = (MaskedRun(Spartan(sparsity=0.8)).go(3) for _ in range(2))
     run.model.eval()
     effective = joined(run.effective())
@@ -153,7 +153,7 @@ def test_evaluation_is_at_the_final_budget_and_training_goes_on_as_before():
         ),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         Spartan(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)

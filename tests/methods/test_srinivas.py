@@ -58,7 +58,7 @@ def test_the_penalty_against_its_formula():
     assert training.sparsifier.penalty().item() == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_trained_network_first():
+def test_the_first_phase_trains_without_gates():
     method = Srinivas(sparsity=0.7)
     training = SparseTraining(method, steps=12, epochs=4)
     dense = SparseTraining(probmask.Dense(), steps=12, epochs=4)
@@ -97,7 +97,7 @@ def test_steering_brings_the_probabilities_to_the_budget():
     assert training.masker.kept_now() == pytest.approx(training.masker.keep, rel=0.25)
 
 
-def test_the_most_probable_stay():
+def test_the_most_probable_weights_are_kept():
     training = SparseTraining(Srinivas(sparsity=0.8, freeze_at=None), steps=60).go()
     gates = torch.cat([masked.gate.detach().flatten() for masked in training.masker.masked])
     training.sparsifier.summary()
@@ -122,6 +122,6 @@ def test_the_budget_is_exact(network):
         ({"equal_epochs": 0.5}, r"Srinivas\(equal_epochs=0.5\)"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         Srinivas(sparsity=0.9, **settings)

@@ -1,4 +1,4 @@
-"""ST-3: the quantile as threshold, soft thresholding, rescaled channels, the frozen end."""
+"""ST-3: the quantile as threshold, soft thresholding, rescaled channels, the freeze."""
 
 import math
 
@@ -20,7 +20,7 @@ from reference.masked_run import (
 
 
 def twin(weight, threshold, *, rescale, channels=0):
-    """The definition, entry by entry."""
+    """Return the definition, computed entry by entry."""
     result = torch.zeros_like(weight)
     moved = weight.movedim(channels, 0)
     for o, channel in enumerate(moved):
@@ -52,7 +52,7 @@ def test_every_weight_gets_the_gradient_without_the_scale():
         assert torch.equal(weight.grad, gradient)
 
 
-def test_the_budget_falls_cubically_and_begins_with_the_weights_themselves():
+def test_the_budget_falls_cubically_from_the_dense_network():
     run = MaskedRun(ST3(sparsity=0.8, ramp_begin=0.25, ramp_end=0.75, freeze_at=None))
     for done in range(24):
         share = schedules.kept_fraction(done / 24, 61 / SIZE, begin=0.25, end=0.75)
@@ -83,13 +83,13 @@ def test_evaluation_and_the_end_have_the_effective_weights_of_the_final_budget()
     run.model.train()
     assert (
         int(joined(masked.active for masked in run.masked).sum()) > 61
-    )  # training goes on as before
+    )  # training is not affected
     run.sparsifier.finalize()
     for weight, seen in zip(run.weights, evaluated, strict=True):
         assert torch.equal(weight, seen)
 
 
-def test_the_last_stretch_trains_the_baked_weights():
+def test_after_the_freeze_the_effective_weights_are_trained():
     run = MaskedRun(ST3(sparsity=0.8, freeze_at=0.5))
     run.go(11)
     assert not run.sparsifier.frozen
@@ -98,13 +98,13 @@ def test_the_last_stretch_trains_the_baked_weights():
     hard = [masked.mask.clone() for masked in run.masked]
     assert sum(int(mask.sum()) for mask in hard) == 61
     for effective, weight in zip(run.effective(), run.weights, strict=True):
-        assert torch.equal(effective, weight)  # baked: nothing is shrunk twice
+        assert torch.equal(effective, weight)  # no weight is shrunk twice
     run.go().sparsifier.finalize()
     for mask, weight in zip(hard, run.weights, strict=True):
         assert torch.equal(weight != 0, mask)
 
 
-def test_a_vector_has_channels_of_one():
+def test_each_entry_of_a_vector_is_a_channel():
     weight, active = torch.tensor([1.0, -2.0, 0.1]), torch.tensor([True, True, False])
     effective = rescaled_shrink(weight, active, torch.tensor(0.5), axis=0)
     assert effective.tolist() == pytest.approx([0.5, -1.5, 0.0])
@@ -125,11 +125,11 @@ def test_with_sigma_it_ends_at_the_budget_and_resumes():
             "must be a fraction of the training, from 0 to 1; None is not a number.",
         ),
         ({"freeze_at": 2}, "ST3(freeze_at=2): must be a fraction of the training, from 0 to 1."),
-        ({"ramp_begin": 0.6}, "ST3(ramp_begin=0.6, ramp_end=0.47): they must not decrease"),
+        ({"ramp_begin": 0.6}, "ST3(ramp_begin=0.6, ramp_end=0.47): the values must not decrease"),
         ({"sigma": "yes"}, "ST3(sigma='yes'): must be one of True, False."),
     ],
 )
-def test_refusals(settings, text):
+def test_invalid_settings_raise(settings, text):
     with pytest.raises(InputError) as caught:
         ST3(**({"sparsity": 0.9} | settings))
     assert text in str(caught.value)

@@ -37,7 +37,7 @@ def test_the_gradients_are_those_of_the_definition():
         threshold = torch.sigmoid(masked.gate.detach())
         above = value.abs() > threshold
         assert 0 < above.sum() < above.numel()
-        # Where |w| is above, w passes on the gradient of the effective weight as it is.
+        # Above the threshold, w gets the gradient of the effective weight unchanged.
         slope = threshold * (1 - threshold)
         expected = -slope * (value.sign() * weight.grad)[above].sum()
         assert torch.allclose(masked.gate.grad, expected, atol=1e-7)
@@ -63,10 +63,10 @@ def test_the_threshold_gradient_against_finite_differences():
 
 
 @pytest.mark.parametrize("steps", [20, 200])
-def test_decay_alone_takes_s_as_far_at_any_length(steps):
+def test_decay_without_gradients_does_not_depend_on_the_length(steps):
     method = STR(sparsity=0.5, steer=False)
     training = SparseTraining(method, "mlp", steps=steps).go()
-    # At rate 0 the loss would have no say; here it has one, but only from about s = -20 on.
+    # The gradient of the loss has an effect only above about s = -20.
     twin = method.s_init
     for done in range(steps):
         twin *= math.exp(-2 * 11.5 * schedules.cosine(done / steps) / steps)
@@ -77,7 +77,7 @@ def test_decay_alone_takes_s_as_far_at_any_length(steps):
     assert logits_of(training).max() < 0
 
 
-def test_pruning_starts_where_the_paper_has_it():
+def test_pruning_starts_at_the_papers_epoch():
     fractions = torch.linspace(0, 1, 10_001).tolist()
     decayed = 0.0
     for fraction in fractions:
@@ -87,7 +87,7 @@ def test_pruning_starts_where_the_paper_has_it():
     assert 0.25 < fraction < 0.35  # ResNet-50: epoch 30 of 100
 
 
-def test_the_factor_leaves_exactly_as_many_weights():
+def test_the_factor_leaves_exactly_the_wanted_number():
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(7, 5, generator=generator) * 0.4, torch.randn(40, generator=generator)]
     weights[1][3] = 0.0
@@ -106,7 +106,7 @@ def test_the_factor_leaves_exactly_as_many_weights():
         assert counts[0] <= count <= counts[1] <= count + 1
 
 
-def test_steering_follows_the_cubic_and_arrives():
+def test_steering_follows_the_cubic_to_the_budget():
     training = SparseTraining(STR(sparsity=0.9, freeze_at=None), steps=80)
     size = sum(site.size for site in training.sparsifier.sites)
     training.go(20)
@@ -118,7 +118,7 @@ def test_steering_follows_the_cubic_and_arrives():
     assert abs(kept_by_thresholds(training) - wanted) <= 0.1 * wanted
 
 
-def test_weights_that_stay_are_the_shrunk_ones():
+def test_the_kept_weights_are_shrunk():
     training = SparseTraining(STR(sparsity=0.8, freeze_at=None), steps=40).go()
     expected = [
         soft_threshold(weight.detach(), torch.sigmoid(s))
@@ -131,7 +131,7 @@ def test_weights_that_stay_are_the_shrunk_ones():
         assert torch.equal(final[layer.name][kept], shrunk[kept])
 
 
-def test_the_weights_that_stay_train_on_from_freeze_at():
+def test_the_kept_weights_are_trained_after_freeze_at():
     training = SparseTraining(STR(sparsity=0.8, freeze_at=0.5), steps=40).go(19)
     assert not training.masker.frozen
     training.go(20)
@@ -140,14 +140,14 @@ def test_the_weights_that_stay_train_on_from_freeze_at():
     before = [weight.detach().clone() for weight in training.masker.weights]
     logits = logits_of(training)
     final = training.go().finish()
-    assert torch.equal(logits_of(training), logits)  # thresholds have done their work
+    assert torch.equal(logits_of(training), logits)  # thresholds no longer apply
     for layer, mask, weight in zip(training.summary.layers, masks, before, strict=True):
         assert torch.equal(final[layer.name] != 0, mask)
         assert not mask.any() or not torch.equal(final[layer.name][mask], weight[mask])
     assert sum(int(mask.sum()) for mask in masks) == training.masker.keep
 
 
-def test_one_threshold_for_all():
+def test_one_threshold_for_all_layers():
     training = SparseTraining(STR(sparsity=0.8, scope="global", s_init=-3.0, decay=1.0), steps=20)
     training.go()
     logits = logits_of(training)
@@ -172,7 +172,7 @@ def test_the_budget_is_exact(network, steer):
     assert_exact_budget(STR(sparsity=0.85, steer=steer), network)
 
 
-def test_it_resumes_bit_by_bit():
+def test_it_resumes_bit_for_bit():
     assert_resumes(STR(sparsity=0.8, s_init=-20.0))
 
 
@@ -184,15 +184,15 @@ def test_it_resumes_bit_by_bit():
         ({"scope": "row"}, r"STR\(scope='row'\): must be one of 'layer', 'global'"),
         ({"steer": 2}, r"STR\(steer=2\)"),
         ({"momentum": 1.0}, r"STR\(momentum=1.0\)"),
-        ({"ramp_begin": 0.7, "ramp_end": 0.3}, "they must not decrease"),
+        ({"ramp_begin": 0.7, "ramp_end": 0.3}, "the values must not decrease"),
         ({"sparsity": 90}, "for 90 % pass 0.9"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         STR(**({"sparsity": 0.9} | settings))
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_keeping_nothing_raises():
     with pytest.raises(InputError, match="none of the 400 weights would be kept"):
         SparseTraining(STR(sparsity=0.9999), "mlp")

@@ -1,4 +1,4 @@
-"""Methods with a threshold: clipped gradients, masks in memory, the moment of the freeze."""
+"""Methods with a threshold: clipped gradients, memory order of masks, time of the freeze."""
 
 import pytest
 import torch
@@ -48,8 +48,8 @@ def test_no_mask_is_frozen_before_the_ranks_have_the_same_weights(kind):
 
 
 @pytest.mark.parametrize("kind", [probmask.TiedProbMask, Feather])
-def test_a_graph_from_before_the_last_cut_is_refused(kind):
-    """The cut writes over the masks that the graph has saved."""
+def test_a_graph_from_before_the_last_cut_raises(kind):
+    """The cut overwrites the masks that the graph has saved."""
     model, optimizer, _ = begin(kind(sparsity=0.8))
     batches = make_batches("conv", 5)
     for batch in batches[:3]:
@@ -62,7 +62,7 @@ def test_a_graph_from_before_the_last_cut_is_refused(kind):
 
 
 @pytest.mark.parametrize("kind", [probmask.TiedProbMask, Feather])
-def test_masks_lie_in_memory_as_their_weights_do_and_are_written_there(kind):
+def test_masks_have_the_memory_order_of_their_weights_and_are_overwritten(kind):
     model, optimizer, sparsifier = begin(kind(sparsity=0.8))
     model.to(memory_format=torch.channels_last)
     places = [masked.active.data_ptr() for masked in sparsifier._masker.masked]

@@ -1,4 +1,4 @@
-"""VRPGE: its estimator has the right mean, its budget is in weights, whole channels stay."""
+"""VRPGE: the mean of its estimator, its budget in weights, whole channels."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def test_the_estimator_averages_to_the_gradient_of_the_expected_loss():
         estimate += weight(m, prob) * weight(n, prob) * policy_gradient(pair, [m, n], prob)
     s = prob.clone().requires_grad_()
     sum(loss * weight(mask, s) for loss, mask in zip(losses, masks, strict=True)).backward()
-    # The release divides the score by the root of s (1 - s) and not by s (1 - s) itself.
+    # The released code divides the score by the square root of s (1 - s).
     assert torch.allclose(estimate, s.grad * (prob * (1 - prob)).sqrt())
 
 
@@ -46,7 +46,7 @@ def test_certain_channels_get_no_infinite_gradient():
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_teaches_nothing(broken):
+def test_a_loss_that_is_not_finite_gives_no_gradient(broken):
     masks = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
     gradient = policy_gradient(torch.tensor([3.0, broken]), masks, torch.tensor([0.4, 0.6]))
     assert torch.equal(gradient, torch.zeros(2))
@@ -89,7 +89,7 @@ def test_masks_are_per_output_channel():
     assert shapes["up.weight"] == (1, 8, 1, 1)
 
 
-def test_whole_channels_stay_in_order_and_part_of_the_last():
+def test_whole_channels_are_kept_in_order_and_some_weights_of_the_last():
     training = SparseTraining(VRPGE(sparsity=0.55, dense_last=False), "mlp", steps=20)
     training.go()
     training.finish()
@@ -100,7 +100,7 @@ def test_whole_channels_stay_in_order_and_part_of_the_last():
     assert partial <= 1
 
 
-def test_channels_of_equal_probability_are_taken_by_magnitude():
+def test_channels_of_equal_probability_are_ordered_by_magnitude():
     training = SparseTraining(VRPGE(sparsity=0.5, dense_last=False), "mlp")
     training.sparsifier.summary()
     sizes = torch.cat([weight.detach().abs().mean(1) for weight in training.masker.weights])
@@ -110,7 +110,7 @@ def test_channels_of_equal_probability_are_taken_by_magnitude():
     assert int((~kept & ~none).sum()) <= 1
 
 
-def test_the_classifier_is_whole_where_the_budget_allows():
+def test_the_classifier_is_dense_if_the_budget_allows():
     low = SparseTraining(VRPGE(sparsity=0.5), "mlp")
     low.finish()
     assert low.summary.layers[-1].kept == 48
@@ -120,7 +120,7 @@ def test_the_classifier_is_whole_where_the_budget_allows():
         SparseTraining(VRPGE(sparsity=0.9, dense_last=True), "mlp")
 
 
-def test_frozen_one_pass_per_update_is_enough():
+def test_frozen_masks_need_one_pass_per_update():
     training = SparseTraining(VRPGE(sparsity=0.6, freeze_at=0.5)).go(6)
     assert training.sparsifier.draw_count == 2
     training.go(7)
@@ -129,7 +129,7 @@ def test_frozen_one_pass_per_update_is_enough():
     training.go()
 
 
-def test_losses_must_be_told():
+def test_missing_losses_raise():
     training = SparseTraining(VRPGE(sparsity=0.6), "mlp")
     for share in training.sparsifier.draws():
         (share * loss_of(training.model, training.batches[0])).backward()
@@ -154,6 +154,6 @@ def test_the_budget_is_exact(network):
         ({"dense_last": 1.5}, r"VRPGE\(dense_last=1.5\)"),
     ],
 )
-def test_wrong_settings_are_refused(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(InputError, match=message):
         VRPGE(sparsity=0.9, **settings)

@@ -15,7 +15,7 @@ SIZES = [144, 144, 1536, 36]
 
 
 def mixed(seed=0):
-    """Convolution, grouped convolution, two linear layers; no BatchNorm."""
+    """Return a convolution, a grouped one and two linear layers; no BatchNorm."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1),
@@ -35,7 +35,7 @@ def batches(count=STEPS, seed=1):
 
 
 class Run:
-    """A model in training under a method."""
+    """A model trained with a method."""
 
     def __init__(self, method, *, model=None, total_steps=STEPS, seed=3, make=sgd, **settings):
         self.model = mixed() if model is None else model
@@ -75,7 +75,7 @@ class Run:
         return self.optimizer.state[self.masker.weights[index]]["momentum_buffer"]
 
     def exchanges(self, some):
-        """The updates, counted from 0, in which an active weight was replaced."""
+        """Return the updates, counted from 0, in which an active weight was replaced."""
         changed = []
         for number, batch in enumerate(some):
             before = self.active
@@ -96,7 +96,7 @@ def assert_budget_throughout(make, **settings):
 
 
 def assert_resumes(make, make_optimizer=sgd, stops=(4, 11), **settings):
-    """Assert that a training resumed from another seed's start ends bit-identically."""
+    """Assert that a training resumed from another seed's initial values ends bit-identically."""
     method, data = make(sparsity=0.9, **settings), batches(SHORT)
     common = {"total_steps": SHORT, "make": make_optimizer}
     whole = Run(method, **common).train(data)

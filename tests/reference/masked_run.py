@@ -34,7 +34,7 @@ def batches(count=STEPS):
 
 
 class MaskedRun:
-    """A method at work, update by update."""
+    """A method attached to the network, trained update by update."""
 
     def __init__(self, method, steps=STEPS, model=None, **optimizer):
         settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4} | optimizer

@@ -1,4 +1,4 @@
-"""Small networks that the package has never seen, each with a batch that it takes."""
+"""Small networks that are not in the package, each with a suitable batch."""
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ class Transformer(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two linear layers with one weight between two others."""
+    """Two linear layers that share one weight, between two others."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ def mlp():
 
 
 def conv_net():
-    """Convolution, BatchNorm, linear."""
+    """Return a convolution, BatchNorm and a linear layer."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1, bias=False),
         nn.BatchNorm2d(4),
@@ -192,7 +192,7 @@ def train(model, optimizer, batches):
 
 
 def probs_of(model):
-    """The learned probabilities by parameter name, in the order of the model; shared ones once."""
+    """Return the learned probabilities by parameter name, in the order of the model, each once."""
     found = {}
     for name, _, _, masked in masked_parameters(model):
         if isinstance(masked, ProbMaskedWeight) and masked.prob not in set(found.values()):
@@ -201,7 +201,7 @@ def probs_of(model):
 
 
 def state_of(model):
-    """A copy of the model's state_dict, and of the parameters that a method has added."""
+    """Return a copy of the model's state_dict and of the parameters that a method has added."""
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, _, _, masked in masked_parameters(model):
         for own, parameter in masked.named_parameters():
@@ -210,7 +210,7 @@ def state_of(model):
 
 
 def assert_same_state(one, other):
-    """Bit for bit: the same names, the same values."""
+    """Assert the same names and bit-identical values."""
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name

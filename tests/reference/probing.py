@@ -1,4 +1,4 @@
-"""Methods that inspect data, on one rank or several; spawned processes import this."""
+"""Methods that measure before they prune, on one rank or several; spawned processes import this."""
 
 import probmask
 from probmask import Probe
@@ -35,7 +35,7 @@ def look(rank):
 
 
 def attached(method, name="conv", *, model=None, seed=5, probe=None):
-    """Attach a method that inspects data; return model, optimizer and sparsifier."""
+    """Attach a method that needs a probe; return model, optimizer and sparsifier."""
     model = build(name) if model is None else model
     optimizer = sgd(model)
     sparsifier = probmask.attach(

@@ -1,8 +1,8 @@
-"""ProbMask's own training step, written down plainly: no class, no hook, no parametrization.
+"""Plain reference of ProbMask's training step, without classes, hooks or masked modules.
 
-Weights, probabilities and other parameters live in lists; `network(weights, others, batch)` is the
-loss. The pieces of `core` are taken as given (they have twins of their own); what is checked with
-this is when they are applied, in which order, and how often.
+Weights, probabilities and other parameters are lists of tensors; `network(weights, others, batch)`
+returns the loss. The functions of `core` have references of their own. This one checks when they
+are applied, in which order, and how often.
 """
 
 import math

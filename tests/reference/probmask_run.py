@@ -10,14 +10,14 @@ STEPS = 20
 
 
 def method_of(form, **settings):
-    """The member of the family by its form: "tied", "learned" (adaptive) or "paper"."""
+    """Return the method of a form: "tied", "learned" (adaptive) or "paper"."""
     if form == "tied":
         return probmask.TiedProbMask(**settings)
     return probmask.ProbMask(recipe="paper" if form == "paper" else "adaptive", **settings)
 
 
 def begin(name="mlp", form="tied", seed=1, total_steps=STEPS, model=None, **settings):
-    """Attach to a network; what `attach` takes goes there, all else into the method."""
+    """Attach to a network; pass the arguments of `attach` to it and the others to the method."""
     arguments = {
         key: settings.pop(key)
         for key in ("example_inputs", "steps_per_epoch", "exclude")
@@ -49,14 +49,14 @@ def run(name="mlp", **settings):
 
 
 def ranking(model):
-    """What weights are chosen by, layer by layer: their probabilities, or if tied, magnitudes."""
+    """Return the values that rank the weights: probabilities or, if tied, magnitudes."""
     probs = list(probs_of(model).values())
     weights = {id(m): m._parameters[n] for _, m, n, _ in masked_parameters(model)}
     return [p.detach().abs() for p in probs or weights.values()]
 
 
 def starve(model, layer):
-    """Leave one layer without a chance: at a temperature below 1 there is no way back from 0."""
+    """Set one layer's probabilities to 0: below temperature 1 they cannot return."""
     probs = probs_of(model)
     with torch.no_grad():
         if probs:
@@ -66,6 +66,6 @@ def starve(model, layer):
 
 
 def parts(sparsifier):
-    """Each site's masked weight and weight."""
+    """Return masked weight and weight of each site."""
     masker = sparsifier._masker
     return list(zip(masker.masked, [w.detach() for w in masker.weights], strict=True))

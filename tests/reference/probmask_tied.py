@@ -1,7 +1,7 @@
-"""ProbMask with tied probabilities, written down plainly: sorted weights, SGD by hand, fp64.
+"""Plain reference of TiedProbMask: sorted weights, SGD by hand, fp64.
 
-`network(weights, others, batch)` is the loss. What is checked with this is the rule, when its parts
-are applied, and in which order.
+`network(weights, others, batch)` returns the loss. This checks the rule, and when and in which
+order its steps are applied.
 """
 
 import torch
@@ -70,7 +70,7 @@ def train(
 
 
 class End:
-    """The last part of a training: a choice, a threshold that falls to zero, a frozen mask."""
+    """The end of a training: final selection, a threshold that falls to zero, frozen masks."""
 
     def __init__(self, keep, total, choose_at, freeze_at, tau):
         self.keep, self.total, self.tau = keep, total, tau
@@ -104,13 +104,13 @@ class End:
 
 
 def kept_at(done, keep, n, ramp_end):
-    """How many weights are kept at this part of the training."""
+    """Return the number of weights kept at this fraction of the training."""
     final = keep / n
     return round(n * (final + (1 - final) * (1 - min(done / ramp_end, 1.0)) ** 3))
 
 
 def threshold(w, keep):
-    """Between the largest that goes and the smallest that stays, by the fraction that stays."""
+    """Return the value between the largest pruned and the smallest kept, by the kept fraction."""
     sizes = torch.cat([x.abs().flatten() for x in w]).sort(descending=True).values
     if keep == len(sizes):
         return torch.zeros((), dtype=torch.float64)
@@ -119,7 +119,7 @@ def threshold(w, keep):
 
 
 def temperature_at(done, ramp_end, start, end, freeze_at):
-    """Constant while the budget falls; then evenly in its logarithm."""
+    """Return τ, constant while the budget falls; then its logarithm falls linearly."""
     return start * (end / start) ** (max(0.0, done - ramp_end) / (freeze_at - ramp_end))
 
 
@@ -132,6 +132,6 @@ def prob(x, theta, tau):
 
 
 def tempered(grad, active, outside):
-    """The gradient; where not active clamped to three times the RMS of the others, and a part."""
+    """Return the gradient; where inactive, clamped to 3 RMS of the active and scaled."""
     limit = 3 * (grad[active].square().sum() / max(1, int(active.sum()))).sqrt()
     return torch.where(active, grad, outside * grad.clamp(-limit, limit))

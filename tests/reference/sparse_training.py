@@ -10,7 +10,7 @@ from reference.networks import assert_same_state, build, loss_of, make_batches, 
 
 
 class SparseTraining:
-    """A method at work on one of the small networks."""
+    """A method attached to one of the small networks."""
 
     def __init__(self, method, network="depthwise", *, steps=12, seed=3, epochs=None, **settings):
         self.model = build(network)
@@ -28,7 +28,7 @@ class SparseTraining:
         self.done = 0
 
     def go(self, until=None):
-        """Train on, to the end by default."""
+        """Continue the training, to the end by default."""
         for batch in self.batches[self.done : until]:
             self.gradients(batch)
             self.optimizer.step()
@@ -36,7 +36,7 @@ class SparseTraining:
         return self
 
     def gradients(self, batch):
-        """One update up to its gradients."""
+        """Compute the gradients of one update."""
         self.optimizer.zero_grad()
         for share in self.sparsifier.draws():
             loss = loss_of(self.model, batch)
@@ -44,7 +44,7 @@ class SparseTraining:
             self.sparsifier.observe(loss)
 
     def finish(self):
-        """Train to the end; the final state."""
+        """Train to the end; return the final state."""
         self.go()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LayerCollapseWarning)

@@ -13,7 +13,7 @@ from reference.probmask_run import method_of
 
 
 def run(job, directory):
-    """Run `job(rank)` on both ranks; return what each gave."""
+    """Run `job(rank)` on both ranks; return both results."""
     multiprocessing.spawn(_main, args=(job, str(directory)), nprocs=2)
     return [torch.load(f"{directory}/rank{rank}.pt", weights_only=False) for rank in range(2)]
 
@@ -32,7 +32,7 @@ def _main(rank, job, directory):
 
 
 def train_both_ways(rank):
-    """Learn with a common seed through the freeze; without a seed, and take a sample; tied."""
+    """Train ProbMask with a seed beyond the freeze, sampled without a seed, and tied."""
     learned = {"form": "learned", "select": "top", "min_keep_per_layer": 1}
     return {
         "common seed": _train(rank, seed=3, **learned),
@@ -44,10 +44,10 @@ def train_both_ways(rank):
 
 
 def _train(rank, *, seed, form, **settings):
-    # Each rank with weights of its own, which DDP makes those of the first.
+    # Each rank has different weights, which DDP replaces by those of the first rank.
     model = build("conv", seed=rank)
     optimizer = sgd(model)
-    torch.manual_seed(100 + rank)  # as loaders and augmentation want it
+    torch.manual_seed(100 + rank)  # as loaders and augmentation require
     sparsifier = probmask.attach(
         model,
         method_of(form, sparsity=0.7, **settings),

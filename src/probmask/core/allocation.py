@@ -147,15 +147,15 @@ class Spread:
         dense_first: bool | None,
         dense_last: bool | None,
     ) -> Self:
-        """Return `over`, where None leaves a layer dense if the budget has room for it.
+        """Return the rule of `over`; None leaves a layer dense if the budget has room for it.
 
-        It has if all layers that are to be dense hold at most half of the ``keep`` weights.
+        The budget has room if all layers to leave dense hold at most half of the ``keep`` weights.
         """
-        wished = cls.over(
+        preferred = cls.over(
             scope, dense_first=dense_first is not False, dense_last=dense_last is not False
         )
-        if sum(sizes[i] for i in wished.dense(len(sizes))) <= keep / 2:
-            return wished
+        if sum(sizes[i] for i in preferred.dense(len(sizes))) <= keep / 2:
+            return preferred
         return cls.over(scope, dense_first=bool(dense_first), dense_last=bool(dense_last))
 
     def dense(self, layers: int) -> frozenset[int]:
@@ -171,7 +171,7 @@ class Spread:
         if dense and (held > keep or (held == keep and len(dense) < len(sizes))):
             raise InputError(
                 f"{caller}: the dense layers alone hold {held} weights, the budget is {keep} of "
-                f"{sum(sizes)}. The other layers need a part of it; lower sparsity, or make the "
+                f"{sum(sizes)}. Nothing is left for the other layers; lower sparsity, or make the "
                 "dense layers sparse too."
             )
 

@@ -1,7 +1,7 @@
 """Load compiled kernels where they can be used, and run them on several threads.
 
 Numba is optional and slow to import. It is imported by the first call that can use a kernel.
-Kernels read tensors as vectors in memory order and write results that are in large pages.
+Kernels read tensors as vectors in memory order and write their results to large memory pages.
 """
 
 import os
@@ -22,7 +22,7 @@ _SMALLEST_PART = 1 << 15  # with fewer entries, waking a thread takes longer tha
 _CACHE_LINE = 16  # fp32 entries
 _PLAIN_TYPES = (Tensor, nn.Parameter)
 
-# Which tensor, its first entry, and the entry after its last.
+# Part of a tensor: the index of the tensor, the first entry, and the end (exclusive).
 Span = tuple[int, int, int]
 
 
@@ -40,7 +40,7 @@ def kernels_for(name: str, *tensors: Tensor) -> Any:
 
 
 def map_parts(count: int, work: Callable[[int, int], Any]) -> list[Any]:
-    """Split ``count`` entries over PyTorch's number of threads; return each work(begin, end)."""
+    """Split ``count`` entries over the threads; return work(begin, end) of each part, in order."""
     threads = max(1, min(torch.get_num_threads(), count // _SMALLEST_PART))
     if threads == 1:
         return [work(0, count)]
@@ -93,9 +93,9 @@ def storage_vectors(*tensors: Tensor) -> list[Tensor] | None:
 def empty_in_large_pages(shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return an uninitialized row-major CPU tensor of fp32 or fp64.
 
-    NumPy asks the system for large pages for large arrays, PyTorch does not by default. In pages of
-    4 KB, allocating a result of many megabytes takes longer than computing it: 2 ns per number, at
-    every step, if the allocator returned the memory in between.
+    NumPy requests large pages for large arrays; PyTorch does not by default. In pages of 4 KB,
+    allocating a result of many megabytes takes longer than computing it: 2 ns per number, at every
+    step in which the allocator gets new memory from the system.
     """
     wide = np.float64 if dtype == torch.float64 else np.float32
     return torch.from_numpy(np.empty(tuple(shape), wide))

@@ -1,7 +1,7 @@
 """Random numbers as a pure function of a seed and counters.
 
-No generator state has to be saved or restored: a resumed run, another rank or a recomputed forward
-pass asks for the noise of the same (seed, counters) and gets the same numbers.
+No generator state needs to be saved or restored: a resumed run, another rank or a recomputed
+forward pass that uses the same seed and counters gets the same numbers.
 
 There are two kinds. `uniform_`, `normal_` and `logistic_` fill a tensor by a PyTorch generator,
 whose numbers depend on the device. `uniforms` and `logistic` hash the position of each entry: they
@@ -30,10 +30,10 @@ MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x31848BAB)
 class Stream(IntEnum):
     """Counters of the random streams that do not belong to an update.
 
-    Pass a stream to `fold`, `uniform_`, `logistic_` or `normal_` where the noise of an update has
-    the update's number. Update numbers are 0 or more; streams are negative and unique, so two
-    streams of one seed never share their numbers. Do not change or reuse a value, because runs
-    would no longer reproduce. Give a new stream the next free number.
+    Pass a stream to `fold`, `uniform_`, `logistic_` or `normal_` in place of the number of an
+    update. Update numbers are 0 or more; streams are negative and unique, so two streams of one
+    seed never share random numbers. Do not change or reuse a value, because runs would no longer
+    reproduce. Give a new stream the next free number.
 
     Example:
         >>> _ = uniform_(torch.empty(3), 0, Stream.SPARSE_START)
@@ -50,10 +50,11 @@ class Stream(IntEnum):
 
 
 class RunStream(IntEnum):
-    """First counters of the random streams that the seed of a whole run is divided into.
+    """First counters of the random streams derived from the seed of a whole run.
 
-    `Stream` divides the masks' own seed, which is ``fold(seed, RunStream.MASKS)``. Two streams here
-    may have the same number if a different number of counters follows, which `fold` distinguishes.
+    The streams of `Stream` are derived from the seed of the masks, ``fold(seed, RunStream.MASKS)``.
+    Two streams here may share a value if they are followed by different numbers of counters, which
+    `fold` distinguishes.
     """
 
     INITIAL_WEIGHTS = 0  # followed by nothing
@@ -95,7 +96,7 @@ def uniform_(out: Tensor, seed: int, *counters: int) -> Tensor:
     """Fill ``out`` with U[0, 1) noise that depends only on seed and counters.
 
     Args:
-        out: the tensor to fill; its device decides which generator is used.
+        out: the tensor to fill, by the generator of its device.
         seed: the seed, mixed with the counters by `fold`.
         counters: any number of integers, for example a `Stream` and the index of a layer.
 

@@ -134,7 +134,7 @@ def masked_draw(weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) 
 
 
 class _MaskedDraw(torch.autograd.Function):
-    """Saves only tensors that exist anyway: the weight and the probabilities."""
+    """One autograd node that saves only tensors that exist anyway: weight and probabilities."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:

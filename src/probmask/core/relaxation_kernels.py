@@ -83,7 +83,7 @@ def uniforms(out, first, key0, key1):
 
 @njit(inline="always")
 def _open(s):
-    """Whether s is neither 0 nor 1. NaN counts as open, so that it reaches the output."""
+    """Return whether s is neither 0 nor 1. NaN counts as open, so that it reaches the output."""
     return (s != _ZERO) & (s != _ONE)
 
 

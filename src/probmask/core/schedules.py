@@ -67,7 +67,7 @@ def cosine(progress: float) -> float:
 
 
 def warm_up(progress: float, *, until: float) -> float:
-    """min(1, t / until): a linear ramp from 0 to 1 over the first part of the training.
+    """min(1, t / until): a linear ramp from 0 to 1 at the start of the training.
 
     Args:
         progress: t/T, in [0, 1].

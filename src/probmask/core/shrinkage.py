@@ -1,7 +1,7 @@
 """Shrinkage of weights by a threshold θ, and the gradients of the pruned weights.
 
-ProbMask with tied probabilities keeps the part s of a weight that shrinkage leaves; its
-temperature is 1/p. Feather is the case p = 3.
+In ProbMask with tied probabilities, s is the fraction of a weight that remains after shrinkage, and
+the temperature is 1/p. Feather is the case p = 3.
 """
 
 import math
@@ -76,7 +76,7 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
 
 
 def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
-    """|w| = (size^p + θ^p)^(1/p), the inverse of `power_shrink`: it shrinks to ``size``.
+    """|w| = (size^p + θ^p)^(1/p), the inverse of `power_shrink`: |w| shrinks to ``size``.
 
     Args:
         size: the size after shrinkage, not negative.

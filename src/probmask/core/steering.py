@@ -1,9 +1,9 @@
-"""Control of methods that have no budget: steer a penalty λ until the right number is kept.
+"""Control of methods without a budget: adapt a penalty λ until the wanted fraction is kept.
 
 A penalty by itself leads to some sparsity, not to the requested one. A proportional-integral
 controller of ln λ corrects this: `steered` is its integral part, `pressed` its proportional part,
-and `steered_penalty` applies both. The remaining error is corrected at the end of the training, by
-selecting exactly the budget.
+and `steered_penalty` applies both. The final selection of exactly the budget corrects the remaining
+error.
 """
 
 import math
@@ -95,7 +95,7 @@ def travel_rate(distance: float, updates: int, *, most: float) -> float:
     cosine schedule averages half of the initial rate.
 
     Args:
-        distance: how far the parameter should be able to move.
+        distance: the distance that the parameter must be able to move.
         updates: the number of updates of the training.
         most: the largest rate.
 
@@ -110,7 +110,7 @@ def travel_rate(distance: float, updates: int, *, most: float) -> float:
 
 
 def _ratio(kept: float, wanted: float) -> float:
-    """kept / wanted, clipped to [1/e, e]: of a large error only the direction counts."""
+    """kept / wanted, clipped to [1/e, e]: only the sign of a large error counts."""
     return _clip(kept / wanted, math.exp(-1), math.e)
 
 

@@ -1,1 +1,1 @@
-"""Which tensors are masked, how, and when: sites, parametrizations, the sparsifier."""
+"""The part of masking that all methods share: sites, masked weights, the sparsifier."""

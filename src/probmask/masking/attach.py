@@ -1,4 +1,4 @@
-"""`attach`: put a method to work on a model."""
+"""`attach`: connect a method with a model."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -35,7 +35,7 @@ def attach(
     scaler: GradScaler | None = None,
     seed: int | None = None,
 ) -> Sparsifier:
-    """Put a method to work on a model that is about to be trained.
+    """Attach a method to a model before it is trained.
 
     From here on every ``optimizer.step()`` also updates the masks. One set of masks is drawn per
     update, not per forward pass: modules that are called twice, accumulated gradients and
@@ -53,12 +53,12 @@ def attach(
         exclude: Name patterns of parameters not to mask.
         example_inputs: A batch for the model, needed to budget in FLOPs.
         phases: Phases of the training; by default the method's own.
-        probe: Data for methods that inspect some before they prune (SNIP, GraSP, MLPrune).
+        probe: Data for methods that measure before they prune (SNIP, GraSP, MLPrune).
         scaler: The ``GradScaler`` of an fp16 training.
         seed: Seed of all noise. By default it is drawn from PyTorch's generator.
 
     Returns:
-        The sparsifier, which shows the progress and ends the training by ``finalize()``.
+        The sparsifier. Call its ``finalize()`` after training.
 
     Raises:
         InputError: If an argument is wrong or nothing in the model can be masked. The model is
@@ -102,13 +102,13 @@ def attach(
         for site, count in zip(sites, counts, strict=True):
             if count == 0:
                 raise InputError(
-                    f"attach(example_inputs): {site.name} takes part in no multiplication; "
+                    f"attach(example_inputs): {site.name} is not used in any multiplication; "
                     "exclude it or budget in parameters."
                 )
         return counts
 
     if seed is None:
-        # Equal on all ranks, as a sampled mask depends on it.
+        # All ranks must have the same seed, because sampled masks depend on it.
         seed = from_first_rank(int(torch.randint(2**62, ()).item()))
     # Without epochs, only the proportions of the phases matter.
     epochs = max(1, round(total_steps / steps_per_epoch)) if epochs_known else total_steps

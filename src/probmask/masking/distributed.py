@@ -1,4 +1,4 @@
-"""Agreement between the ranks of a distributed training. With one process nothing is sent."""
+"""Communication between the ranks of a distributed training. A single process sends nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, distributed
 
 
 def running() -> bool:
-    """Whether a process group exists."""
+    """Return whether a process group exists."""
     return distributed.is_available() and distributed.is_initialized()
 
 

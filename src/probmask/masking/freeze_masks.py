@@ -1,4 +1,4 @@
-"""`freeze_masks`: train a sparse network further and keep its zeros."""
+"""`freeze_masks`: continue to train a sparse network and keep its zeros."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from probmask.masking.parametrization import (
     masked_parameters,
 )
 from probmask.masking.sites import Site, find_sites
-from probmask.masking.summary import LayerSummary, Summary
+from probmask.masking.summary import Summary, summarize
 
 
 def freeze_masks(
@@ -23,13 +23,13 @@ def freeze_masks(
 ) -> "FrozenMasks":
     """Keep the zeros of ``model`` exactly zero during any further training.
 
-    Every weight that `attach` would mask gets the mask of its own nonzero entries. The mask stands
-    between weight and network and passes no gradient to pruned entries. No optimizer is hooked, so
-    zeros stay under any optimizer, and in deep copies and pickles of the model too. Parameters and
-    the names in ``state_dict()`` stay the same. A saved state has exact zeros, and a loaded one
-    replaces the masks by its zeros; loaded weights without any zero are masked.
+    Every weight that `attach` would mask gets the mask of its own nonzero entries. The network
+    computes with the masked weight, and pruned entries get no gradient. No optimizer is hooked, so
+    the zeros stay with any optimizer, and in deep copies and pickles of the model. Parameters and
+    the names in ``state_dict()`` stay the same. A saved state has exact zeros. A loaded weight with
+    zeros replaces its mask by them; a loaded weight without zeros is masked as before.
 
-    Calling it on a model whose masks are frozen, such as a copy, returns the same masks again.
+    For a model whose masks are already frozen, such as a copy, this returns the existing masks.
 
     Args:
         model: A sparse network, loaded or finalized.
@@ -61,7 +61,7 @@ def freeze_masks(
 
 
 class FrozenMasks:
-    """The masks of a model that is trained further. `freeze_masks` builds it."""
+    """The frozen masks of a model whose training continues. `freeze_masks` builds it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -69,28 +69,25 @@ class FrozenMasks:
         self._finalized = False
 
     def summary(self) -> Summary:
-        """Return what each layer keeps."""
-        return Summary(
-            tuple(
-                LayerSummary(site.name, site.shape, int(masked.mask.sum()), site.size)
-                for site, masked in zip(self.sites, self._masked, strict=True)
-            )
-        )
+        """Return the number of weights kept, in total and per layer."""
+        return summarize(self.sites, [masked.mask for masked in self._masked])
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
-        """Leave a plain ``nn.Module`` with its zeros, ready to be saved.
+        """Remove the masks and leave a plain ``nn.Module`` with its zeros, ready to be saved.
 
         Args:
             data: Batches to re-estimate the BatchNorm statistics from.
 
         Returns:
-            What each layer keeps.
+            The number of weights kept, in total and per layer.
 
         Raises:
             InputError: If it was called before.
         """
         if self._finalized:
-            raise InputError("finalize(): these masks are finished; call freeze_masks again.")
+            raise InputError(
+                "finalize(): these masks are already finalized; call freeze_masks again."
+            )
         batches = None if data is None else batches_for_batchnorm(self._model, data)
         apply_masks_(self.sites, self._masked)
         self._finalized = True
@@ -112,7 +109,7 @@ class FrozenWeight(MaskedWeight):
         return torch.where(self.mask, weight, 0.0)
 
     def weight_loaded(self, weight: Tensor) -> None:
-        """Take the zeros of a loaded weight as the mask. A weight without zeros is masked."""
+        """Replace the mask by the zeros of a loaded weight; keep it if the weight has none."""
         nonzero = weight.detach() != 0
         if not bool(nonzero.all()):
             self.set_mask(nonzero)
@@ -122,7 +119,7 @@ def _freeze(sites: Iterable[Site]) -> None:
     pairs = [(site, FrozenWeight(site, site.weight.detach() != 0)) for site in sites]
     if all(bool(masked.mask.all()) for _, masked in pairs):
         raise InputError(
-            "freeze_masks(model): none of its weights is zero; load or finalize a sparse network "
+            "freeze_masks(model): the model has no zero weights; load or finalize a sparse network "
             "first."
         )
     for site, masked in pairs:

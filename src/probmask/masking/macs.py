@@ -66,7 +66,7 @@ class Macs:
 
 
 def macs_per_weight(model: nn.Module, sites: Sequence[Site], example: Any) -> tuple[int, ...]:
-    """Return, per site, the number of multiplications of each weight for one example."""
+    """Return, per site, the number of multiplications per weight for one example."""
     return count_macs(model, sites, example).per_weight
 
 
@@ -75,8 +75,8 @@ def count_macs(model: nn.Module, sites: Sequence[Site], example: Any) -> Macs:
 
     ``example`` is a batch for the model: a tensor, a sequence of positional arguments or a mapping
     of keyword arguments. A module that is called twice counts twice; one that is not called (such
-    as a head for training only) does not count. Pooling counts only where it is a module. For a
-    model on the meta device nothing is computed.
+    as a head for training only) does not count. Pooling counts only if it is a module. The model
+    may be on the meta device, where nothing is computed.
     """
     batch = _batch_size(example)
     weights, pools = [id(site.weight) for site in sites], _average_pools(model)
@@ -177,7 +177,7 @@ def _uses(
             return round(sum(tokens) / 3)
         return tokens[{"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)]
     raise InputError(
-        f"{type(module).__name__}.{name}: its MACs are unknown, as it is not a convolution, a "
+        f"{type(module).__name__}.{name}: its MACs are unknown, because it is not a convolution, a "
         "linear layer or attention; exclude it or budget in parameters."
     )
 

@@ -1,7 +1,7 @@
-"""The masker: a method at work on one model, and the moments of a step at which it acts.
+"""The masker: a method attached to one model, and the hooks of an update in which it acts.
 
     before_forward   prepare the next forward passes: temperature, noise, masks
-    after_backward   gradients exist, nothing is updated: clip, inspect, grow
+    after_backward   gradients exist, nothing is updated yet: clip, inspect, grow
     after_update     weights and the method's own parameters are updated: project, prune
 
 The sparsifier calls these methods in this order, update after update. A masker never hooks an
@@ -40,7 +40,7 @@ class Progress:
 
     @property
     def next_fraction(self) -> float:
-        """Fraction of the training that is done after the present update. It may exceed 1."""
+        """Fraction of the training that is done after the current update. It may exceed 1."""
         return (self.step + 1) / self.total_steps
 
     @property
@@ -55,7 +55,7 @@ class Progress:
 
     @property
     def epoch_fraction(self) -> float:
-        """Fraction of the training that was done when the present epoch began."""
+        """Fraction of the training that was done at the start of the current epoch."""
         return min(1.0, self.epoch / self.epochs)
 
 
@@ -72,8 +72,8 @@ class Histogram:
 class Trainables:
     """Parameters that a method trains in addition to the weights.
 
-    ``learning_rate`` returns the rate for the present update from the progress and the rate of the
-    weights. All other settings stay as the optimizer was built.
+    ``learning_rate`` returns the rate of the current update, given the progress and the rate of the
+    weights. The other settings of the optimizer stay unchanged.
     """
 
     optimizer: Optimizer
@@ -81,17 +81,17 @@ class Trainables:
 
 
 class Masker(ABC):
-    """A method at work on one model: one `MaskedWeight` per site, and all of the method's state.
+    """A method attached to one model: one `MaskedWeight` per site, and the method's whole state.
 
-    It must survive ``copy.deepcopy`` together with the model. It therefore holds tensors and
-    numbers, but neither optimizers nor hooks.
+    ``copy.deepcopy`` copies it together with the model. It therefore holds tensors and numbers, but
+    neither optimizers nor hooks.
     """
 
     saved: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes that a resumed training needs, apart from those of the sites."""
     draws: int = 1
     collapse_advice: ClassVar[str] = ""
-    """What a user can do about a layer that loses all of its weights."""
+    """Advice that the warning about a layer without weights adds."""
 
     def __init__(self, sites: Sequence[Site], masked: Sequence[MaskedWeight], keep: int) -> None:
         self.names = tuple(site.name for site in sites)
@@ -105,14 +105,14 @@ class Masker(ABC):
 
     @abstractmethod
     def choose(self) -> list[Tensor]:
-        """Return the masks of all sites as they would be if training ended now."""
+        """Return the masks that all sites would have if training ended now."""
 
     def trainables(self) -> list[Trainables]:
         """Build the optimizers of the method's own parameters."""
         return []
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Prepare the forward passes up to the next update or draw."""
+        """Prepare the forward passes until the next update or draw."""
 
     def penalty(self) -> Tensor | float:
         """Return the term that the training loop adds to the loss."""
@@ -134,7 +134,7 @@ class Masker(ABC):
         """Remove hooks that the method has put on the model's modules."""
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for the log. ``expected_sparsity`` is the present sparsity."""
+        """Return numbers for the log. ``expected_sparsity`` is the current sparsity."""
         return {}
 
     def histograms(self) -> dict[str, Histogram]:
@@ -162,7 +162,7 @@ class Masker(ABC):
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Make the present masks final, for training and evaluation."""
+        """Make the current masks final, for training and evaluation."""
         self.refresh_masks()
         for each, weight in zip(self.masked, self.weights, strict=True):
             if not each.frozen:
@@ -183,10 +183,10 @@ class Masker(ABC):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a bit-exact resume needs in addition to the model's ``state_dict``.
+        """Return the state that a bit-exact resume needs besides the model's ``state_dict``.
 
-        A method declares it by ``saved``, here and in its `MaskedWeight`. The parameters that it
-        trains are part of this state, as the model's ``state_dict`` has the plain model's names.
+        A method declares it in ``saved``, here and in its `MaskedWeight`. The parameters that it
+        trains are included, because the model's ``state_dict`` has only the plain model's names.
         """
         return {
             "values": {name: getattr(self, name) for name in self.saved},

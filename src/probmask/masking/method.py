@@ -1,9 +1,9 @@
-"""Methods: configurations of a rule that decides which weights to keep.
+"""Methods: the settings of a rule that decides which weights to keep.
 
 A `Method` is a frozen dataclass whose keyword arguments are the method's settings, with the
-defaults of its paper. `Method.begin` puts it to work on the sites of one model and returns the
-`Masker` that holds all state. A method that trains, prunes and trains again divides one training
-into phases.
+defaults of its paper. `Method.begin` attaches it to the sites of one model and returns the `Masker`
+that holds all state. A method that trains, prunes and trains again divides one training into
+phases.
 """
 
 from abc import ABC, abstractmethod
@@ -20,15 +20,15 @@ from probmask.masking.masker import Masker
 from probmask.masking.probe import Probe
 from probmask.masking.sites import Site
 
-# Pruning more than this factor of the weights that remain in one step is worth a warning.
+# Warn if one step reduces the number of kept weights by more than this factor.
 _ABRUPT = 1.1
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the training with its own learning-rate schedule.
+    """A phase of the training with its own learning-rate schedule.
 
-    The rate is ``rate_scale`` times the configured one. It follows a cosine to zero or is constant.
+    The rate is ``rate_scale`` times the configured rate; it follows a cosine to 0 or is constant.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Context:
-    """What a method knows about the training that it is part of.
+    """Information about the training that a method can use.
 
     Attributes:
         total_steps: Number of planned updates.
@@ -70,7 +70,7 @@ class Context:
         """
         if self.probe is None:
             raise InputError(
-                f"attach({method}): this method inspects data before it prunes; pass "
+                f"attach({method}): this method needs data to measure before it prunes; pass "
                 "probe=probmask.Probe(loader)."
             )
         return self.probe
@@ -99,10 +99,10 @@ class Method(ABC):
 
     @abstractmethod
     def begin(self, sites: Sequence[Site], context: Context) -> Masker:
-        """Put the method to work on the sites of one model."""
+        """Attach the method to the sites of one model and return its masker."""
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Divide a training of this number of epochs."""
+        """Return the phases of a training with this number of epochs."""
         return (Phase("train", epochs),)
 
     def settings(self) -> dict[str, Any]:
@@ -137,5 +137,5 @@ def number_kept(sparsity: float, size: int) -> int:
 
 
 def is_abrupt(kept_before: float, kept_after: float) -> bool:
-    """Whether pruning from one kept fraction to another in one step is worth a warning."""
+    """Return whether pruning from one kept fraction to another in one step deserves a warning."""
     return kept_before > _ABRUPT * kept_after

@@ -1,4 +1,4 @@
-"""The optimizers that train a model's weights, as the sparsifier and its method see them."""
+"""The optimizers that train a model's weights, as the sparsifier and its method use them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,10 +10,10 @@ from probmask.errors import InputError
 
 
 def checked_optimizers(caller: str, given: object) -> tuple[Optimizer, ...]:
-    """Return one optimizer or several as a tuple.
+    """Return one or several optimizers as a tuple.
 
     Raises:
-        InputError: If there is none, or one is not a ``torch.optim.Optimizer``.
+        InputError: If none is given, or one is not a ``torch.optim.Optimizer``.
     """
     optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not optimizers:
@@ -58,7 +58,7 @@ def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Cal
 
 
 class WeightOptimizers:
-    """The optimizers of the weights, as far as a method may inspect and change them."""
+    """The optimizers of the weights, with the operations that a method may use."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
@@ -70,11 +70,11 @@ class WeightOptimizers:
 
     @property
     def rate(self) -> float:
-        """Present learning rate of the first parameter group."""
+        """Current learning rate of the first parameter group."""
         return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
 
     def move_by_gradient(self, weights: Sequence[Tensor]) -> bool:
-        """Whether SGD trains these weights, so that they move in proportion to their gradients.
+        """Return whether SGD trains these weights: they move in proportion to their gradients.
 
         Adam and similar optimizers move all weights by steps of about the same size.
         """

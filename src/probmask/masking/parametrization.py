@@ -1,11 +1,11 @@
-"""Masked parameters: how a module computes with the masked weight while it holds the plain one.
+"""Masked parameters: a module computes with the masked weight but holds the plain one.
 
 PyTorch's own `torch.nn.utils.parametrize` moves a parameter into a submodule. That changes its name
 in ``state_dict()`` and its position in ``parameters()``, so checkpoints, optimizer states and
 averaged copies made without masks no longer fit. Here the parameter stays where it is. The module's
-class is replaced by a subclass that has a property of the parameter's name; reading the property
-masks the parameter. A forward hook would not do: attention layers and tied weights are read by
-other modules, past the ``forward`` of the module that holds them.
+class is replaced by a subclass with a property of the parameter's name; reading the property masks
+the parameter. A forward hook would not suffice: other modules read the weights of attention layers
+and tied weights without calling the ``forward`` of the module that holds them.
 """
 
 import copyreg
@@ -28,14 +28,14 @@ class MaskSource(Protocol):
 
 
 class MaskedWeight(nn.Module, ABC):
-    """One site while it is masked: the method's rule in training, a boolean mask in evaluation.
+    """One masked site: the method's rule in training, a boolean mask in evaluation.
 
-    It belongs to no module's ``_modules``, so that neither ``parameters()``, ``buffers()`` nor
-    ``state_dict()`` of the model show its tensors. They follow the model from device to device and
-    into deep copies, but keep their dtype: in bf16 a probability could not take small steps.
+    It is not in any module's ``_modules``, so ``parameters()``, ``buffers()`` and ``state_dict()``
+    of the model do not contain its tensors. They follow the model to other devices and into deep
+    copies, but keep their dtype: in bf16 a probability could not take small steps.
 
-    The mask is recomputed when ``eval()`` is called, and at its next use if the tensors it was
-    computed from have changed since. A frozen mask is final and applies in training too.
+    The mask is recomputed when ``eval()`` is called, and at its next use if the tensors that it was
+    computed from have changed. A frozen mask is final and applies in training too.
     """
 
     saved: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +54,7 @@ class MaskedWeight(nn.Module, ABC):
         """Return the weight that the network computes with during training."""
 
     def final_weight(self, weight: Tensor) -> Tensor:
-        """Return the values that kept weights have in evaluation and once the mask is frozen."""
+        """Return the values of the kept weights in evaluation and after freezing."""
         return weight
 
     def follow(self, source: MaskSource, *, leads: bool) -> None:
@@ -63,7 +63,7 @@ class MaskedWeight(nn.Module, ABC):
 
     @property
     def source(self) -> MaskSource | None:
-        """What decides the mask, in a deep copy of a model the copied one."""
+        """The source of the mask. In a deep copy of a model it is the copied source."""
         return self._source
 
     def set_mask(self, mask: Tensor) -> None:
@@ -72,23 +72,23 @@ class MaskedWeight(nn.Module, ABC):
         self.mask = memory.copy_(mask)
 
     def update_mask(self, mask: Tensor, weight: Tensor) -> None:
-        """Store ``mask`` as the one that the site's present tensors stand for."""
+        """Store ``mask``, computed from the current values of the site's tensors."""
         self.set_mask(mask)
         self._computed_from = self._versions(weight)
 
     def invalidate(self) -> None:
-        """Recompute the mask at its next use."""
+        """Have the mask recomputed at its next use."""
         self._computed_from = ()
 
     def is_current(self, weight: Tensor) -> bool:
-        """Whether the mask still belongs to the site's tensors."""
+        """Return whether the site's tensors are unchanged since the mask was computed."""
         return self.frozen or self._computed_from == self._versions(weight)
 
     def forward(self, weight: Tensor, training: bool) -> Tensor:
         """Return the effective weight."""
         if training and not self.frozen:
             return self.training_weight(weight)
-        # A compiled graph cannot read version counters; eval() has refreshed the mask before.
+        # A compiled graph cannot read version counters; eval() has already refreshed the mask.
         if not torch.compiler.is_compiling() and not self.is_current(weight):
             self._refresh()
         if not self.frozen:
@@ -101,7 +101,7 @@ class MaskedWeight(nn.Module, ABC):
         super().train(mode)
         if not mode:
             if self._leads:
-                self.invalidate()  # changes made through .data increase no version counter
+                self.invalidate()  # changes made through .data do not increase version counters
             self._refresh()
         elif not self.frozen:
             self.invalidate()
@@ -109,7 +109,7 @@ class MaskedWeight(nn.Module, ABC):
         return self
 
     def weight_loaded(self, weight: Tensor) -> None:
-        """React to a weight that ``load_state_dict`` has overwritten."""
+        """Update the mask after ``load_state_dict`` has overwritten the weight."""
 
     def state(self) -> dict[str, Any]:
         """Return the attributes named in ``saved``, and the mask once it is frozen."""
@@ -130,7 +130,7 @@ class MaskedWeight(nn.Module, ABC):
             self._source.refresh_masks()
 
     def _versions(self, weight: Tensor) -> tuple[int, ...]:
-        # With our id: a copy inherits the tuple, but its tensors count versions from zero.
+        # The id distinguishes copies: they inherit the tuple, but count versions from zero.
         return (id(self), weight._version, *(tensor._version for tensor in self.parameters()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -148,9 +148,9 @@ class MaskedWeight(nn.Module, ABC):
 
 
 def restore_attribute(owner: object, name: str, value: Any, *, like: Tensor) -> None:
-    """Set an attribute to a saved value; a tensor that exists is overwritten in place.
+    """Set an attribute to a saved value; an existing tensor is overwritten in place.
 
-    A new tensor goes to the device of ``like``, and into its memory layout if it has its shape.
+    A new tensor gets the device of ``like``, and its memory layout if the shapes are equal.
     """
     if not isinstance(value, Tensor):
         setattr(owner, name, _copied(value, like.device))
@@ -182,7 +182,7 @@ def _all_kept(like: Tensor) -> Tensor:
 
 
 def _moved(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the tensor on the device and in the layout that ``fn`` gives it, of its own dtype."""
+    """Return the tensor with the device and layout that ``fn`` gives it, but its own dtype."""
     moved = fn(tensor)
     if tensor.is_meta:
         return moved.to(tensor.dtype)
@@ -212,7 +212,7 @@ def _where(mask: Tensor, x: Tensor) -> Tensor:
 
 
 class MaskedModule:
-    """What the class of a module gains while parameters of it are masked."""
+    """Base class that a module's class gains while some of its parameters are masked."""
 
     training: bool
     _parameters: dict[str, nn.Parameter | None]
@@ -248,7 +248,7 @@ class MaskedModule:
         super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # pickle finds classes by name, and this one has none: it is created again from its parts.
+        # pickle finds classes by name, which this one does not have: it is recreated when loaded.
         reduced = super().__reduce_ex__(protocol)
         assert isinstance(reduced, tuple)
         create, args, *rest = reduced
@@ -294,7 +294,7 @@ def _reader(name: str) -> Callable[[MaskedModule], Tensor | None]:
 
 
 def mask_site(site: Site, masked: MaskedWeight) -> None:
-    """Let every module that holds the site's weight compute with ``masked``."""
+    """Make every module that holds the site's weight compute with ``masked``."""
     for module, name in site.holders:
         table = {**vars(module).get(MASKED_TABLE, {}), name: masked}
         setattr(module, MASKED_TABLE, table)
@@ -303,7 +303,7 @@ def mask_site(site: Site, masked: MaskedWeight) -> None:
 
 
 def unmask_site(site: Site) -> None:
-    """Let every module that holds the site's weight compute with the weight itself again."""
+    """Make every module that holds the site's weight compute with the weight itself again."""
     for module, name in site.holders:
         table = {key: masked for key, masked in vars(module)[MASKED_TABLE].items() if key != name}
         if table:
@@ -322,7 +322,7 @@ def masked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, M
 
 @torch.no_grad()
 def apply_masks_(sites: Sequence[Site], masked: Sequence[MaskedWeight]) -> None:
-    """Leave plain parameters in the model whose pruned entries are exactly zero."""
+    """Remove the masks and set the pruned entries of the parameters to zero."""
     for site, weight in zip(sites, masked, strict=True):
         unmask_site(site)
         site.weight.masked_fill_(~weight.mask, 0.0)

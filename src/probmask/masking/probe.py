@@ -1,4 +1,4 @@
-"""Data that a method inspects before it prunes, and gradients on it without a training step."""
+"""Data for methods that measure before they prune, and gradients on it without a training step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +18,13 @@ from probmask.masking.distributed import averaged, rank
 
 @dataclass(frozen=True)
 class Probe:
-    """Batches of inputs and targets for methods that inspect data before they prune.
+    """Batches of inputs and targets for methods that measure before they prune.
 
-    With several ranks each may bring its own batches; what is measured is averaged over the ranks.
+    Each rank may pass its own batches; the measurements are averaged over the ranks.
 
     Args:
         batches: An iterable that can be read repeatedly, such as a ``DataLoader``.
-        criterion: The loss that is trained, called with outputs and targets.
+        criterion: The training loss, called with outputs and targets.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ class Probe:
     criterion: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
 
     def __deepcopy__(self, _: dict[int, Any]) -> "Probe":
-        return self  # a copy of a model does not copy its data
+        return self  # copying a model must not copy the data
 
 
 @contextmanager

@@ -66,8 +66,8 @@ def find_sites(
         The sites.
 
     Raises:
-        InputError: If a pattern matches nothing, nothing can be masked, or a tensor that was asked
-            for cannot be masked.
+        InputError: If a pattern matches nothing, nothing can be masked, or a selected tensor cannot
+            be masked.
 
     Example:
         >>> import torch
@@ -95,8 +95,9 @@ def find_sites(
         sites.append(Site(places[0][0], pairs, weights[key]))
     if not sites:
         raise InputError(
-            "attach(model): there is nothing to mask: no convolution, linear layer or attention is "
-            "left, and recurrent layers cannot be masked; name other parameters with include=."
+            "attach(model): there is nothing to mask: the model has no convolution, linear layer "
+            "or attention that is not excluded, and recurrent layers cannot be masked; name other "
+            "parameters with include=."
         )
     return tuple(sites)
 

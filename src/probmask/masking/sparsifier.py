@@ -17,15 +17,15 @@ from probmask.masking.method import Context, Method, is_abrupt
 from probmask.masking.optimizers import WeightOptimizers, checked_optimizers, clear_with_zero_grad
 from probmask.masking.parametrization import apply_masks_, mask_site, masked_parameters
 from probmask.masking.sites import Site
-from probmask.masking.summary import LayerSummary, Summary
+from probmask.masking.summary import Summary, summarize
 
 
 class Sparsifier:
-    """A method at work on a model. `attach` builds it, `finalize` ends it.
+    """A method attached to a model. `attach` builds it; `finalize` ends it.
 
-    One update passes through it as follows. Hooks on the optimizer call `_before_step`, which lets
-    the method act on the gradients, and `_after_step`, which trains the method's own parameters,
-    lets the method act on the updated weights, and prepares the next forward pass.
+    Hooks on the optimizer call it at each update. `_before_step` calls the method's
+    ``after_backward``. `_after_step` trains the method's own parameters, calls its ``after_update``
+    and prepares the next forward pass by ``before_forward``.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Sparsifier:
         self._release_hooks.append(last.register_step_post_hook(self._after_step).remove)
 
     def draws(self) -> Iterator[float]:
-        """Yield, once per mask to draw for this update, its share of the loss.
+        """Draw the masks of this update one by one; yield the factor on the loss of each.
 
         Example:
             for share in sparsifier.draws():
@@ -126,7 +126,7 @@ class Sparsifier:
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Return numbers that describe the masks at this moment."""
+        """Return numbers that describe the current masks."""
         return self._masker.metrics()
 
     @torch.no_grad()
@@ -135,17 +135,12 @@ class Sparsifier:
         return self._masker.histograms()
 
     def summary(self) -> Summary:
-        """Return what each layer would keep if training ended now."""
+        """Return the number of weights that each layer would keep if training ended now."""
         self._masker.refresh_masks()
-        return Summary(
-            tuple(
-                LayerSummary(site.name, site.shape, int(masked.mask.sum()), site.size)
-                for site, masked in zip(self.sites, self._masker.masked, strict=True)
-            )
-        )
+        return summarize(self.sites, [masked.mask for masked in self._masker.masked])
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
-        """Leave a plain ``nn.Module`` of exactly the sparsity asked for.
+        """Prune the model to exactly the requested sparsity and leave a plain ``nn.Module``.
 
         Pruned weights become exactly zero. It may be called after any update.
 
@@ -154,14 +149,14 @@ class Sparsifier:
                 first element is the input, or mappings of keyword arguments.
 
         Returns:
-            What each layer keeps.
+            The number of weights kept, in total and per layer.
 
         Raises:
-            InputError: If the sparsifier is finished, or ``data`` is needed but empty.
+            InputError: If it was called before, or ``data`` is needed but empty.
 
         Warns:
             EarlyEndWarning: If training ended while the budget was still falling, so that many
-                weights are pruned at once.
+                weights are pruned in one step.
             LayerCollapseWarning: For each layer that keeps no weight.
 
         Example:
@@ -178,7 +173,7 @@ class Sparsifier:
             10
         """
         if self._finalized:
-            raise InputError("finalize(): this sparsifier is finished; attach a new one.")
+            raise InputError("finalize(): this sparsifier is already finalized; attach a new one.")
         batches = None if data is None else batches_for_batchnorm(self._model, data)
         pruned = self.metrics().get("expected_sparsity", 1.0)
         self._masker.freeze()
@@ -206,9 +201,9 @@ class Sparsifier:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a bit-exact resume needs in addition to model and optimizer states.
+        """Return the state that a bit-exact resume needs besides model and optimizer states.
 
-        It holds the method's state and parameters; the model's ``state_dict`` has neither.
+        It has the method's state and parameters, which the model's ``state_dict`` does not have.
         """
         return {
             "step": self._step,
@@ -226,8 +221,8 @@ class Sparsifier:
         if absent := {"step", "training", "method", "trainables"} - set(state):
             raise InputError(
                 f"load_state_dict(): {', '.join(map(repr, sorted(absent)))} is missing. This is "
-                "not a sparsifier's state, or one of another version of probmask; pass what "
-                "sparsifier.state_dict() returned."
+                "not a sparsifier's state, or another version of probmask saved it; pass the "
+                "return value of sparsifier.state_dict()."
             )
         _check_same(state["training"], self._training())
         self._step = state["step"]
@@ -237,10 +232,10 @@ class Sparsifier:
         self._prepare(0)
 
     def copy_masks_to(self, model: nn.Module) -> None:
-        """Give a deep copy of the attached model the masks that the model has now.
+        """Copy the current masks and the method's state to a deep copy of the attached model.
 
         A deep copy is independent: an averaged model (EMA, SWA) receives new weights at every
-        update, but not what the method has learned since. Call this before evaluating it.
+        update, but not the new state of the method. Call this before evaluating the copy.
 
         Raises:
             InputError: If ``model`` is not a deep copy of the attached model.
@@ -255,7 +250,7 @@ class Sparsifier:
         maskers[0].load_state_dict(self._masker.state_dict())
 
     def _training(self) -> dict[str, Any]:
-        """Return what distinguishes this training from others, for checkpoints."""
+        """Return the settings that identify this training, for checkpoints."""
         return {
             "method": self.method.name,
             **self.method.full_settings(),
@@ -346,7 +341,7 @@ class Sparsifier:
         self._optimizers = ()
 
     def _watch_gradients(self) -> Callable[[], None]:
-        """Notice updates of the weights by an optimizer that the sparsifier does not follow."""
+        """Detect updates of the weights by an optimizer that the sparsifier does not follow."""
         for site in self.sites:
             if site.weight.requires_grad:
                 hook = site.weight.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
@@ -354,7 +349,7 @@ class Sparsifier:
         return lambda: None
 
     def _on_gradient(self, weight: Tensor) -> None:
-        """Raise if the weight has changed since its last gradient, but by no step seen here."""
+        """Raise if the weight has changed since its last gradient without a step seen here."""
         if self._updating:  # an optimizer with a closure moves weights between gradients
             return
         if self._seen_version not in (None, weight._version):

@@ -1,11 +1,16 @@
-"""Summary of a sparse network: the weights kept, in all and per layer."""
+"""Summary of a sparse network: the number of weights kept, in total and per layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
+
+from probmask.masking.sites import Site
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """The weights kept of one site."""
+    """Number of weights kept of one site."""
 
     name: str
     shape: tuple[int, ...]
@@ -20,7 +25,7 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The weights kept of a network and of each of its layers."""
+    """Number of weights kept of a network and of each of its layers."""
 
     layers: tuple[LayerSummary, ...]
 
@@ -45,3 +50,13 @@ class Summary:
     def sparsity(self) -> float:
         """Fraction pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
+
+
+def summarize(sites: Sequence[Site], masks: Sequence[Tensor]) -> Summary:
+    """Return the summary of a network with these masks, one per site."""
+    return Summary(
+        tuple(
+            LayerSummary(site.name, site.shape, int(mask.sum()), site.size)
+            for site, mask in zip(sites, masks, strict=True)
+        )
+    )

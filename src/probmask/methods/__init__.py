@@ -1,6 +1,6 @@
-"""The methods, and the types that a new method is written with.
+"""All methods, and the types that the author of a new method needs.
 
-`METHODS` has every method by its name on the command line.
+`METHODS` maps the name on the command line to the method.
 """
 
 from probmask.checks import Range

@@ -75,7 +75,7 @@ class ACDC(Method):
         return ACDCMasker(self, sites)
 
     def compressed_at(self, fraction: float) -> bool:
-        """Whether the network is compressed when this fraction of the training is done."""
+        """Return whether the network is compressed when this fraction of the training is done."""
         fraction += 1e-9  # a sum of steps may be 0.0999… instead of 0.1
         if fraction >= 1 - self.last_sparse:
             return True
@@ -85,7 +85,7 @@ class ACDC(Method):
 
 
 class ACDCMasker(Masker):
-    """AC/DC at work on one model."""
+    """Masker of AC/DC."""
 
     saved = ("compressed",)
     masked: tuple[StoredWeight, ...]
@@ -96,10 +96,10 @@ class ACDCMasker(Masker):
         self.spread = Spread.over(method.scope)
         self.compressed = False
         if self.keep < self.size and method.compressed_at(0.0):
-            self._compress(averaged(self._magnitudes()))  # ranks may have different weights still
+            self._compress(averaged(self._magnitudes()))  # ranks may still have different weights
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep inactive weights at zero; compress or decompress if the schedule says so."""
+        """Keep inactive weights at zero; compress or decompress according to the schedule."""
         zero_inactive_(self.masked, self.weights)
         if self.frozen:
             return

@@ -1,4 +1,4 @@
-"""AutoPrune: an auxiliary parameter per weight, whose sign decides.
+"""AutoPrune: an auxiliary parameter per weight, whose sign decides whether the weight is kept.
 
 Xiao, Wang and Rajasekaran, "AutoPrune: Automatic Network Pruning by Regularizing Auxiliary
 Parameters", NeurIPS 2019.
@@ -22,7 +22,7 @@ from probmask.methods.families.gates import (
     adam_on_gates,
     gate_parameter,
     keep_highest,
-    number_in_masks,
+    penalty_metrics,
 )
 
 _START = 1.0  # the initial value of every a
@@ -35,13 +35,13 @@ class AutoPrune(Method):
 
         w_e = w 1[a > 0]        ∂L/∂a := ∂L/∂w_e · sign(w) · h'(a)        loss + μ Σ h(a) / n
 
-    The derivative of the step is replaced by that of a surrogate h, and w by its sign, so that
-    small weights decide as fast as large ones. n is the number of weights. The paper trains a on
-    held-out data; here it is trained on the batches that train w.
+    The derivative of the step is replaced by that of a surrogate h, and w by its sign, so that the
+    gates of small weights change as fast as those of large ones. n is the number of weights. The
+    paper trains a on held-out data; here it is trained on the batches that train w.
 
-    The paper's sparsity is whatever μ leads to. Here μ is multiplied by a factor that is adapted
-    during training, so that the number of kept weights falls cubically to the budget. At
-    ``freeze_at`` exactly the budget is selected by a, and the kept weights train on.
+    In the paper, μ determines the sparsity only indirectly. Here μ is multiplied by a factor that
+    is adapted during training, so that the number of kept weights falls cubically to the budget. At
+    ``freeze_at`` exactly the budget is selected by a; then only the kept weights are trained.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -51,7 +51,7 @@ class AutoPrune(Method):
         ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
         ramp_end: Fraction of the training at which it reaches the budget.
         freeze_at: Fraction of the training at which the masks become final. None: the end.
-        exact: False keeps the weights with a > 0, as in the paper, however many they are.
+        exact: False keeps all weights with a > 0, as in the paper, whatever their number.
         gate_lr: Adam's rate for a. None: high enough to change signs in a training of any length.
     """
 
@@ -121,7 +121,7 @@ class AuxiliaryWeight(MaskedWeight):
 
 
 class AutoPruneMasker(Masker):
-    """AutoPrune at work on one model."""
+    """Masker of AutoPrune."""
 
     saved = ("knob", "pressure")
     masked: tuple[AuxiliaryWeight, ...]
@@ -151,7 +151,7 @@ class AutoPruneMasker(Masker):
         return self.pressure * (strength * values / self.size)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Steer the penalty; freeze when it is time."""
+        """Steer the penalty; freeze at ``freeze_at``."""
         if self.frozen:
             return
         if self.method.steer:
@@ -176,6 +176,5 @@ class AutoPruneMasker(Masker):
         return keep_highest(self, gates, border=None if self.method.exact else 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity and the factor on the penalty."""
-        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
-        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
+        """Return the current sparsity and the factor on the penalty."""
+        return penalty_metrics(self, self.kept_now, self.pressure)

@@ -45,7 +45,7 @@ class DeepR(Method):
     normal noise:
 
         θ ← θ - η l1 + √(2 η T) ν   for active connections
-        θ < 0: dormant; as many of the dormant, drawn at random, become active at θ = 1e-12
+        θ < 0: dormant; the same number of dormant ones, drawn at random, become active at 1e-12
 
     The signs of dense layers are not fixed.
 
@@ -56,8 +56,8 @@ class DeepR(Method):
         dense_first: Leave the first layer dense.
         dense_last: Leave the last layer dense.
         l1: Strength of the drift towards zero.
-        temperature: The first temperature.
-        temperature_end: The last temperature; it falls geometrically.
+        temperature: The initial temperature, which falls geometrically.
+        temperature_end: The final temperature.
     """
 
     name: ClassVar[str] = "deepr"
@@ -96,7 +96,7 @@ class DeepR(Method):
 
 
 class DeepRMasker(Masker):
-    """Deep R at work on one model. ``positive`` is True where a connection's sign is +1."""
+    """Masker of Deep R. ``positive`` is True where a connection's sign is +1."""
 
     saved = ("seed", "positive")
     masked: tuple[StoredWeight, ...]
@@ -163,7 +163,7 @@ class DeepRMasker(Masker):
         return active & (theta >= 0)
 
     def _revived(self, alive: Sequence[Tensor], step: int) -> list[Tensor]:
-        """Return masks of random dormant connections, as many as have just become dormant."""
+        """Return masks of random dormant connections, one for each that has just become dormant."""
         lost = [
             int(old.sum() - new.sum())
             for old, new in zip(active_masks(self.masked), alive, strict=True)

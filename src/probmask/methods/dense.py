@@ -55,7 +55,7 @@ class DenseWeight(MaskedWeight):
 
 
 class DenseMasker(Masker):
-    """Dense training at work on one model."""
+    """Masker of dense training."""
 
     def choose(self) -> list[Tensor]:
         """Return masks that keep everything."""

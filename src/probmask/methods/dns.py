@@ -1,4 +1,4 @@
-"""Dynamic Network Surgery: pruned weights are trained on and return if they grow large again."""
+"""Dynamic Network Surgery: pruned weights are still trained, and return if they grow large."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Decay = Annotated[float, Range(0, meaning="a rate at which surgery becomes rarer
 class DNS(Method):
     """Prune and restore weights by two thresholds around τ = max(μ + c σ, 0); train all weights.
 
-        prune if |w| ≤ (1 - band) τ,  restore if |w| > (1 + band) τ,  else leave as it is
+        prune if |w| ≤ (1 - band) τ,  restore if |w| > (1 + band) τ,  else leave unchanged
 
     μ and σ are mean and standard deviation of |w| in the layer when surgery begins. Pruned weights
     get the gradient of the effective weight, so that they can grow again. Surgery takes place after
@@ -77,7 +77,7 @@ class DNS(Method):
 
 
 class DNSMasker(Masker):
-    """Surgery at work on one model. ``statistics`` has μ and σ of each site once surgery began."""
+    """Masker of DNS. ``statistics`` has μ and σ of each site, from the first surgery on."""
 
     saved = ("seed", "statistics")
     masked: tuple[StoredWeight, ...]
@@ -124,7 +124,7 @@ class DNSMasker(Masker):
         return self._within(spare=schedules.kept_fraction(done, 0.0, begin=begin, end=end))
 
     def _above(self, c: float) -> list[Tensor]:
-        """Return the masks that the thresholds of c leave."""
+        """Return the masks of the weights above the thresholds of c."""
         assert self.statistics is not None
         return [
             magnitude(weight) > self._factor(each) * max(mean + c * deviation, 0.0)

@@ -1,4 +1,4 @@
-"""Discovering neural wirings: the largest weights compute, all of them learn."""
+"""Discovering neural wirings: compute with the largest weights, train all weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from probmask.methods.families.stored import (
 
 @dataclass(frozen=True, kw_only=True)
 class DNW(Method):
-    """Compute with the largest weights of each layer, and train all of them.
+    """Compute with the largest weights of each layer, and train all weights.
 
         w_e = w if |w| is among the largest of its layer, else 0        dL/dw = g for every w
 
@@ -31,7 +31,7 @@ class DNW(Method):
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
         allocation: The number of weights per layer: the same fraction of each ("uniform", the
-            paper's), Erdős-Rényi (-kernel), or whatever the largest weights of all layers give.
+            paper's), Erdős-Rényi (-kernel), or ``"global"``: the largest weights of all layers.
         dense_first: Leave the first layer dense; the others are then sparser.
         dense_last: Leave the last layer dense.
     """
@@ -61,7 +61,7 @@ class DNW(Method):
 
 
 class DNWMasker(Masker):
-    """DNW at work on one model."""
+    """Masker of DNW."""
 
     masked: tuple[StoredWeight, ...]
 
@@ -72,7 +72,7 @@ class DNWMasker(Masker):
         set_outside_gradient(self.masked, 1.0)
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Compute with the largest weights of this moment."""
+        """Make the largest weights active."""
         if not self.frozen:
             set_active(self.masked, self.choose())
 

@@ -54,12 +54,12 @@ class DSR(Method):
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        allocation: The first number of weights per layer: the same fraction, or Erdős-Rényi
+        allocation: The initial number of weights per layer: the same fraction, or Erdős-Rényi
             (-kernel).
         dense_first: Leave the first layer dense.
         dense_last: Leave the last layer dense.
         exchange_fraction: The fraction of the kept weights to exchange each time.
-        threshold: The first threshold H.
+        threshold: The initial threshold H.
         tolerance: Relative deviation of K from N at which H is adapted.
         update_every: Updates between exchanges. None: 100, or an eightieth of a short training.
         stop_at: Fraction of the training after which no weight is exchanged.
@@ -103,7 +103,7 @@ def adapted(threshold: float, dropped: int, wanted: float, tolerance: float) -> 
 
 
 class DSRMasker(Masker):
-    """DSR at work on one model."""
+    """Masker of DSR."""
 
     saved = ("seed", "threshold")
     masked: tuple[StoredWeight, ...]

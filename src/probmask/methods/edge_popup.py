@@ -35,7 +35,7 @@ class EdgePopup(Method):
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
         weights: The weights of the random network: drawn from Kaiming's normal distribution,
-            only their signs times its standard deviation ("signed"), or as they are ("given").
+            only their signs times its standard deviation ("signed"), or unchanged ("given").
         scaled: Multiply the weights by 1/√k.
         scope: ``"layer"`` keeps the same fraction of each layer, ``"global"`` compares the scores
             of all layers.
@@ -92,7 +92,7 @@ class PopupWeight(MaskedWeight):
 
 
 class EdgePopupMasker(Masker):
-    """Edge-popup at work on one model."""
+    """Masker of edge-popup."""
 
     masked: tuple[PopupWeight, ...]
 
@@ -125,7 +125,7 @@ class EdgePopupMasker(Masker):
         return [Trainables(optimizer, lambda _, rate: rate)]
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Select the subnetwork of the present scores."""
+        """Select the subnetwork of the current scores."""
         if not self.frozen:
             for masked, chosen in zip(self.masked, self.choose(), strict=True):
                 masked.drawn.copy_(chosen)

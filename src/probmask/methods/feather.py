@@ -30,7 +30,7 @@ class Feather(Method):
         w_e = sign(w) (|w|³ - θ³)^⅓ where |w| > θ, else 0
         dL/dw = g where |w| > θ, else ϑ g,  g the gradient of w_e
 
-    θ, one for all layers, is the quantile of |w| at the present sparsity, which rises cubically.
+    θ, one for all layers, is the quantile of |w| at the current sparsity, which rises cubically.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -68,7 +68,7 @@ def cubic_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
 
 
 class FeatherMasker(Masker):
-    """Feather at work on one model."""
+    """Masker of Feather."""
 
     masked: tuple[ThresholdedWeight, ...]
 
@@ -80,7 +80,7 @@ class FeatherMasker(Masker):
         self._kept = self.size
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Set the threshold of this moment."""
+        """Set the current threshold."""
         if not self.frozen:
             ramp = (self.method.ramp_begin, self.method.ramp_end)
             self._kept = number_at(self, now.fraction, ramp)
@@ -95,5 +95,5 @@ class FeatherMasker(Masker):
         return choose_largest(self, self.masked)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity."""
+        """Return the current sparsity."""
         return {"expected_sparsity": 1 - (self.keep if self.frozen else self._kept) / self.size}

@@ -30,7 +30,7 @@ class GMP(Method):
         ramp_begin: Fraction of the training at which pruning begins.
         ramp_end: Fraction of the training at which it ends.
         update_every: Updates between prunings. None: 2000, or a twentieth of a short training.
-        dense_first: Leave the first layer dense; the other layers keep less.
+        dense_first: Leave the first layer dense; the other layers keep fewer weights.
         dense_last: Leave the last layer dense.
     """
 

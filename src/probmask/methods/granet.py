@@ -47,8 +47,9 @@ class GraNet(Method):
     fraction of the way from ``prune_begin`` to ``prune_end``:
 
         S_t = S_0 + (S - S_0) (1 - (1 - x)³): keep the largest |w| of all layers together
-        drop the ⌈p_t n_l⌉ smallest |w| of each layer, then grow there as many, the largest |∂L/∂w|
-        of the inactive, from zero; p_t falls from drop_fraction to drop_fraction_end on a cosine
+        drop the ⌈p_t n_l⌉ smallest |w| of each layer, then grow the same number there, from zero:
+        the inactive weights with the largest |∂L/∂w|; p_t falls from drop_fraction to
+        drop_fraction_end on a cosine
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -92,7 +93,7 @@ class GraNet(Method):
 
 
 class GraNetMasker(Masker):
-    """GraNet at work on one model."""
+    """Masker of GraNet."""
 
     masked: tuple[StoredWeight, ...]
 
@@ -114,8 +115,8 @@ class GraNetMasker(Masker):
             return
         method = self.method
         self._prune(number_kept(method.sparsity_at(now.fraction), self.size))
-        part = cosine_decay(now.fraction, method.drop_fraction, method.drop_fraction_end)
-        counts = [math.ceil(part * int(active.sum())) for active in active_masks(self.masked)]
+        dropped = cosine_decay(now.fraction, method.drop_fraction, method.drop_fraction_end)
+        counts = [math.ceil(dropped * int(active.sum())) for active in active_masks(self.masked)]
         regrow_by_gradient_(self.masked, self.weights, counts, optimizers)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:

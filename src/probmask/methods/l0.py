@@ -26,8 +26,8 @@ from probmask.methods.families.gates import (
     adam_on_gates,
     gate_parameter,
     keep_highest,
-    number_in_masks,
     output_shape,
+    penalty_metrics,
 )
 
 # The stretched interval (gamma, zeta) and the temperature beta of the paper.
@@ -49,9 +49,9 @@ class L0(Method):
 
     n is the number of gated weights, and the sum counts each of them.
 
-    The paper's sparsity is whatever λ leads to. Here λ is multiplied by a factor that is adapted
-    during training, so that the number of kept weights falls cubically to the budget. At
-    ``freeze_at`` exactly the budget is selected by ln α, and the kept weights train on.
+    In the paper, λ determines the sparsity only indirectly. Here λ is multiplied by a factor that
+    is adapted during training, so that the number of kept weights falls cubically to the budget. At
+    ``freeze_at`` exactly the budget is selected by ln α; then only the kept weights are trained.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -65,8 +65,8 @@ class L0(Method):
         ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
         ramp_end: Fraction of the training at which it reaches the budget.
         freeze_at: Fraction of the training at which the masks become final. None: the end.
-        exact: False keeps the weights whose gate is open without noise, as in the paper, however
-            many they are.
+        exact: False keeps all weights whose gate is open without noise, as in the paper, whatever
+            their number.
         gate_lr: Adam's rate for ln α. None: high enough in a training of any length.
     """
 
@@ -155,8 +155,8 @@ class HardConcreteWeight(MaskedWeight):
     def number_open(self, weight: Tensor) -> Tensor:
         """Return the number of weights whose gate is open without noise, softly at the border.
 
-        Not Σ P(z ≠ 0), which also counts gates that are closed in evaluation; and not a hard count,
-        as the gates start alike and would all cross the border at once.
+        This is not Σ P(z ≠ 0), which also counts gates that are closed in evaluation. It is not a
+        hard count either: all gates start alike and would cross the border in the same update.
         """
         opened = torch.sigmoid((self.gate - SHUT) / _BORDER)
         return opened.sum() * self.weights_per_gate(weight)
@@ -167,7 +167,7 @@ class HardConcreteWeight(MaskedWeight):
 
 
 class L0Masker(Masker):
-    """L0 regularization at work on one model. Layers without gates are kept whole."""
+    """Masker of L0 regularization. Layers without gates stay dense."""
 
     saved = ("seed", "knob", "pressure")
 
@@ -221,7 +221,7 @@ class L0Masker(Masker):
         return self.pressure * (self.method.strength * torch.stack(expected).sum() / size)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep ln α within ±ln 100 and steer the penalty; freeze when it is time."""
+        """Keep ln α within ±ln 100 and steer the penalty; freeze at ``freeze_at``."""
         if self.frozen:
             return
         for masked, _ in self.gated:
@@ -240,7 +240,7 @@ class L0Masker(Masker):
 
     @torch.no_grad()
     def kept_now(self) -> float:
-        """Return the number of weights whose gates are open, and of those without gates."""
+        """Return the number of weights with open gates, plus the number without gates."""
         whole = self.size - sum(weight.numel() for _, weight in self.gated)
         opened = [masked.number_open(weight).double() for masked, weight in self.gated]
         return whole + (float(torch.stack(opened).sum()) if opened else 0.0)
@@ -257,9 +257,8 @@ class L0Masker(Masker):
         return keep_highest(self, values, border=None if self.method.exact else SHUT)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity and the factor on the penalty."""
-        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
-        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
+        """Return the current sparsity and the factor on the penalty."""
+        return penalty_metrics(self, self.kept_now, self.pressure)
 
 
 def _gate(method: L0, site: Site) -> Tensor:

@@ -40,15 +40,14 @@ class Lottery(Method):
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        prune_per_round: Most that a round prunes, as a fraction of the remaining weights.
+        prune_per_round: The largest fraction of the remaining weights that a round prunes.
         scope: One threshold for all layers, or the same kept fraction in each.
         dense_first: Leave the first layer dense; its weights count as kept.
         dense_last: Leave the last layer dense. None: if it holds at most half of the budget.
         equal_epochs: Divide the configured epochs among all trainings. If there are fewer epochs
             than trainings, there are fewer rounds, which prune more each. False: each training has
             the configured epochs.
-        rewind_to: j as a fraction of the updates of the first training; 0 is the network as it was
-            attached.
+        rewind_to: j as a fraction of the updates of the first training; 0 is the initial network.
     """
 
     name: ClassVar[str] = "lottery"
@@ -68,7 +67,7 @@ class Lottery(Method):
     rewind_to: Annotated[float, Range(0, 0.99, "a fraction of the first training")] = 0.03
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Return one training more than rounds, or one dense training at sparsity 0."""
+        """Return one training more than rounds; at sparsity 0, one dense training."""
         if self.sparsity == 0:
             return super().phases(epochs)
         return round_phases(
@@ -85,7 +84,7 @@ class Lottery(Method):
 
 
 class LotteryMasker(Masker):
-    """The search for a lottery ticket at work on one model."""
+    """Masker of the search for lottery tickets."""
 
     saved = ("early",)
     masked: tuple[StoredWeight, ...]
@@ -114,7 +113,7 @@ class LotteryMasker(Masker):
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Store parameters that were set between `attach` and the first update."""
-        # DDP sends the first rank's when it wraps the model; a checkpoint may have been loaded.
+        # DDP copies the first rank's parameters; a checkpoint may have been loaded.
         if now.step == self.rewind_step == 0 and not self.frozen:
             for name, parameter in self.model.named_parameters():
                 self.early[name] = parameter.detach().clone()

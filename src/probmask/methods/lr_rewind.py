@@ -27,7 +27,7 @@ from probmask.methods.families.stored import (
 
 @dataclass(frozen=True, kw_only=True)
 class LRRewind(Method):
-    """Train, prune the smallest weights, train the others on under the whole schedule; repeat.
+    """Train, prune the smallest weights, retrain the others with the whole schedule; repeat.
 
         m_r = 1[|w| > t_r] m_(r-1),  Σ m_r = K_r = n (K/n)^(r/R),  w_(r+1, 0) = m_r w_(r, T)
 
@@ -36,7 +36,7 @@ class LRRewind(Method):
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        prune_per_round: Most that a round prunes, as a fraction of the remaining weights.
+        prune_per_round: The largest fraction of the remaining weights that a round prunes.
         scope: One threshold for all layers, or the same kept fraction in each.
         dense_first: Leave the first layer dense; its weights count as kept.
         dense_last: Leave the last layer dense. None: if it holds at most half of the budget.
@@ -61,7 +61,7 @@ class LRRewind(Method):
     equal_epochs: bool = True
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Return one training more than rounds, or one dense training at sparsity 0."""
+        """Return one training more than rounds; at sparsity 0, one dense training."""
         if self.sparsity == 0:
             return super().phases(epochs)
         return round_phases(
@@ -78,7 +78,7 @@ class LRRewind(Method):
 
 
 class LRRewindMasker(Masker):
-    """Learning-rate rewinding at work on one model."""
+    """Masker of learning-rate rewinding."""
 
     masked: tuple[StoredWeight, ...]
 

@@ -1,4 +1,4 @@
-"""One-shot magnitude pruning: train, prune the smallest weights at once, train on."""
+"""One-shot magnitude pruning: train, prune the smallest weights at once, continue training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Magnitude(Method):
         scope: One threshold θ for all layers, or one per layer that keeps the same fraction of it.
         prune_at: Fraction of the training at which weights are pruned: 1 at the end, 0 before the
             first update.
-        dense_first: Leave the first layer dense; the other layers keep less.
+        dense_first: Leave the first layer dense; the other layers keep fewer weights.
         dense_last: Leave the last layer dense.
     """
 

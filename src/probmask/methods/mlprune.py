@@ -1,4 +1,4 @@
-"""MLPrune: train, prune the weights that matter least by a K-FAC Fisher information, fine-tune.
+"""MLPrune: train, prune the least important weights by K-FAC Fisher information, fine-tune.
 
 Zeng and Urtasun, "MLPrune: Multi-Layer Pruning for Automated Neural Network Compression", 2018.
 
@@ -36,7 +36,7 @@ from probmask.masking.sites import Site
 from probmask.methods.families.fine_tuning import (
     EpochFraction,
     RateFactor,
-    prune_for_good_,
+    prune_and_freeze_,
     tuning_phases,
 )
 from probmask.methods.families.stored import (
@@ -48,7 +48,7 @@ from probmask.methods.families.stored import (
 
 # Range and bins of the histograms, equal for all layers, so that they can be compared.
 _LOG_LOW, _LOG_HIGH, _LOG_BINS = -14.0, 2.0, 32
-# Examples unfolded at a time: their patches take as many times the memory as a kernel has entries.
+# Number of examples to unfold at a time: patches take more memory than inputs.
 _EXAMPLES = 16
 
 Holders = Sequence[tuple[nn.Module, str]]
@@ -56,11 +56,12 @@ Holders = Sequence[tuple[nn.Module, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class MLPrune(Method):
-    """Train, keep the K weights whose pruning would cost most by second order, fine-tune.
+    """Train, keep the K weights whose pruning would increase the loss most, fine-tune.
 
         cost of θ_ij = θ_ij² / (2 [G⁻¹]_ii [A⁻¹]_jj),  A = E[a aᵀ],  G = E[g gᵀ]
 
-    a are the inputs of a layer (patches, in a convolution), and g the gradients of its outputs.
+    This is the increase of the loss to second order. a are the inputs of a layer (patches, in a
+    convolution), and g the gradients of its outputs.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -68,7 +69,7 @@ class MLPrune(Method):
         normalize: Divide the costs of each layer by their sum.
         damping: Added to the diagonals of A and G, as a fraction of their means.
         labels: ``"sampled"`` draws labels from the trained network, which gives the Fisher
-            information. ``"given"`` takes those of the data, for losses other than classification.
+            information. ``"given"`` uses those of the data, for losses other than classification.
         probe_batches: Number of batches of the probe to measure on; None takes all.
         dense_first: Leave the first layer dense; its weights count as kept.
         dense_last: Leave the last layer dense.
@@ -80,7 +81,7 @@ class MLPrune(Method):
     """
 
     name: ClassVar[str] = "mlprune"
-    summary: ClassVar[str] = "trains, prunes what a K-FAC curvature says costs least, fine-tunes"
+    summary: ClassVar[str] = "trains, prunes the cheapest weights by K-FAC curvature, fine-tunes"
     group: ClassVar[str] = "compared in the paper"
     year: ClassVar[int | None] = 2018
     reference: ClassVar[str] = (
@@ -119,7 +120,7 @@ class MLPrune(Method):
 
 
 class MLPruneMasker(Masker):
-    """MLPrune at work on one model."""
+    """Masker of MLPrune."""
 
     saved = ("seed",)
     masked: tuple[StoredWeight, ...]
@@ -147,7 +148,7 @@ class MLPruneMasker(Masker):
             for name, cost in zip(self.names, costs, strict=True)
         }
         chosen = self.spread.select(costs, self.keep, self.names)
-        prune_for_good_(self, self.masked, chosen, optimizers)
+        prune_and_freeze_(self, self.masked, chosen, optimizers)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep pruned weights at zero; discard the costs, which no longer hold."""
@@ -155,7 +156,7 @@ class MLPruneMasker(Masker):
         self._histograms = {}
 
     def choose(self) -> list[Tensor]:
-        """Return the kept weights, before the pruning the largest."""
+        """Return the kept weights; before the pruning, the largest weights."""
         return largest_active(self, self.masked, self.spread)
 
     def metrics(self) -> dict[str, float]:
@@ -201,7 +202,7 @@ class MLPruneMasker(Masker):
 
 @contextmanager
 def _all_kept(masked: Sequence[MaskedWeight]) -> Iterator[None]:
-    """Keep all weights in evaluation, in which masks that are not final prune too."""
+    """Keep all weights, because in evaluation masks that are not final prune too."""
     before = [(each, each.frozen, each.mask) for each in masked]
     for each in masked:
         each.frozen = True
@@ -240,7 +241,7 @@ def importances(
     *,
     damping: float,
 ) -> list[Tensor]:
-    """θ² / (2 [F⁻¹]_qq) of each weight q, F being that of the network in evaluation mode.
+    """θ² / (2 [F⁻¹]_qq) of each weight q, F the Fisher information in evaluation mode.
 
     ``loss(outputs, targets, index)`` returns the loss summed over the examples of batch ``index``.
     The model is left unchanged, gradients included.
@@ -252,7 +253,7 @@ def importances(
             site.watch(hooks)
         for weight in weights:
             hooks.callback(weight.requires_grad_, weight.requires_grad)
-            weight.requires_grad_(True)  # to prune a weight that is not trained has a cost, too
+            weight.requires_grad_(True)  # pruning a weight that is not trained has a cost, too
         for index, (inputs, targets) in enumerate(batches):
             with torch.enable_grad():
                 total = loss(model(inputs), targets, index)
@@ -264,7 +265,7 @@ def importances(
 
 
 class _Curvature:
-    """Sums over all examples and positions, from which the Fisher information of a site follows."""
+    """Sums over all examples and positions that give the Fisher information of a site."""
 
     def __init__(self, weight: Tensor, holders: Holders) -> None:
         self.weight = weight

@@ -27,7 +27,7 @@ _LEAST = 0.005  # fraction of the weights that the soft variant always keeps
 
 @dataclass(frozen=True, kw_only=True)
 class Movement(Method):
-    """Keep the weights with the highest scores; a score sums up how a weight would have moved.
+    """Keep the weights with the highest scores; a score sums a weight's moves away from zero.
 
         w_e = w m,  m = 1 for the highest scores s of each layer
         dL/dw = g m,  dL/ds = g w,  g the gradient of w_e
@@ -44,8 +44,8 @@ class Movement(Method):
         ramp_begin: Fraction of the training at which the budget begins to fall, cubically.
         ramp_end: Fraction of the training at which it reaches ``sparsity``.
         soft: Use the paper's soft variant. Until ``ramp_end``, m = 1[σ(s) > τ_t] and the loss has
-            the term λ_t mean σ(s). This variant has no budget: from ``ramp_end`` on, the highest
-            scores of all layers are kept, as many as asked for.
+            the term λ_t mean σ(s). This variant has no budget: from ``ramp_end`` on, exactly the
+            requested number of highest scores of all layers is kept.
         threshold: The final τ of the soft variant; τ_t rises cubically to it.
         strength: The final λ of the soft variant; λ_t rises in proportion to τ_t.
     """
@@ -74,7 +74,7 @@ class Movement(Method):
 
 
 class MovementMasker(Masker):
-    """Movement pruning at work on one model."""
+    """Masker of movement pruning."""
 
     masked: tuple[ScoredWeight, ...]
 
@@ -97,7 +97,7 @@ class MovementMasker(Masker):
         return [Trainables(optimizer, learning_rate)]
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Take the highest scores within the budget, or those above the soft threshold."""
+        """Activate the highest scores within the budget, or those above the soft threshold."""
         self.ramped = 1 - self._ramp(now, 0.0)
         if self.frozen:
             return
@@ -116,11 +116,11 @@ class MovementMasker(Masker):
         return self.ramped * self.method.strength * total / self.size
 
     def choose(self) -> list[Tensor]:
-        """Return the highest scores of the final budget."""
+        """Return masks of the highest scores of the final budget."""
         return highest_scores(self, self.masked, self.keep, self.spread)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity."""
+        """Return the current sparsity."""
         return score_metrics(self, self.masked)
 
     def _ramp(self, now: Progress, final: float) -> float:

@@ -26,7 +26,7 @@ _PAPER_EPOCHS = 100  # of a training; the paper updates masks once per epoch
 
 @dataclass(frozen=True, kw_only=True)
 class OptG(Method):
-    """Keep the weights with the highest scores; scores learn as the weights would without a mask.
+    """Keep the weights with the highest scores, which are trained by the gradients of the mask.
 
         w_e = w m,  m = 1 for the highest scores s of all layers
         dL/dw = g m,  dL/ds = g w,  g the gradient of w_e
@@ -70,7 +70,7 @@ class OptG(Method):
 
 
 class OptGMasker(Masker):
-    """OptG at work on one model."""
+    """Masker of OptG."""
 
     masked: tuple[ScoredWeight, ...]
 
@@ -86,7 +86,7 @@ class OptGMasker(Masker):
         return [Trainables(optimizer, lambda now, rate: rate * self.method.ramp(now))]
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Change the masks when it is time. The end of the training keeps the last masks."""
+        """Recompute the masks after every interval, but not at the end of the training."""
         if not self.frozen and now.step % self.every == 0 and now.step < now.total_steps:
             keep = self.size - round((self.size - self.keep) * self.method.ramp(now))
             set_active_scores(self.masked, highest_scores(self, self.masked, keep, self.spread))
@@ -98,5 +98,5 @@ class OptGMasker(Masker):
         return highest_scores(self, self.masked, self.keep, self.spread)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity."""
+        """Return the current sparsity."""
         return score_metrics(self, self.masked)

@@ -19,7 +19,7 @@ from probmask.masking.sites import Site
 from probmask.methods.families.fine_tuning import (
     EpochFraction,
     RateFactor,
-    prune_for_good_,
+    prune_and_freeze_,
     tuning_phases,
 )
 from probmask.methods.families.stored import (
@@ -42,7 +42,7 @@ class PBW(Method):
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        scope: ``"global"`` has one threshold t for all layers. ``"std"`` is Han's t_l = q std(w_l)
+        scope: ``"global"`` uses one threshold t for all layers. ``"std"`` is Han's t_l = q std(w_l)
             in layer l, with the q that meets the budget; this is the order of |w| / std(w_l).
             ``"layer"`` keeps the same fraction of each layer.
         dense_first: Leave the first layer dense; its weights count as kept.
@@ -90,7 +90,7 @@ class PBW(Method):
 
 
 class PBWMasker(Masker):
-    """Pruning by weight at work on one model."""
+    """Masker of pruning by weight."""
 
     masked: tuple[StoredWeight, ...]
 
@@ -110,10 +110,10 @@ class PBWMasker(Masker):
 
     def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
         """Prune the smallest weights before the fine-tuning."""
-        prune_for_good_(self, self.masked, self.choose(), optimizers)
+        prune_and_freeze_(self, self.masked, self.choose(), optimizers)
 
     def choose(self) -> list[Tensor]:
-        """Return the kept weights, before the pruning the largest."""
+        """Return the kept weights; before the pruning, the largest weights."""
         if count_active(self.masked) == self.keep:
             return [active.clone() for active in active_masks(self.masked)]
         return self.spread.select(self._sizes(), self.keep, self.names)

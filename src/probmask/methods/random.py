@@ -23,7 +23,7 @@ class Random(Method):
         sparsity: The fraction of weights to prune, in [0, 1).
         allocation: The numbers k_l: the same fraction of each layer, Erdős-Rényi (-kernel), or
             ``"global"``, which draws from all layers together, so that k_l is random.
-        dense_first: Leave the first layer dense; the other layers keep less.
+        dense_first: Leave the first layer dense; the other layers keep fewer weights.
         dense_last: Leave the last layer dense.
     """
 
@@ -47,7 +47,7 @@ class Random(Method):
         )
         masker = StoredMasker(self, sites, spread=spread)
         order = [
-            # On the CPU, as other devices have other generators; in fp64, as fp32 has many ties.
+            # On the CPU: other devices have other generators. In fp64: fp32 has many ties.
             uniform_(torch.empty(site.shape, dtype=torch.float64), context.seed, index)
             for index, site in enumerate(sites)
         ]

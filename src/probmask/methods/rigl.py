@@ -46,10 +46,11 @@ class RigL(Method):
     done:
 
         q = ⌊α_t n_l⌋,  α_t = drop_fraction (1 + cos(π t / stop_at)) / 2
-        drop the q smallest |w| of the layer, then grow the q largest |∂L/∂w| of the inactive
+        drop the q smallest |w| of the layer, then grow the inactive weights with the q largest
+        |∂L/∂w|
 
-    Grown weights start at zero without momentum. A weight that is dropped and grown at once keeps
-    its value. The gradient of inactive weights is computed for these updates only.
+    Grown weights start at zero without momentum. A weight that is dropped and grown in the same
+    update keeps its value. The gradient of inactive weights is computed for these updates only.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -91,7 +92,7 @@ class RigL(Method):
 
 
 class RigLMasker(Masker):
-    """RigL at work on one model."""
+    """Masker of RigL."""
 
     masked: tuple[StoredWeight, ...]
 
@@ -111,8 +112,8 @@ class RigLMasker(Masker):
         """Drop and grow."""
         if self.frozen or not self._exchanges(now):
             return
-        part = cosine_decay(now.fraction / self.method.stop_at, self.method.drop_fraction)
-        counts = [math.floor(part * int(active.sum())) for active in active_masks(self.masked)]
+        dropped = cosine_decay(now.fraction / self.method.stop_at, self.method.drop_fraction)
+        counts = [math.floor(dropped * int(active.sum())) for active in active_masks(self.masked)]
         regrow_by_gradient_(self.masked, self.weights, counts, optimizers)
         if self.method.replace_update:
             for parameter in optimizers.parameters:

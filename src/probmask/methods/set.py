@@ -1,4 +1,4 @@
-"""SET: drop the weights nearest to zero, grow as many at random.
+"""SET: drop the weights nearest to zero, grow the same number at random.
 
 Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse connectivity
 inspired by network science", Nature Communications 2018.
@@ -45,9 +45,10 @@ class SET(Method):
     every ``update_every`` updates, up to the fraction ``stop_at`` of the training:
 
         drop the fraction drop_fraction of the positive weights, the smallest, and of the negative
-        weights, the largest; then grow as many, drawn at random among the inactive, from zero
+        weights, the largest; then grow the same number of inactive weights, drawn at random, from
+        zero
 
-    A dense layer stays as it is.
+    A dense layer does not change.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -102,7 +103,7 @@ def without_nearest_zero(weight: Tensor, active: Tensor, fraction: float) -> Ten
 
 
 class SETMasker(Masker):
-    """SET at work on one model."""
+    """Masker of SET."""
 
     saved = ("seed",)
     masked: tuple[StoredWeight, ...]

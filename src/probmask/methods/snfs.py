@@ -39,7 +39,7 @@ from probmask.methods.families.stored import (
 )
 
 _MOMENTUM = 0.9  # of the running sum, for optimizers without momentum
-_MOST = 0.99  # the most that a layer grows, as a fraction of its inactive weights
+_MOST = 0.99  # the largest fraction of its inactive weights that a layer grows
 _NEARLY_DENSE = 0.2  # a growing layer with a smaller inactive fraction drops only that fraction
 
 
@@ -53,7 +53,7 @@ class SNFS(Method):
         drop the ⌈p_t n_l⌉ smallest |w| of each layer; p_t falls from drop_fraction to
         drop_fraction_end on a cosine
         divide the number dropped among the layers in proportion to mean |v| of their active weights
-        grow in each layer its share, the largest |v| of the inactive, from zero
+        grow this number in each layer, from zero: the inactive weights with the largest |v|
 
     A layer grows at most 99 % of its inactive weights. The momentum is that of the optimizer, which
     gets the dense gradient in every update. For an optimizer without momentum, the running sum
@@ -61,7 +61,7 @@ class SNFS(Method):
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        allocation: The first number of weights per layer: the same fraction, or Erdős-Rényi
+        allocation: The initial number of weights per layer: the same fraction, or Erdős-Rényi
             (-kernel).
         dense_first: Leave the first layer dense.
         dense_last: Leave the last layer dense.
@@ -99,16 +99,16 @@ class SNFS(Method):
 
 
 def growth(shares: Sequence[float], total: int, free: Sequence[int]) -> list[int]:
-    """Divide ``total`` in proportion to ``shares``, at most 99 % of what is free in a layer.
+    """Divide ``total`` in proportion to ``shares``, at most 99 % of the free places of a layer.
 
-    If that is too little for ``total``, layers are filled completely.
+    If these are fewer than ``total``, all free places can be used.
     """
     caps = [math.floor(_MOST * room) for room in free]
     return largest_remainder(shares, total, caps if sum(caps) >= total else free)
 
 
 class SNFSMasker(Masker):
-    """Sparse momentum at work on one model.
+    """Masker of sparse momentum.
 
     ``own`` has the running sums for weights whose optimizer has no momentum, else None.
     """

@@ -1,4 +1,4 @@
-"""Sparse variational dropout: learn the noise of each weight; prune weights smaller than theirs.
+"""Sparse variational dropout: learn the noise of each weight; prune weights below their noise.
 
 Molchanov, Ashukha and Vetrov, "Variational Dropout Sparsifies Deep Neural Networks", ICML 2017.
 """
@@ -26,7 +26,7 @@ from probmask.methods.families.gates import (
     adam_on_gates,
     gate_parameter,
     keep_highest,
-    number_in_masks,
+    penalty_metrics,
 )
 
 # The logarithm of alpha is clipped to plus or minus _LIMIT; _FLOOR is added to the squared weight.
@@ -38,7 +38,7 @@ _LEAST_VARIANCE = 1e-8  # of an output, so that its square root has a derivative
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVD(Method):
-    """Give every weight θ Gaussian noise of learned variance σ² = αθ², under a divergence.
+    """Add Gaussian noise of learned variance σ² = αθ² to every weight θ; penalize a divergence.
 
         output = conv(x, θ) + √conv(x², αθ²) ε,  ε ~ N(0, 1)
         loss + λ Σ KL(α) / n,  KL(α) ≈ k₁ - k₁ sig(k₂ + k₃ ln α) + ½ ln(1 + 1/α)
@@ -47,9 +47,9 @@ class SparseVD(Method):
     the outputs of convolutions and linear layers (local reparameterization), and to the weights
     where there is no such output. Evaluation uses θ without noise.
 
-    The paper's sparsity is whatever λ leads to. Here λ is multiplied by a factor that is adapted
-    during training, so that the number of kept weights falls cubically to the budget. At
-    ``freeze_at`` exactly the budget is selected by -ln α, and the kept weights train on.
+    In the paper, λ determines the sparsity only indirectly. Here λ is multiplied by a factor that
+    is adapted during training, so that the number of kept weights falls cubically to the budget. At
+    ``freeze_at`` exactly the budget is selected by -ln α; then only the kept weights are trained.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -61,7 +61,8 @@ class SparseVD(Method):
         ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
         ramp_end: Fraction of the training at which it reaches the budget.
         freeze_at: Fraction of the training at which the masks become final. None: the end.
-        exact: False keeps the weights with ln α < threshold, as in the paper, however many.
+        exact: False keeps all weights with ln α < threshold, as in the paper, whatever their
+            number.
         gate_lr: Adam's rate for ln σ². None: high enough in a training of any length.
     """
 
@@ -90,7 +91,7 @@ class SparseVD(Method):
         check_order(self, "warm_begin", "warm_end")
 
     def begin(self, sites: Sequence[Site], context: Context) -> "SparseVDMasker":
-        """Start with hardly any noise."""
+        """Start with almost no noise."""
         return SparseVDMasker(self, sites, context)
 
 
@@ -173,7 +174,7 @@ class OutputNoise:
 
 
 def _has_output(module: nn.Module, name: str) -> bool:
-    """Whether the forward of the module returns its input times this weight."""
+    """Return whether the forward of the module returns its input times this weight."""
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return False  # attention reads this weight without calling the module's forward
     return name == "weight" and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
@@ -189,7 +190,7 @@ def _apply(module: nn.Module, inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 class SparseVDMasker(Masker):
-    """Sparse variational dropout at work on one model."""
+    """Masker of sparse variational dropout."""
 
     saved = ("seed", "knob", "pressure")
     masked: tuple[NoisyWeight, ...]
@@ -223,7 +224,7 @@ class SparseVDMasker(Masker):
         return adam_on_gates([masked.gate for masked in self.masked], self.gate_lr)
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Set the noise of the next passes, this rank's own, and the weight of the divergence."""
+        """Set the noise of the next passes, different on each rank, and the divergence's weight."""
         if self.frozen:
             return
         begin, end = self.method.warm_begin, self.method.warm_end
@@ -235,10 +236,10 @@ class SparseVDMasker(Masker):
                 normal_(masked.drawn, *masked.counters)
 
     def penalty(self) -> Tensor | float:
-        """λ Σ KL(α) / n. What the steering adds to it acts on ln σ² alone.
+        """λ Σ KL(α) / n. The factor of the steering acts on ln σ² only.
 
-        On θ, a factor of hundreds would be a force towards or away from 0 that no learning rate of
-        the weights is made for.
+        Applied to θ, a factor of several hundred would move the weights too fast, because their
+        learning rate is not chosen for it.
         """
         if self.frozen:
             return 0.0
@@ -253,7 +254,7 @@ class SparseVDMasker(Masker):
         return self.method.strength * self.warmth * torch.stack(values).sum() / self.size
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Steer the divergence; freeze when it is time."""
+        """Steer the divergence; freeze at ``freeze_at``."""
         if self.frozen:
             return
         if self.method.steer:
@@ -286,6 +287,5 @@ class SparseVDMasker(Masker):
         return keep_highest(self, values, border=border)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity and the factor on the divergence."""
-        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
-        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
+        """Return the current sparsity and the factor on the divergence."""
+        return penalty_metrics(self, self.kept_now, self.pressure)

@@ -145,7 +145,7 @@ class SpartanWeight(MaskedWeight):
 
 
 class _SoftMasked(torch.autograd.Function):
-    """w m where active. The gradient is the part that needs no other layer: g m (1 + β(1-m)|w|).
+    """w m where active. The gradient has only the term of this layer: g m (1 + β(1-m)|w|).
 
     With sharpness 0 the mask is fixed: g m where active.
     """
@@ -172,7 +172,7 @@ def _relative_slope(weight: Tensor, soft: Tensor, sharpness: float) -> Tensor:
 
 
 class SpartanMasker(Masker):
-    """Spartan at work on one model."""
+    """Masker of Spartan."""
 
     saved = ("fixed", "_sharpness")
     masked: tuple[SpartanWeight, ...]
@@ -185,7 +185,7 @@ class SpartanMasker(Masker):
         self._sharpness = method.sharpness_start
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Compute the mask of this moment, until it is fixed."""
+        """Compute the current mask, until it is fixed."""
         if self.frozen:
             return
         if not self.fixed:
@@ -196,10 +196,10 @@ class SpartanMasker(Masker):
             masked.dense = self._kept == self.size
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Add the part of the gradient that comes through ν: - β m (1 - m) c sign(w).
+        """Add the term of the gradient that comes through ν: - β m (1 - m) c sign(w).
 
-        The present gradients are A = g m (1 + β(1-m)|w|), averaged over the ranks. From them
-        follows g w m (1 - m) = A w (1 - m) / (1 + β(1-m)|w|).
+        The gradients so far are A = g m (1 + β(1-m)|w|), averaged over the ranks. Therefore
+        g w m (1 - m) = A w (1 - m) / (1 + β(1-m)|w|).
         """
         if self.frozen or self.fixed or self._kept == self.size:
             return
@@ -231,7 +231,7 @@ class SpartanMasker(Masker):
         return actives
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity, and the sharpness of the mask."""
+        """Return the current sparsity, and the sharpness of the mask."""
         kept = self.keep if self.frozen else self._kept
         return {"expected_sparsity": 1 - kept / self.size, "sharpness": self._sharpness}
 

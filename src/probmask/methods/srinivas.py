@@ -1,4 +1,4 @@
-"""Training sparse neural networks by gate variables (Srinivas et al.).
+"""Sparse training by gate variables (Srinivas et al.).
 
 Srinivas, Subramanya and Babu, "Training Sparse Neural Networks", CVPR workshops 2017.
 """
@@ -23,7 +23,7 @@ from probmask.methods.families.gates import (
     adam_on_gates,
     fraction_since,
     keep_highest,
-    number_in_masks,
+    penalty_metrics,
 )
 
 PenaltyWeight = Annotated[float, Range(0, meaning="the weight of a penalty")]
@@ -31,18 +31,18 @@ PenaltyWeight = Annotated[float, Range(0, meaning="the weight of a penalty")]
 
 @dataclass(frozen=True, kw_only=True)
 class Srinivas(Method):
-    """Learn the probability of each weight's gate, pushed towards 0 or 1 and towards few.
+    """Learn the probability of each weight's gate; penalize undecided and open gates.
 
         w_e = w m,  m ~ Bernoulli(g),  ∂L/∂g = ∂L/∂w_e · w  (straight through the draw)
         loss + Σ (λ₁ g (1 - g) + λ₂ g) / n,  g in [0, 1]
 
-    n is the number of weights. The gates are for a trained network, so the first epochs train
-    without them.
+    n is the number of weights. The method adds gates to a trained network, so the first epochs
+    train without them.
 
-    The paper's sparsity is whatever λ₂ leads to. Here λ₂ is multiplied by a factor that is adapted
-    during training, so that Σ g falls cubically to the budget. At ``freeze_at`` exactly the budget
-    is selected by g, and the kept weights train on. ``ramp_begin``, ``ramp_end`` and ``freeze_at``
-    are fractions of the training with gates.
+    In the paper, λ₂ determines the sparsity only indirectly. Here λ₂ is multiplied by a factor that
+    is adapted during training, so that Σ g falls cubically to the budget. At ``freeze_at`` exactly
+    the budget is selected by g; then only the kept weights are trained. ``ramp_begin``,
+    ``ramp_end`` and ``freeze_at`` are fractions of the training with gates.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -50,12 +50,13 @@ class Srinivas(Method):
         strength: The weight λ₂ of the penalty on open gates.
         pretrain: Fraction of the epochs that train without gates: at least one epoch, unless there
             is only one, which then trains with gates.
-        equal_epochs: False trains with gates on top of the epochs asked for.
+        equal_epochs: The configured epochs are those of both phases together. False: they are
+            those without gates, and the epochs with gates come in addition.
         steer: Adapt the factor on λ₂. False keeps it at 1.
         ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
         ramp_end: Fraction of the training at which it reaches the budget.
         freeze_at: Fraction of the training at which the masks become final. None: the end.
-        exact: False keeps the weights with g > ½, as in the paper, however many they are.
+        exact: False keeps all weights with g > ½, as in the paper, whatever their number.
         gate_lr: Adam's rate for g. None: high enough to close gates in a training of any length.
     """
 
@@ -80,7 +81,7 @@ class Srinivas(Method):
     gate_lr: Positive | None = None
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
-        """Train without gates, then with them; at sparsity 0 train once, densely."""
+        """Return a training without gates and one with gates; at sparsity 0, one dense training."""
         if self.sparsity == 0:
             return super().phases(epochs)
         if self.pretrain == 0:
@@ -99,7 +100,7 @@ class Srinivas(Method):
 
 
 class SrinivasMasker(Masker):
-    """Gate variables at work on one model."""
+    """Masker of Srinivas et al."""
 
     saved = ("seed", "knob", "pressure")
     masked: tuple[BernoulliWeight, ...]
@@ -133,7 +134,7 @@ class SrinivasMasker(Masker):
     def penalty(self) -> Tensor | float:
         """Σ (λ₁ g (1 - g) + λ₂ g) / n, λ₂ times the pressure.
 
-        A pressure below 1 acts on λ₁ too: alone it would close all gates below ½ for good.
+        A pressure below 1 acts on λ₁ too. Otherwise λ₁ would close all gates below ½ permanently.
         """
         if self.frozen:
             return 0.0
@@ -144,7 +145,7 @@ class SrinivasMasker(Masker):
         return bimodality * undecided / self.size + self.pressure * penalty
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Keep g in [0, 1] and steer the penalty; freeze when it is time."""
+        """Keep g in [0, 1] and steer the penalty; freeze at ``freeze_at``."""
         if self.frozen:
             return
         for masked in self.masked:
@@ -173,6 +174,5 @@ class SrinivasMasker(Masker):
         return keep_highest(self, gates, border=None if self.method.exact else 0.5)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity and the factor on the penalty."""
-        kept = number_in_masks(self.masked) if self.frozen else self.kept_now()
-        return {"expected_sparsity": 1 - kept / self.size, "penalty_factor": self.pressure}
+        """Return the current sparsity and the factor on the penalty."""
+        return penalty_metrics(self, self.kept_now, self.pressure)

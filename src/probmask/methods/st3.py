@@ -26,23 +26,23 @@ from probmask.methods.families.thresholds import (
 
 @dataclass(frozen=True, kw_only=True)
 class ST3(Method):
-    """Shrink all weights by one threshold, and scale each channel up for what it has lost.
+    """Shrink all weights by one threshold, and rescale each channel to compensate.
 
         w_e = c_o (w - sign(w) θ) where |w| > θ, else 0        dL/dw = g for every w
         c_o = 1.01 / (r_o + 0.01),  r_o = Σ |w| [|w| > θ] / Σ |w| over output channel o
 
-    g is the gradient of w_e. θ is the quantile of |w| over all layers at the present sparsity,
+    g is the gradient of w_e. θ is the quantile of |w| over all layers at the current sparsity,
     which rises cubically.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
         ramp_begin: Fraction of the training at which the sparsity begins to rise.
         ramp_end: Fraction of the training at which it reaches ``sparsity``.
-        freeze_at: Fraction of the training from which on the weights are w_e, and only those that
-            are kept are trained. None: never.
+        freeze_at: Fraction of the training at which the masks become final: w_e replaces w, and
+            only the kept weights are trained. None: the end.
         rescale: False sets c_o = 1.
         sigma: Compare |w| √(sum of the layer's dimensions) instead of |w|. This prunes more
-            multiplications, at some cost of accuracy.
+            multiplications, at some cost in accuracy.
         clip_norm: Clip the joint gradient to this norm, by default the paper's.
     """
 
@@ -88,13 +88,13 @@ def rescaled_shrink(weight: Tensor, active: Tensor, threshold: Tensor, *, axis: 
 def _output_axis(site: Site) -> int:
     """Return the axis of the output channels, which is 1 for transposed convolutions.
 
-    Of a grouped one, channels at the same position in their groups count as one channel.
+    In a grouped one, channels at the same position in their groups count as one channel.
     """
     return int(any(isinstance(module, _ConvTransposeNd) for module, _ in site.holders))
 
 
 class ST3Masker(Masker):
-    """ST-3 at work on one model."""
+    """Masker of ST-3."""
 
     masked: tuple[ThresholdedWeight, ...]
 
@@ -110,7 +110,7 @@ class ST3Masker(Masker):
         self._kept = self.size
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Set the threshold of this moment; freeze when it is time.
+        """Set the current threshold; freeze from ``freeze_at`` on.
 
         No mask is frozen before the first update: ranks may not have the same weights yet, and a
         checkpoint may still be loaded.
@@ -134,5 +134,5 @@ class ST3Masker(Masker):
         return choose_largest(self, self.masked, self.scales)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity."""
+        """Return the current sparsity."""
         return {"expected_sparsity": 1 - (self.keep if self.frozen else self._kept) / self.size}

@@ -20,7 +20,7 @@ from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
 from probmask.methods.families.gates import gate_parameter, keep_highest, number_in_masks
 
-# Steering decays s up to this many times faster than the paper's recipe, or as fast backwards.
+# Steering decays s at most this many times faster than the paper's recipe, or lets it grow as fast.
 _STEERING = 5.0
 # s < 0: decay towards 0 cannot reach a threshold of ½ or more.
 _HIGHEST = -1e-3
@@ -32,13 +32,14 @@ class STR(Method):
 
         w_e = sign(w) max(|w| - σ(s), 0)        ∂L/∂s = -σ'(s) Σ_{|w| > σ(s)} sign(w) ∂L/∂w_e
 
-    s is trained as the weights are, at their rate. It starts so low that nothing is pruned; weight
+    s is trained like the weights, at their rate. It starts so low that nothing is pruned; weight
     decay moves it towards 0, against the gradient of the loss.
 
-    The paper's sparsity is whatever the decay leads to. With ``steer``, the decay of each update
-    is the one that brings the number of weights above their thresholds onto a cubic down to the
-    budget; it is at most five times the recipe's and may be negative. At ``freeze_at`` exactly the
-    budget is selected by |w_e|, and the kept weights w_e train on without a threshold.
+    In the paper, the decay determines the sparsity only indirectly. With ``steer``, the decay of
+    each update is chosen so that the number of weights above their thresholds falls cubically to
+    the budget; it is at most five times the recipe's and may be negative. At ``freeze_at`` exactly
+    the budget is selected by |w_e|; then only the kept weights w_e are trained, without a
+    threshold.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -51,7 +52,8 @@ class STR(Method):
         ramp_begin: Fraction of the training at which the number of kept weights begins to fall.
         ramp_end: Fraction of the training at which it reaches the budget.
         freeze_at: Fraction of the training at which the masks become final. None: the end.
-        exact: False keeps all weights above their thresholds, as in the paper, however many.
+        exact: False keeps all weights above their thresholds, as in the paper, whatever their
+            number.
     """
 
     name: ClassVar[str] = "str"
@@ -102,7 +104,7 @@ class SoftThresholdedWeight(MaskedWeight):
 
 
 class STRMasker(Masker):
-    """STR at work on one model."""
+    """Masker of STR."""
 
     saved = ("_decay",)
     masked: tuple[SoftThresholdedWeight, ...]
@@ -124,7 +126,7 @@ class STRMasker(Masker):
         return [Trainables(optimizer, lambda _, rate: rate)]
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Give one threshold for all layers the sum of the gradients."""
+        """Sum the gradients over all layers if they share one threshold."""
         grads = [gate.grad for gate in self.gates if gate.grad is not None]
         if self.method.scope == "global" and grads:
             total = torch.stack(grads).sum()
@@ -132,7 +134,7 @@ class STRMasker(Masker):
                 gate.grad = total.clone()
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Decay s; freeze when it is time."""
+        """Decay s; freeze at ``freeze_at``."""
         if self.frozen:
             return
         usual = 2 * self.method.decay * schedules.cosine(now.fraction) / now.total_steps
@@ -143,7 +145,7 @@ class STRMasker(Masker):
             self.freeze()
 
     def _steered(self, now: Progress, usual: float) -> float:
-        """Return the decay that leaves as many weights as wanted now, within its limits."""
+        """Return the decay that leaves the wanted number of weights, within its limits."""
         wanted = schedules.kept_fraction(
             now.fraction,
             self.keep / self.size,
@@ -164,7 +166,7 @@ class STRMasker(Masker):
         return keep_highest(self, values, border=None if self.method.exact else 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """Return the present sparsity; until the masks are frozen, threshold and decay too."""
+        """Return the current sparsity; until the masks are frozen, threshold and decay too."""
         if self.frozen:
             return {"expected_sparsity": 1 - number_in_masks(self.masked) / self.size}
         above = sum(

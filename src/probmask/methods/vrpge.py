@@ -1,4 +1,4 @@
-"""VRPGE: channels are kept with probabilities that learn from losses alone.
+"""VRPGE: each channel has a probability of being kept, trained from the losses alone.
 
 Zhou et al., "Efficient Neural Network Training via Forward and Backward Propagation
 Sparsification", NeurIPS 2021: the variance reduced policy gradient estimator.
@@ -50,7 +50,7 @@ class VRPGE(Method):
         draws: Number of masks J sampled per update.
         prob_lr: Adam's rate for the probabilities. None: 12e-3 as in the released code, and more
             for trainings shorter than its own.
-        freeze_at: Fraction of the training from which on the masks are final and the kept weights
+        freeze_at: Fraction of the training at which the masks become final; then the kept weights
             are fine-tuned, by default as in the released code (20 of 320 epochs). None: the end.
         dense_last: Leave the last layer dense. None: if it holds at most half of the kept weights.
     """
@@ -77,8 +77,8 @@ class VRPGE(Method):
 def policy_gradient(losses: Tensor, masks: Sequence[Tensor], prob: Tensor) -> Tensor:
     """1/(J-1) Σ_j (L_j - mean L) (m_j - s) / √(s (1 - s)).
 
-    Zero if a loss is not finite, as with a scaler that is going to skip the step: a single such
-    gradient would leave NaN in the probabilities for good.
+    Zero if a loss is not finite, as in a step that a scaler will skip: one such gradient would make
+    the probabilities NaN permanently.
     """
     if not torch.isfinite(losses).all():
         return torch.zeros_like(prob)
@@ -88,7 +88,7 @@ def policy_gradient(losses: Tensor, masks: Sequence[Tensor], prob: Tensor) -> Te
 
 
 class VRPGEMasker(Masker):
-    """VRPGE at work on one model. Layers without probabilities are kept whole."""
+    """Masker of VRPGE. Layers without probabilities stay dense."""
 
     saved = ("seed",)
 
@@ -129,7 +129,7 @@ class VRPGEMasker(Masker):
         return adam_on_gates([masked.gate for masked, _ in self.gated], self.prob_lr)
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Draw the channels, the same on every rank. Frozen masks need one pass per update."""
+        """Draw the channels, the same on every rank. Frozen masks need one draw per update."""
         self.draws = 1 if self.frozen else self.method.draws
         if self.frozen:
             return
@@ -139,7 +139,7 @@ class VRPGEMasker(Masker):
         self.drawn[draw] = [masked.drawn.clone() for masked, _ in self.gated]
 
     def observe(self, loss: Tensor, draw: int) -> None:
-        """Add to the loss of a draw, which may come in several parts."""
+        """Add to the loss of a draw; accumulated batches contribute one after the other."""
         self.losses[draw] = self.losses.get(draw, torch.zeros(())) + loss.float().cpu()
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
@@ -159,7 +159,7 @@ class VRPGEMasker(Masker):
         self.losses.clear()
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Project the probabilities onto the budget; freeze when it is time."""
+        """Project the probabilities onto the budget; freeze at ``freeze_at``."""
         if self.frozen:
             return
         probs = [masked.gate for masked, _ in self.gated]
@@ -171,8 +171,8 @@ class VRPGEMasker(Masker):
     def choose(self) -> list[Tensor]:
         """Return whole channels in the order of their probability.
 
-        Of the last one only the largest weights may fit. Equal probabilities are decided by the
-        mean magnitude of the channels.
+        Of the last channel, only the largest weights may fit. Among equal probabilities, the
+        channel with the larger mean magnitude comes first.
         """
         ranks = iter(_ranks(self.gated))
         values = [

@@ -446,7 +446,7 @@ def test_non_finite_input_names_the_site_and_changes_nothing(bad: float, positio
         (
             1,
             {"costs": [torch.tensor([1.0, 2.0, -0.5, 1.0]), 1.0], "names": ["fc", "conv"]},
-            "project_(cost -0.5 for fc): costs must be positive and finite; leave out of probs",
+            "project_(cost -0.5 for fc): costs must be positive and finite; do not pass tensors",
         ),
         (
             1,

@@ -1,4 +1,4 @@
-"""ProbMask at work, whatever its form: budgets, starts, the freeze, collapse, summaries."""
+"""Both ProbMask methods: budgets, initial weights, the freeze, layer collapse, summaries."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_the_global_budget_moves_between_layers(form):
     assert max(shares) - min(shares) > 0.05
 
 
-def test_nothing_removed_is_dense_training_bit_for_bit(form):
+def test_sparsity_zero_is_dense_training_bit_for_bit(form):
     for name in ("unet", "transformer", "tied"):
         plain = build(name)
         train(plain, sgd(plain), make_batches(name, STEPS))
@@ -58,7 +58,7 @@ def test_nothing_removed_is_dense_training_bit_for_bit(form):
     ],
     ids=str,
 )
-def test_nothing_removed_is_not_clipped_either(settings):
+def test_sparsity_zero_does_not_clip_gradients(settings):
     plain = build("mlp")
     train(plain, sgd(plain), make_batches("mlp", STEPS))
     model, sparsifier = run("mlp", sparsity=0, steps_per_epoch=4, **settings)
@@ -66,7 +66,7 @@ def test_nothing_removed_is_not_clipped_either(settings):
     assert_same_state(state_of(model), state_of(plain))
 
 
-def test_nothing_removed_is_the_dense_method_bit_for_bit(form):
+def test_sparsity_zero_equals_the_dense_method_bit_for_bit(form):
     dense = build("unet")
     optimizer = sgd(dense)
     method = probmask.Dense()
@@ -95,7 +95,7 @@ def flops(name, example, sparsity, **settings):
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
-def test_a_budget_of_multiplications_is_kept_and_used_up(form, sparsity):
+def test_a_budget_of_multiplications_is_met(form, sparsity):
     example = torch.randn(1, 1, 8, 8)
     costs, summary, spent, total = flops("unet", example, sparsity, min_keep_per_layer=1, form=form)
     budget = (1 - sparsity) * total
@@ -121,8 +121,8 @@ def test_multiplications_need_an_example(form):
         begin(form=form, cost="flops")
 
 
-def test_a_least_that_costs_more_than_the_budget_is_refused_at_once(form):
-    """Not at the end, when the mask is chosen and the training time is spent."""
+def test_a_minimum_that_exceeds_the_budget_raises_at_attach(form):
+    """It raises before training, not when the final mask is selected."""
     with pytest.raises(probmask.InputError, match="min_keep_per_layer"):
         begin(
             "conv",
@@ -142,7 +142,7 @@ def test_layerwise_multiplications(form):
     assert sum(spent) == pytest.approx(0.5 * total, rel=0.02)
 
 
-# Where weights come from
+# Initial weights
 
 
 def test_training_starts_from_the_given_weights_unless_they_are_reinitialized(form):
@@ -162,7 +162,7 @@ def test_training_starts_from_the_given_weights_unless_they_are_reinitialized(fo
 
 
 def test_a_pretrained_start(form):
-    """A trained network loses little: the forward pass begins as the dense one."""
+    """A pretrained network starts with the outputs of the dense network."""
     torch.manual_seed(0)
     inputs = torch.randn(256, 6)
     labels = (inputs[:, 0] > 0).long() + (inputs[:, 1] > 0).long()
@@ -178,13 +178,13 @@ def test_a_pretrained_start(form):
         total_steps=200,
         seed=0,
     )
-    assert torch.equal(model(inputs), dense)  # every weight is kept, for certain
+    assert torch.equal(model(inputs), dense)  # every weight is kept with probability 1
     train(model, optimizer, [batch] * 200)
     sparsifier.finalize()
     assert (model(inputs).argmax(1) == labels).float().mean() > 0.9
 
 
-# The course of a training
+# Training
 
 
 def test_one_draw_works_inside_the_loop_of_draws(form):
@@ -197,10 +197,10 @@ def test_one_draw_works_inside_the_loop_of_draws(form):
 @pytest.mark.parametrize(
     ("freeze_at", "first"), [(0.0, 1), (0.5, 11), (0.7, 15), (0.97, None), (1, None)]
 )
-def test_the_mask_is_frozen_from_its_moment_on(form, freeze_at, first):
-    """By the first update at or after that part of the training, or, if tied, right before it.
+def test_the_mask_is_frozen_from_freeze_at_on(form, freeze_at, first):
+    """It is frozen by the first update at or after that fraction or, if tied, just before it.
 
-    But by none before the first: ranks may not have the same weights then.
+    It is never frozen before the first update: ranks may have different weights then.
     """
     settings = {"ramp_begin": 0.0, "ramp_end": 0.0} if freeze_at == 0 else {}
     model, optimizer, sparsifier = begin(
@@ -227,7 +227,7 @@ def test_the_mask_is_frozen_from_its_moment_on(form, freeze_at, first):
         ({"form": "learned", "freeze_at": 0.25}, "ProbMask(freeze_at=0.25, ramp_end=0.5)"),
     ],
 )
-def test_a_choice_while_the_budget_is_still_falling_is_warned_of(settings, call):
+def test_a_selection_during_the_ramp_warns(settings, call):
     with pytest.warns(probmask.EarlyEndWarning, match="are then pruned at once") as found:
         begin(**settings)
     assert str(found[0].message).startswith(f"{call}: the masks become final at 0.25 of the")
@@ -239,7 +239,7 @@ def test_the_same_seed_gives_the_same_bits(form):
     assert_same_state(*runs)
 
 
-def test_it_does_not_depend_on_or_disturb_the_generator_of_pytorch(form):
+def test_it_does_not_use_pytorchs_generator(form):
     model, optimizer, _ = begin(form=form, min_keep_per_layer=1)
     plain, plain_optimizer, _ = begin(form=form, min_keep_per_layer=1)
     for batch in make_batches("mlp", STEPS):
@@ -266,7 +266,7 @@ def test_the_final_mask_is_the_top_of_all_layers(form):
 
 
 @pytest.mark.filterwarnings("error::probmask.LayerCollapseWarning")
-def test_a_layer_that_loses_all_its_weights_is_named(form):
+def test_a_layer_that_loses_all_its_weights_causes_a_warning(form):
     model, optimizer, sparsifier = begin(form=form, freeze_at=1, temperature_start=0.5)
     starve(model, "2")
     with pytest.warns(
@@ -275,11 +275,11 @@ def test_a_layer_that_loses_all_its_weights_is_named(form):
         r"\(command line: --set method\.min_keep_per_layer=1\)\.$",
     ):
         train(model, optimizer, make_batches("mlp", 12))  # by then the budget has fallen
-    layers = sparsifier.finalize().layers  # said once: not again
+    layers = sparsifier.finalize().layers  # warns only once
     assert [layer.kept > 0 for layer in layers] == [True, False, True]
 
 
-def test_a_collapse_at_the_end_is_named_too(form):
+def test_a_collapse_at_the_end_causes_a_warning(form):
     model, _, sparsifier = begin(form=form, sparsity=0.9)
     starve(model, "4")
     with pytest.warns(probmask.LayerCollapseWarning, match=r"4\.weight"):
@@ -290,7 +290,7 @@ def test_a_collapse_at_the_end_is_named_too(form):
 
 @pytest.mark.parametrize("least", [1, 5])
 @pytest.mark.parametrize("scope", ["global", "layer"])
-def test_a_least_per_layer_is_kept_and_the_total_stays_exact(form, least, scope):
+def test_min_keep_per_layer_is_met_and_the_total_stays_exact(form, least, scope):
     model, _, sparsifier = begin(form=form, min_keep_per_layer=least, scope=scope, sparsity=0.93)
     starve(model, "2")
     summary = sparsifier.finalize()
@@ -300,15 +300,15 @@ def test_a_least_per_layer_is_kept_and_the_total_stays_exact(form, least, scope)
 
 
 @pytest.mark.filterwarnings("error::probmask.LayerCollapseWarning")
-def test_no_warning_of_what_is_forbidden(form):
-    """min_keep_per_layer=1 given: there is nothing to warn of, and no advice to take."""
+def test_no_collapse_warning_with_min_keep_per_layer(form):
+    """With min_keep_per_layer=1 no layer can collapse."""
     model, optimizer, sparsifier = begin(form=form, min_keep_per_layer=1, temperature_start=0.5)
     starve(model, "2")
     train(model, optimizer, make_batches("mlp", 12))
     assert sparsifier.finalize().layers[1].kept >= 1
 
 
-def test_a_least_in_multiplications(form):
+def test_min_keep_per_layer_with_a_budget_of_multiplications(form):
     example = torch.randn(1, 1, 8, 8)
     model = build("unet")
     costs = macs_per_weight(model, find_sites(model), example)
@@ -328,14 +328,14 @@ def test_a_least_in_multiplications(form):
     assert spent <= 0.1 * total * (1 + 1e-9)
 
 
-def test_a_layer_smaller_than_the_least_is_kept_whole(form):
+def test_a_layer_smaller_than_the_minimum_stays_dense(form):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 40))
     _, _, sparsifier = begin(form=form, model=model, min_keep_per_layer=10, sparsity=0.5)
     starve(model, "0")
     assert [layer.kept for layer in sparsifier.finalize().layers] == [4, 38]
 
 
-def test_more_than_the_budget_cannot_be_the_least(form):
+def test_a_minimum_above_the_budget_raises(form):
     with pytest.raises(
         probmask.InputError,
         match=r"ProbMask\(min_keep_per_layer=30\): 3 layers would keep 90 weights, "
@@ -345,8 +345,8 @@ def test_more_than_the_budget_cannot_be_the_least(form):
 
 
 @pytest.mark.parametrize("cost", ["params", "flops"])
-def test_a_layer_that_must_keep_something_stays_alive_during_training(form, cost):
-    """At 99.9 % the narrow layer would lose everything, and with it every gradient."""
+def test_min_keep_per_layer_holds_during_training(form, cost):
+    """At 99.9 % the narrow layer would lose all weights and all gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 3), nn.ReLU(), nn.Linear(3, 5)
@@ -373,17 +373,17 @@ def test_a_layer_that_must_keep_something_stays_alive_during_training(form, cost
 
 
 def expected_kept(sparsifier):
-    """How many weights of each layer the network in training keeps, or expects to keep."""
+    """Return the number of weights of each layer that training keeps, or its expectation."""
     masks = sparsifier._masker.masked
     if isinstance(sparsifier.method, probmask.TiedProbMask):
         return [int((mask.mask if mask.frozen else mask.active).sum()) for mask in masks]
     return [float(mask.prob.detach().double().sum()) for mask in masks]
 
 
-# Summaries, and what is refused
+# Summaries and errors
 
 
-def test_the_summary_says_what_would_be_kept_now(form):
+def test_the_summary_has_the_current_masks(form):
     model, optimizer, sparsifier = begin(form=form, min_keep_per_layer=1)
     assert sparsifier.summary().kept == 80
     train(model, optimizer, make_batches("mlp", 5))
@@ -398,7 +398,7 @@ def test_the_summary_says_what_would_be_kept_now(form):
     assert summary.sparsity == 0.8
 
 
-def test_a_budget_of_nothing_is_refused(form):
+def test_keeping_nothing_raises(form):
     with pytest.raises(probmask.InputError, match=r"none of the 400 weights would be kept"):
         begin(form=form, sparsity=0.9999)
 
@@ -408,14 +408,14 @@ def test_a_budget_of_nothing_is_refused(form):
     [{"every": "epoch"}, {"form": "learned", "every": "epoch"}, {"form": "paper"}],
     ids=str,
 )
-def test_schedules_in_epochs_need_the_length_of_an_epoch(settings):
+def test_schedules_in_epochs_need_steps_per_epoch(settings):
     with pytest.raises(
         probmask.InputError, match="its schedules count epochs; pass steps_per_epoch= to attach"
     ):
         begin(**settings)
 
 
-def test_a_weight_that_is_not_a_number_names_its_layer(form):
+def test_a_nan_weight_raises_and_the_error_names_its_layer(form):
     model, optimizer, sparsifier = begin(form=form)
     inputs, labels = make_batches("mlp", 1)[0]
     with pytest.raises(probmask.NonFiniteError, match=r"\b(0|2|4)\.weight\b.*NaN"):

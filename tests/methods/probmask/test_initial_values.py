@@ -1,4 +1,4 @@
-"""Tied probabilities: the random start of the weights fades out, as a twin does it by hand."""
+"""Tied probabilities: the random initial values fade out as in the reference."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ from reference.probmask_run import STEPS, begin, parts
 
 
 def conv_network(weights, others, batch):
-    """`conv_net`, of lists of parameters."""
+    """Return the loss of `conv_net` as a function of lists of parameters."""
     x, y = batch
     gamma, beta, bias = others
     x = functional.conv2d(x.double(), weights[0], padding=1)
@@ -34,7 +34,7 @@ def conv_network(weights, others, batch):
 
 @pytest.mark.parametrize("forget_by", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("sparsity", [0.8, 0.96])
-def test_every_update_is_the_one_made_by_hand(forget_by, sparsity):
+def test_every_update_equals_the_reference(forget_by, sparsity):
     batches = make_batches("conv", STEPS)
     plain = build("conv")
     expected = []
@@ -57,7 +57,7 @@ def test_every_update_is_the_one_made_by_hand(forget_by, sparsity):
 
 
 @pytest.mark.parametrize("forget_by", [0.25, 0.5])
-def test_what_is_forgotten_and_when_it_is_dropped(forget_by):
+def test_initial_values_fade_and_are_then_discarded(forget_by):
     model, optimizer, sparsifier = begin("conv", forget_by=forget_by)
     for count, batch in enumerate(make_batches("conv", STEPS - 1), 1):
         step(model, optimizer, batch)
@@ -67,12 +67,12 @@ def test_what_is_forgotten_and_when_it_is_dropped(forget_by):
     assert forgotten == 1
 
 
-def test_a_long_training_forgets_with_every_few_updates_and_all_in_the_end():
+def test_a_long_training_fades_every_few_updates():
     model, optimizer, sparsifier = begin("conv", forget_by=0.50001, total_steps=10_000)
     batch = make_batches("conv", 1)[0]
     for count in range(1, 10):
         step(model, optimizer, batch)
-        expected = count // 4 * 4 / 5000.1  # 1,250 times, so with every fourth
+        expected = count // 4 * 4 / 5000.1  # 1,250 times: every fourth update
         assert sparsifier.metrics()["forgotten"] == pytest.approx(expected)
     sparsifier.load_state_dict(sparsifier.state_dict() | {"step": 4999})
     for expected in (0.99998, 1.0):
@@ -83,8 +83,8 @@ def test_a_long_training_forgets_with_every_few_updates_and_all_in_the_end():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
-def test_without_gradients_the_start_fades_to_nothing_and_not_beyond(decay, dtype):
-    """Weight decay takes away of it too; of half precision small pieces would be lost."""
+def test_without_gradients_initial_values_fade_to_zero(decay, dtype):
+    """Weight decay reduces them too; half precision would lose small changes."""
     model = build("conv").to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
     method = probmask.TiedProbMask(sparsity=0.8, forget_by=0.5)
@@ -103,7 +103,7 @@ def test_without_gradients_the_start_fades_to_nothing_and_not_beyond(decay, dtyp
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_only_weights_that_are_trained_are_forgotten(handed_over):
+def test_only_trained_weights_fade(handed_over):
     model = build("conv")
     model[0].weight.requires_grad_(False)
     given = model[0].weight.clone()
@@ -119,7 +119,7 @@ def test_only_weights_that_are_trained_are_forgotten(handed_over):
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9, 10, 12])
-def test_a_resume_goes_on_forgetting_bit_for_bit(stop):
+def test_resuming_while_fading_is_bit_identical(stop):
     batches = make_batches("conv", STEPS)
     whole = begin("conv")
     train(*whole[:2], batches)
@@ -135,14 +135,14 @@ def test_a_resume_goes_on_forgetting_bit_for_bit(stop):
     assert_same_state(state_of(whole[0]), state_of(second[0]))
 
 
-def test_which_networks_are_forgotten_unless_told():
+def test_the_default_fades_only_fresh_networks():
     def forget_by(model, name="conv", **settings):
         model, optimizer, sparsifier = begin(model=model, **settings)
         train(model, optimizer, make_batches(name, 1))
         return sparsifier._masker.forget_by
 
     assert forget_by(build("conv")) == 0.5
-    assert forget_by(build("mlp"), "mlp") == 0  # a magnitude matters without BatchNorm
+    assert forget_by(build("mlp"), "mlp") == 0  # without BatchNorm the magnitudes matter
     seen = build("conv")
     seen(make_batches("conv", 1)[0][0])
     assert forget_by(copy.deepcopy(seen)) == 0  # its weights may be trained
@@ -150,11 +150,11 @@ def test_which_networks_are_forgotten_unless_told():
     seen[1].reset_running_stats()
     with torch.no_grad():
         seen[1].weight[0] += 0.1
-    assert forget_by(seen) == 0  # of a training the gain has remained
+    assert forget_by(seen) == 0  # the gain is left from an earlier training
     assert forget_by(build("mlp"), "mlp", forget_by=1) == 1
     assert forget_by(build("conv"), forget_by=0) == 0
     neck = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    assert forget_by(neck, "mlp") == 0  # what is before the new BatchNorm may be trained
+    assert forget_by(neck, "mlp") == 0  # the layers before the new BatchNorm may be pretrained
     untracked = nn.Sequential(
         nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)
     )
@@ -164,7 +164,7 @@ def test_which_networks_are_forgotten_unless_told():
 @pytest.mark.parametrize(
     ("kind", "expected"), [(torch.optim.SGD, 0.5), (torch.optim.AdamW, 0), (torch.optim.Adam, 0)]
 )
-def test_nothing_is_forgotten_by_optimizers_whose_steps_do_not_show_gradients(kind, expected):
+def test_the_default_does_not_fade_with_adam(kind, expected):
     model = build("conv")
     optimizer = kind(model.parameters(), lr=1e-3)
     method = probmask.TiedProbMask(sparsity=0.8)
@@ -175,15 +175,15 @@ def test_nothing_is_forgotten_by_optimizers_whose_steps_do_not_show_gradients(ki
 
 def test_the_decision_is_logged(caplog):
     caplog.set_level("INFO", "probmask")
-    for name, said in (("conv", "fades the initial values"), ("mlp", "may be pretrained")):
+    for name, message in (("conv", "fades the initial values"), ("mlp", "may be pretrained")):
         model, optimizer, _ = begin(model=build(name))
         train(model, optimizer, make_batches(name, 1))
-        assert said in caplog.messages[-1]
+        assert message in caplog.messages[-1]
     assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_many_batches_in_one_update_are_no_training(loaded):
+def test_many_batches_in_one_update_do_not_count_as_training(loaded):
     model, optimizer, sparsifier = begin("conv")
     batches = make_batches("conv", 100)
     if loaded:
@@ -197,7 +197,7 @@ def test_many_batches_in_one_update_are_no_training(loaded):
     assert sparsifier._masker.forget_by == (0 if loaded else 0.5)
 
 
-def test_weights_that_are_loaded_after_attach_are_not_forgotten():
+def test_weights_loaded_after_attach_do_not_fade():
     trained = build("conv")
     for batch in make_batches("conv", 70):
         trained(batch[0])
@@ -211,7 +211,7 @@ def test_weights_that_are_loaded_after_attach_are_not_forgotten():
     assert sparsifier._masker.forget_by == 0
 
 
-def test_a_closure_that_is_called_again_takes_no_other_start():
+def test_a_repeated_closure_does_not_change_the_initial_values():
     model = build("conv")
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     sparsifier = probmask.attach(
@@ -239,7 +239,7 @@ def test_a_closure_that_is_called_again_takes_no_other_start():
 
 @pytest.mark.parametrize("after", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("before", [torch.float32, torch.float64, torch.bfloat16])
-def test_precision_may_change_while_the_start_is_forgotten(before, after):
+def test_precision_may_change_while_initial_values_fade(before, after):
     model, optimizer, sparsifier = begin("conv", sparsity=0.8, forget_by=0.9)
     model.to(before)
     batches = make_batches("conv", 6)
@@ -252,6 +252,6 @@ def test_precision_may_change_while_the_start_is_forgotten(before, after):
     for (mask, weight), (same, _) in zip(parts(sparsifier), parts(resumed), strict=True):
         assert weight.dtype == after
         assert weight.isfinite().all()
-        # Not rounded to what the weights are now: a resumed run forgets what the other does.
+        # Not rounded to the weights' precision, so that a resumed run fades the same values.
         assert mask.initial.dtype == same.initial.dtype == before
         assert torch.equal(mask.initial, same.initial)

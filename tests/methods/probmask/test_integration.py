@@ -1,4 +1,4 @@
-"""Why tied probabilities are ProbMask's: its probability update, integrated.
+"""Tied probabilities as the integral of ProbMask's probability update.
 
 Without noise and with straight-through gradients, -Σ ∂L/∂m = (w_T² - w_0²) / (2η) + O(η). See the
 docstring of probmask.methods.probmask.tied and docs/methods/probmask-tied.md.
@@ -47,4 +47,4 @@ def test_the_sum_of_probability_steps_is_the_change_of_the_squared_weight(
         closed_form = (w_T.square() - w_0.square()) / (2 * rate)
         assert correlation(total, closed_form) > least
         assert float((total - closed_form).norm() / total.norm()) < most
-        assert correlation(total, w_T.abs()) < 0.95  # the plain magnitude is something else
+        assert correlation(total, w_T.abs()) < 0.95  # unlike the plain magnitude

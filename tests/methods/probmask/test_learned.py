@@ -35,7 +35,7 @@ def run(**settings):
 # The budget
 
 
-def test_probabilities_stay_within_the_budget_of_each_moment():
+def test_probabilities_stay_within_the_current_budget():
     model, optimizer, sparsifier = begin(total_steps=50, min_keep_per_layer=1)
     for count, batch in enumerate(make_batches("mlp", 50)):
         step(model, optimizer, batch)
@@ -44,7 +44,7 @@ def test_probabilities_stay_within_the_budget_of_each_moment():
         budget = 400 * schedules.kept_fraction(count / 50, 0.2, begin=0.05, end=0.5)
         assert sum(float(p.sum()) for p in probs) <= budget * (1 + 1e-6)
         following = schedules.kept_fraction((count + 1) / 50, 0.2, begin=0.05, end=0.5)
-        if count < 30:  # frozen at the latest
+        if count < 30:  # frozen by then
             assert sparsifier.metrics()["kept_fraction"] == pytest.approx(following, abs=1e-12)
 
 
@@ -55,7 +55,7 @@ def test_the_layer_budget_also_holds_for_the_probabilities():
         assert float(prob.detach().double().sum()) <= 0.2 * prob.numel() * (1 + 1e-6)
 
 
-def test_the_costs_are_the_counted_ones():
+def test_the_costs_are_the_macs_per_weight():
     _, _, sparsifier = begin("unet", cost="flops", example_inputs=torch.randn(3, 1, 8, 8))
     assert sparsifier._masker.budget.costs == (64.0, 16.0, 16.0, 64.0, 64.0)
 
@@ -105,7 +105,7 @@ def test_two_draws_are_the_mean_of_two_masks():
 
 
 def test_each_update_sees_different_masks_even_after_a_skipped_one():
-    """GradScaler drops an update: its draws must not be mixed into the next."""
+    """GradScaler skips an update: its draws must not affect the next one."""
     model, optimizer, sparsifier = begin(draws=2)
     batch = make_batches("mlp", 1)[0]
 
@@ -123,7 +123,7 @@ def test_each_update_sees_different_masks_even_after_a_skipped_one():
     assert not torch.equal(*second)
 
 
-def test_draws_that_are_not_drawn_are_refused():
+def test_missing_draws_raise():
     model, optimizer, sparsifier = begin(draws=2)
     before = state_of(model)
     with pytest.raises(
@@ -195,7 +195,7 @@ def test_supermask_weights_are_drawn_from_kaimings_normal():
 
 
 def test_supermask_weights_depend_on_the_seed_alone():
-    """`seed` decides all noise: the drawn weights are part of it."""
+    """`seed` determines all noise, including the drawn weights."""
     drawn = []
     for start in (1, 2):
         model = build("mlp")
@@ -214,14 +214,14 @@ def test_a_supermask_of_given_weights():
         assert torch.equal(model[i]._parameters["weight"], given[f"{i}.weight"])
 
 
-def test_a_supermask_of_a_parameter_without_a_fan_is_refused_in_our_words():
+def test_a_supermask_of_a_parameter_without_fan_in_raises():
     model = build("mlp")
     method = probmask.ProbMask(sparsity=0.5, train_weights=False)
     with pytest.raises(probmask.InputError, match=r"0\.bias"):
         probmask.attach(model, method, total_steps=5, include=["0.bias"])
 
 
-# The final choice
+# The final masks
 
 
 def test_a_sample_has_about_the_size_of_the_budget():
@@ -237,7 +237,7 @@ def test_a_sample_has_about_the_size_of_the_budget():
     assert len(set(sizes)) > 5
 
 
-def test_a_sample_follows_the_probabilities_and_only_the_seed_decides_it():
+def test_a_sample_depends_on_the_probabilities_and_the_seed_only():
     masks = []
     for _ in range(2):
         model, _, sparsifier = begin(select="sample", seed=3, sparsity=0.7)
@@ -265,7 +265,7 @@ def test_the_top_is_chosen_by_probability_then_by_magnitude():
     assert rest[kept != 0].abs().min() >= rest[kept == 0].abs().max()
 
 
-def test_a_sample_that_empties_a_layer_is_named_too():
+def test_a_sample_that_empties_a_layer_causes_a_warning():
     model, _, sparsifier = begin(select="sample", sparsity=0.9)
     starve(model, "4")
     with pytest.warns(probmask.LayerCollapseWarning, match=r"4\.weight"):
@@ -325,7 +325,7 @@ def test_the_rate_of_the_probabilities_is_raised_for_short_trainings():
     assert begin(compat="official", total_steps=10, steps_per_epoch=5)[2]._masker.prob_lr == 6e-3
 
 
-def test_the_paper_s_rate_is_the_paper_s_however_short_the_training():
+def test_the_papers_rate_does_not_depend_on_the_length():
     _, _, sparsifier = begin(form="paper", total_steps=100, steps_per_epoch=10)
     assert sparsifier._masker.prob_lr == 6e-3
     assert sparsifier.draw_count == 2
@@ -343,7 +343,7 @@ def test_another_seed_draws_other_noise():
 # Metrics and clipping
 
 
-def test_metrics_describe_the_moment():
+def test_metrics_describe_the_current_state():
     model, optimizer, sparsifier = begin(min_keep_per_layer=1, freeze_at=1)
     assert sparsifier.metrics()["expected_sparsity"] == 0
     train(model, optimizer, make_batches("mlp", STEPS))
@@ -365,12 +365,12 @@ def test_clipping_is_joint():
     both = [*model.parameters(), *probs_of(model).values()]
     norm = torch.stack([p.grad.norm() for p in both]).norm()
     of_weights = torch.stack([p.grad.norm() for p in optimizer.param_groups[0]["params"]]).norm()
-    assert norm > 1.001 * of_weights > 0.01  # both have a part in it
+    assert norm > 1.001 * of_weights > 0.01  # both contribute
     before = model[0].bias.grad.clone()
     optimizer.step()
     torch.testing.assert_close(model[0].bias.grad, before * 0.01 / norm, rtol=1e-4, atol=0)
 
 
-def test_the_released_code_s_schedules_count_in_epochs():
+def test_the_released_codes_schedules_count_epochs():
     with pytest.raises(probmask.InputError, match="pass steps_per_epoch= to attach"):
         begin(compat="official")

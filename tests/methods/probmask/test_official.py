@@ -1,4 +1,4 @@
-"""compat="official" through attach() against the twin of the released training step."""
+"""compat="official" through attach() against the reference of the released training step."""
 
 import math
 
@@ -36,7 +36,7 @@ def batches():
 
 
 def network(weights, others, batch):
-    """The same network as functions."""
+    """Return the loss of the same network as a function of lists of parameters."""
     x, y = batch
     x = functional.conv2d(x, weights[0], padding=1)
     x = functional.relu(functional.batch_norm(x, None, None, others[0], others[1], training=True))
@@ -80,7 +80,7 @@ def by_attach(draws, epochs):
     model = build()
     w = [model[0].weight, model[3].weight, model[7].weight]
     others = [model[1].weight, model[1].bias, model[4].weight, model[4].bias]
-    # Weights before BatchNorm, as the twin has them: the joint norm is a sum in this order.
+    # Weights before BatchNorm, as in the reference: the joint norm is summed in this order.
     optimizer = torch.optim.SGD([*w, *others], lr=0.1, momentum=0.9, weight_decay=5e-4)
     method = probmask.ProbMask(sparsity=1 - FINAL, compat="official", draws=draws)
     sparsifier = probmask.attach(
@@ -110,14 +110,14 @@ def test_the_released_step_bit_for_bit(draws, epochs):
     _, _, our_w, our_others, our_s = by_attach(draws, epochs)
     for ours, theirs in zip([*our_s, *our_w, *our_others], [*s, *w, *others], strict=True):
         assert torch.equal(ours, theirs)
-    if epochs == EPOCHS:  # it is not a comparison of things that never moved
+    if epochs == EPOCHS:  # the compared values have changed
         flat = torch.cat([prob.detach().flatten() for prob in s])
         assert flat.sum().item() == pytest.approx(FINAL * len(flat), rel=0.02)
         assert len(flat.unique()) > 20
 
 
 @pytest.mark.filterwarnings("ignore::probmask.LayerCollapseWarning")
-def test_it_is_never_frozen_and_ends_at_the_exact_budget_all_the_same():
+def test_it_is_not_frozen_early_and_ends_at_the_exact_budget():
     model, sparsifier, w, _, _ = by_attach(2, EPOCHS)
     assert not sparsifier._masker.frozen
     size = sum(weight.numel() for weight in w)
@@ -126,8 +126,8 @@ def test_it_is_never_frozen_and_ends_at_the_exact_budget_all_the_same():
     assert type(model[0]) is nn.Conv2d
 
 
-def test_the_first_update_lets_every_probability_escape_from_one():
-    """While everything is kept the bisection subtracts a last halving; s = 1 would be absorbing."""
+def test_the_first_update_moves_every_probability_away_from_one():
+    """While everything is kept, the bisection subtracts its last midpoint."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     method = probmask.ProbMask(sparsity=0.8, compat="official")

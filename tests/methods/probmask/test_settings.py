@@ -1,4 +1,4 @@
-"""The constructors of the family: which settings are refused, and with which message."""
+"""The constructors of both ProbMask methods: invalid settings and their messages."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 from probmask import InputError, ProbMask, TiedProbMask
 from probmask.methods import METHODS
 
-# What both refuse, with {} in place of the class.
+# Errors of both classes, with {} in place of the class name.
 BOTH = [
     (
         {"sparsity": 98},
@@ -77,15 +77,15 @@ LEARNED = [
     (
         {"recipe": "paper", "min_keep_per_layer": 2},
         (
-            "ProbMask(select='sample', min_keep_per_layer=2): a sample guarantees no number of "
-            "weights; drop one of the two."
+            "ProbMask(select='sample', min_keep_per_layer=2): a sample does not guarantee a "
+            "number of weights; pass only one of the two."
         ),
     ),
     (
         {"compat": "official", "cost": "flops"},
         (
             "ProbMask(compat='official', cost='flops'): the released code budgets parameters only; "
-            "drop one of the two."
+            "pass only one of the two."
         ),
     ),
 ]
@@ -100,13 +100,13 @@ TIED = [
     (
         {"choose_at": 0.8, "freeze_at": 0.7},
         (
-            "TiedProbMask(choose_at=0.8, freeze_at=0.7): the choice is final before the masks are "
-            "frozen; choose_at must not exceed freeze_at."
+            "TiedProbMask(choose_at=0.8, freeze_at=0.7): the weights are selected before the "
+            "masks are frozen; choose_at must not exceed freeze_at."
         ),
     ),
     (
         {"ramp_begin": 0.7},
-        "TiedProbMask(ramp_begin=0.7, ramp_end=0.5): they must not decrease.",
+        "TiedProbMask(ramp_begin=0.7, ramp_end=0.5): the values must not decrease.",
     ),
 ]
 
@@ -119,7 +119,7 @@ TIED = [
         *((TiedProbMask, *case) for case in TIED),
     ],
 )
-def test_a_bad_setting_is_refused_with_value_and_rule(kind, settings, text):
+def test_invalid_settings_raise_with_value_and_rule(kind, settings, text):
     with pytest.raises(InputError) as caught:
         kind(**({"sparsity": 0.9} | settings))
     assert str(caught.value) == text.format(kind.__name__)
@@ -133,7 +133,7 @@ def test_a_bad_setting_is_refused_with_value_and_rule(kind, settings, text):
         *((ProbMask, name) for name in ("outside", "forget_by", "choose_at", "temprature")),
     ],
 )
-def test_each_takes_only_the_settings_that_mean_something_for_it(kind, name):
+def test_each_class_takes_only_its_own_settings(kind, name):
     with pytest.raises(TypeError, match=name):
         kind(sparsity=0.9, **{name: 1})
 
@@ -183,7 +183,7 @@ def test_given_settings_take_precedence_over_the_recipe(recipe):
     assert dataclasses.asdict(resolved) == RECIPES[recipe] | given
 
 
-def test_the_registry_knows_each_method_by_its_name():
+def test_the_registry_has_each_method_by_its_name():
     assert list(METHODS)[:2] == ["probmask-tied", "probmask"]
     for name, kind in METHODS.items():
         assert kind.name == name

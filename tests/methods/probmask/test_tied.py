@@ -1,4 +1,4 @@
-"""Tied probabilities: the rule, the gradients of removed weights, schedules, budgets."""
+"""Tied probabilities: the rule, the gradients of pruned weights, schedules, budgets."""
 
 import copy
 import io
@@ -52,7 +52,7 @@ def test_the_network_computes_with_the_weight_times_its_probability(settings, na
         assert torch.equal(mask.active, s > 0)
 
 
-def test_before_the_first_update_it_is_the_network_that_was_given():
+def test_before_the_first_update_the_network_is_unchanged():
     model, _, sparsifier = tied("conv")
     assert torch.equal(model[0].weight, model[0]._parameters["weight"])
     assert sparsifier.metrics() == {
@@ -63,7 +63,7 @@ def test_before_the_first_update_it_is_the_network_that_was_given():
     }
 
 
-def test_evaluation_is_at_the_final_budget_and_the_temperature_of_the_moment():
+def test_evaluation_uses_the_final_budget_and_the_current_temperature():
     model, _, sparsifier = tied(steps=3)
     weights = [weight.double() for _, weight in parts(sparsifier)]
     theta = twin.threshold(weights, 80)
@@ -73,7 +73,7 @@ def test_evaluation_is_at_the_final_budget_and_the_temperature_of_the_moment():
         torch.testing.assert_close(layer.weight.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_numbers_of_the_rule_stay_fp32_when_the_model_does_not():
+def test_thresholds_stay_fp32_in_other_precisions():
     model, _, sparsifier = tied("conv", steps=14, every="epoch", steps_per_epoch=3)
     before = [(mask.power.clone(), mask.threshold.clone()) for mask, _ in parts(sparsifier)]
     model.to(torch.bfloat16)
@@ -87,7 +87,7 @@ def test_numbers_of_the_rule_stay_fp32_when_the_model_does_not():
 
 
 def gradients_of(sparsifier, backward):
-    """The gradients of the effective weights and, as `backward` leaves them, of the weights."""
+    """Return the gradients of the effective weights and of the weights after `backward`."""
     seen = []
 
     def keep(_, __, output):
@@ -106,7 +106,7 @@ def gradients_of(sparsifier, backward):
     [({}, 1.0), ({"sparsity": 0.97}, 0.5), ({"sparsity": 0.97, "outside": 0.25}, 0.25)],
     ids=str,
 )
-def test_the_gradient_goes_straight_and_that_of_removed_weights_is_bounded(settings, share):
+def test_gradients_pass_straight_through_and_are_bounded_for_pruned_weights(settings, share):
     model, optimizer, sparsifier = tied(steps=8, **settings)
     masks = [mask for mask, _ in parts(sparsifier)]
     optimizer.zero_grad()
@@ -130,7 +130,7 @@ def test_the_gradient_goes_straight_and_that_of_removed_weights_is_bounded(setti
     assert bounded > 0
 
 
-def test_removed_weights_go_on_being_trained_and_come_back():
+def test_pruned_weights_are_trained_and_return():
     model, optimizer, sparsifier = tied(steps=12)
     before = [(mask.active.clone(), weight.clone()) for mask, weight in parts(sparsifier)]
     train(model, optimizer, make_batches("mlp", 7, seed=5))
@@ -142,12 +142,12 @@ def test_removed_weights_go_on_being_trained_and_come_back():
 
 
 def test_an_empty_channel_before_batchnorm_does_not_explode():
-    """Its outputs do not vary: BatchNorm divides by the root of its epsilon."""
+    """Its outputs are constant, so BatchNorm divides by the square root of its epsilon."""
     torch.manual_seed(0)
     model = conv_net()
     with torch.no_grad():
         model[0].weight[2].mul_(1e-4)
-        model[1].bias.fill_(0.5)  # ReLU lets the gradient of a constant through
+        model[1].bias.fill_(0.5)  # ReLU passes the gradient of a positive constant
     _, _, sparsifier = begin(model=model, sparsity=0.5, total_steps=2, ramp_end=0.0, forget_by=0)
     mask, weight = parts(sparsifier)[0]
     assert not mask.active[2].any()
@@ -155,13 +155,13 @@ def test_an_empty_channel_before_batchnorm_does_not_explode():
     (raw, *_), (grad, *_) = gradients_of(sparsifier, lambda: loss_of(model, batch).backward())
     kept = grad[mask.active].square().mean().sqrt()
     assert raw[2].abs().max() > 20 * kept
-    assert weight.abs()[mask.active].min() < 0.1 * raw[2].abs().max()  # a step across the cut
+    assert weight.abs()[mask.active].min() < 0.1 * raw[2].abs().max()  # crosses the threshold
     assert grad[2].abs().max() <= 3 * kept * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("who", ["method", "loop"])
-def test_clipping_comes_after_the_bound_and_is_of_all_that_is_trained(who):
-    """Or what explodes in an empty channel would leave nothing of everybody's gradient."""
+def test_the_joint_gradient_is_clipped_after_the_bound(who):
+    """Otherwise a huge gradient in an empty channel would scale all other gradients to zero."""
     model, optimizer, sparsifier = tied(steps=8)
     optimizer.zero_grad()
     batch = make_batches("mlp", 1)[0]
@@ -178,7 +178,7 @@ def test_clipping_comes_after_the_bound_and_is_of_all_that_is_trained(who):
         torch.testing.assert_close(p.grad, grad * 0.01 / norm, rtol=1e-4, atol=1e-9)
 
 
-def test_of_two_backwards_each_is_bounded_by_itself():
+def test_each_of_two_backward_passes_is_bounded_separately():
     model, _, sparsifier = tied(steps=8)
     batches = make_batches("mlp", 2, seed=3)
     apart = []
@@ -194,13 +194,13 @@ def test_of_two_backwards_each_is_bounded_by_itself():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_what_is_kept_is_zero_in_no_precision(dtype):
+def test_kept_weights_are_nonzero_in_every_precision(dtype):
     _, _, sparsifier = begin(model=build("mlp").to(dtype), forget_by=0)
     masker = sparsifier._masker
     masker._lower_thresholds(1.0)
     for mask, weight in parts(sparsifier):
         with torch.no_grad():
-            weight[mask.active] = 0.0  # each has fallen below the threshold
+            weight[mask.active] = 0.0  # all have fallen below the threshold
     masker._lower_thresholds(0.0)
     assert sum(int(w.count_nonzero()) for w in masker.weights) >= masker.keep
     assert all(bool(w[mask.active].all()) for mask, w in parts(sparsifier))
@@ -257,14 +257,14 @@ def test_other_temperatures_and_epochs():
 
 @pytest.mark.parametrize(("freeze_at", "tau"), [(0.5, 1 / 3), (0.7, 0.005), (1, 0.005)])
 def test_the_freeze_leaves_the_weights_times_their_probabilities(freeze_at, tau):
-    """Exactly the largest; from then on only these train."""
+    """Exactly the largest weights are kept; from then on only these are trained."""
     model, optimizer, sparsifier = begin(
         "conv", freeze_at=freeze_at, choose_at=freeze_at, temperature_end=0.005, forget_by=0
     )
     train(model, optimizer, make_batches("conv", round(freeze_at * STEPS) - 1))
     assert not sparsifier.frozen
     weights = [weight.double() for _, weight in parts(sparsifier)]
-    optimizer.param_groups[0]["lr"] = 0.0  # all that the next update does is to freeze
+    optimizer.param_groups[0]["lr"] = 0.0  # the next update only freezes
     step(model, optimizer, make_batches("conv", 1, seed=6)[0])
     optimizer.param_groups[0]["lr"] = 0.1
     assert sparsifier.frozen
@@ -284,7 +284,7 @@ def test_the_freeze_leaves_the_weights_times_their_probabilities(freeze_at, tau)
     assert sparsifier.finalize().kept == keep
 
 
-def test_what_is_left_of_the_start_at_the_freeze_stays():
+def test_initial_values_left_at_the_freeze_stay():
     model, optimizer, sparsifier = tied(
         "conv", steps=6, freeze_at=0.25, ramp_end=0.2, forget_by=0.5
     )
@@ -319,7 +319,7 @@ def test_probabilities_converge_and_the_histogram_counts_every_weight():
     assert sparsifier.metrics()["undecided_per_kept"] == 0
 
 
-def test_the_threshold_is_taken_back_and_the_network_stays_what_it_is():
+def test_lowering_the_threshold_does_not_change_the_network():
     model, optimizer, sparsifier = tied("conv", steps=85, total_steps=100, forget_by=0)
     batch = make_batches("conv", 1, seed=3)[0]
     model[1].eval()
@@ -346,7 +346,7 @@ def test_the_threshold_is_taken_back_and_the_network_stays_what_it_is():
     assert least[-1] == 1
 
 
-def test_once_chosen_nobody_comes_or_goes():
+def test_masks_do_not_change_after_the_final_selection():
     model, optimizer, sparsifier = tied("conv", steps=91, total_steps=100)
     chosen = [mask.active.clone() for mask, _ in parts(sparsifier)]
     with torch.no_grad():
@@ -362,7 +362,7 @@ def test_once_chosen_nobody_comes_or_goes():
         assert torch.equal(layer.weight != 0, active)
 
 
-def test_what_falls_below_the_threshold_goes_down_with_it_and_is_never_zero():
+def test_a_kept_weight_below_the_threshold_falls_with_it_but_is_never_zero():
     model, optimizer, sparsifier = tied("conv", steps=90, total_steps=100)
     mask, weight = parts(sparsifier)[0]
     place = mask.active.flatten().nonzero()[0]
@@ -383,7 +383,7 @@ def test_what_falls_below_the_threshold_goes_down_with_it_and_is_never_zero():
 
 @pytest.mark.parametrize("steps", [5, 60, 91, 93, 94])
 @pytest.mark.parametrize("settings", [{}, {"cost": "flops"}, {"choose_at": 1, "freeze_at": 1}])
-def test_wherever_a_training_ends_as_many_weights_are_not_zero_as_are_kept(settings, steps):
+def test_every_kept_weight_is_nonzero_wherever_training_ends(settings, steps):
     batches = make_batches("conv", steps)
     model, optimizer, sparsifier = begin(
         "conv", total_steps=100, example_inputs=batches[0][0], **settings
@@ -397,8 +397,8 @@ def test_wherever_a_training_ends_as_many_weights_are_not_zero_as_are_kept(setti
 
 
 @pytest.mark.parametrize("steps", [89, 92, 94, 97])
-def test_the_weights_alone_tell_what_is_kept(steps):
-    """A network that gets nothing else, as an averaged copy does, has the same mask."""
+def test_the_masks_follow_from_the_weights_alone(steps):
+    """A network with only these weights, such as an averaged copy, has the same mask."""
     model, _, sparsifier = tied("conv", steps=steps, total_steps=100)
     copied, _, other = tied("conv", total_steps=100)
     copied.load_state_dict(model.state_dict())
@@ -408,7 +408,7 @@ def test_the_weights_alone_tell_what_is_kept(steps):
         assert torch.equal(mask.mask, same.mask)
 
 
-def test_how_many_were_undecided_when_frozen_is_not_counted_again():
+def test_the_undecided_count_stays_after_the_freeze():
     _, _, sparsifier = tied("conv", steps=95, total_steps=100, choose_at=0.9, freeze_at=0.9)
     before = sparsifier.metrics()["undecided_per_kept"]
     assert before > 0.3
@@ -417,7 +417,7 @@ def test_how_many_were_undecided_when_frozen_is_not_counted_again():
     assert masker.metrics()["undecided_per_kept"] == before
 
 
-def test_back_to_the_beginning():
+def test_loading_an_earlier_state():
     model, optimizer, sparsifier = begin("conv")
     states = [copy.deepcopy(x.state_dict()) for x in (model, optimizer, sparsifier)]
     batches = make_batches("conv", STEPS)
@@ -448,8 +448,8 @@ def test_a_resume_while_the_threshold_falls_is_exact(steps):
 # Budgets
 
 
-def test_multiplications_order_weights_by_what_they_cost():
-    """|w| by the root of its multiplications: what goes is least of a norm per multiplication."""
+def test_a_budget_of_multiplications_orders_weights_by_cost():
+    """Weights are ordered by |w| / √multiplications."""
     example = torch.randn(1, 1, 6, 6)
     model = build("conv")
     costs = macs_per_weight(model, find_sites(model), example)
@@ -463,14 +463,14 @@ def test_multiplications_order_weights_by_what_they_cost():
     assert 0.2 * total - 36 < spent <= 0.2 * total
     kept = [model[i].weight != 0 for i in (0, 4)]
     least = min(float(v[k].min()) for v, k in zip(values, kept, strict=True))
-    # Nothing larger goes, but for what the rest of the budget could not pay.
+    # No larger weight is pruned, unless it did not fit into the rest of the budget.
     assert float(values[1][~kept[1]].max()) <= least
     dearer = int((values[0][~kept[0]] > least).sum())
     assert dearer == 0 or spent + 36 > 0.2 * total
 
 
 @pytest.mark.parametrize("steps", [4, 8, 14])
-def test_layers_of_their_own_have_thresholds_of_their_own(steps):
+def test_layer_budgets_have_separate_thresholds(steps):
     _, _, sparsifier = tied(steps=steps, scope="layer")
     share = twin.kept_at(steps / STEPS, 80, 400, 0.5) / 400
     for mask, weight in parts(sparsifier):
@@ -481,12 +481,12 @@ def test_layers_of_their_own_have_thresholds_of_their_own(steps):
         assert torch.equal(mask.active, weight.abs() > theta)
 
 
-def test_a_least_per_layer_that_binds_nobody_changes_nothing():
+def test_a_minimum_that_every_layer_exceeds_changes_nothing():
     plain, guarded = tied("conv", steps=12)[0], tied("conv", steps=12, min_keep_per_layer=1)[0]
     assert_same_state(state_of(plain), state_of(guarded))
 
 
-def test_what_is_undecided_is_counted_of_the_mask_that_is_frozen():
+def test_undecided_probabilities_are_counted_in_the_frozen_mask():
     sparsifier = tied("conv", steps=5)[2]
     masker = sparsifier._masker
     masker.refresh_masks()
@@ -502,8 +502,8 @@ def test_what_is_undecided_is_counted_of_the_mask_that_is_frozen():
     assert undecided > 0
 
 
-def test_a_network_that_was_looked_at_before_its_state_came_is_looked_at_anew():
-    """From the weights alone nobody knows how far the threshold has been taken back."""
+def test_masks_are_recomputed_after_loading_a_state():
+    """The lowered threshold is part of the state and does not follow from the weights."""
     batches = make_batches("conv", 92)
     model, _, sparsifier = tied("conv", steps=92, total_steps=100)
     assert sparsifier._masker._chosen_above is not None

@@ -158,7 +158,7 @@ def _survey(sites: Sequence[Entries], passes: Passes, n: int, total: Total) -> E
         if not (low > 0 and high < math.inf):
             raise InputError(
                 f"project_(cost {high if low > 0 else low} for {site.name}): costs must be "
-                "positive and finite; leave out of probs what costs nothing."
+                "positive and finite; do not pass tensors without a cost."
             )
     ends = passes.extremes(_stride_for(n))
     finite = [math.isfinite(low) and math.isfinite(high) for low, high in ends]
@@ -200,7 +200,7 @@ def _solve(passes: Passes, sample: "_Sample", keep: float, extent: Extent) -> Sh
         if exact or abs(excess) > 1e-5 * keep:  # else the sign could be an fp32 rounding error
             bracket.tighten(v, excess)
         exact = exact or abs(excess) <= 1e-4 * keep
-    # The sample misleads: it has too few of the entries that matter. Search without it.
+    # The sample has too few of the entries between 0 and 1 to predict v. Search without it.
     bracket.last, bracket.stalled = math.inf, False
     return _newton(passes.sum_and_slope, keep, v, bracket, _TOLERANCE * keep)
 

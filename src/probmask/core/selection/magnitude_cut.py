@@ -1,4 +1,4 @@
-"""The largest weights of all tensors, and the threshold between them and the pruned weights.
+"""Masks of the largest weights of all tensors, and the threshold that separates them.
 
 The masks are exact, ties included, and equal to those of `select_top`. On the CPU the compiled
 `MagnitudeSearch` finds them, on a GPU one k-th value of the joined tensors, elsewhere `select_top`.

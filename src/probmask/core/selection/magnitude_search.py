@@ -1,9 +1,10 @@
 """Search for the magnitude at which a budget of kept weights ends, by compiled passes.
 
 This follows Floyd and Rivest. A sample predicts the magnitude. One pass over all weights counts the
-values above a window around the prediction, and each value inside the window. If the window misses,
-the counts give a better prediction. If three windows miss, two histograms, of the upper and of the
-lower bits of the magnitudes, find the value in any case. A last pass writes the masks.
+values above a window around the prediction, and each value inside the window. If the magnitude is
+outside the window, the counts give a better prediction. After three such windows, two histograms,
+of the upper and of the lower bits of the magnitudes, find it in any case. A last pass writes the
+masks.
 
 The bits of a nonnegative float, read as an integer, have the order of the floats. "Bits" below
 means this integer.
@@ -80,9 +81,9 @@ class MagnitudeSearch:
         ]
 
     def _search_windows(self, keep: int) -> tuple[int, int] | None:
-        """Return the bits of the smallest kept value, and how many entries equal to it are kept.
+        """Return the bits of the smallest kept value, and the number of its entries to keep.
 
-        Returns None if all windows miss, or if there is a NaN.
+        Returns None if no window contains it, or if there is a NaN.
         """
         sample = self._sample()
         ratio = len(sample) / sum(self._sizes)
@@ -97,8 +98,8 @@ class MagnitudeSearch:
             if above < keep <= above + inside:
                 place, rest = _bin_of(counts, keep - above)
                 return base + place, rest
-            # The number of values above each edge of the window is now known. From the nearer
-            # edge the sample predicts only a short distance, and errs much less.
+            # The number of values above each edge of the window is now known. The sample only
+            # needs to predict the distance from the nearer edge, with a much smaller error.
             edge, known = (base + self._bins, above) if keep <= above else (base, above + inside)
             from_top = len(sample) - int(np.searchsorted(sample, edge)) + (keep - known) * ratio
         return None
@@ -196,7 +197,7 @@ def _array(x: Tensor) -> Any:
 
 
 def _bin_of(counts: Any, keep: int) -> tuple[int, int]:
-    """Return the bin of the keep-th entry from the top, and how many of its entries are kept."""
+    """Return the bin of the keep-th entry from the top, and the number of its entries to keep."""
     from_top = np.cumsum(counts[::-1])
     place = int(np.searchsorted(from_top, keep))
     before = int(from_top[place - 1]) if place else 0

@@ -1,9 +1,9 @@
-"""Exact global top-k: which entries of several tensors are kept under one joint budget.
+"""Exact global top-k: select the entries of several tensors to keep under one joint budget.
 
 All entries have one total order: the larger value first; among equal values (-0.0 equals 0.0) the
 larger tie; among equal ties the earlier tensor, then the lower row-major index. The tensors are
-neither joined nor sorted. A radix search finds the value at which the budget ends: the bits of a
-float, read as an integer of the same order, are counted in histograms, one digit per pass.
+neither joined nor sorted. A radix search finds the value at which the budget ends: it reads the
+bits of a float as an integer of the same order and counts one digit per pass in a histogram.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Exchange of active weights for inactive ones: what to start with, to drop and to grow.
+"""Exchange of active weights for inactive ones: random initial masks, drop and grow.
 
 The methods that train a sparse network from the start (RigL, SET, SNFS, GraNet, DSR, Deep R) draw
-it at random, drop some weights and grow as many. They differ in the numbers and in the scores by
-which weights are grown.
+its masks at random, drop some weights and grow the same number. They differ in these numbers and in
+the scores by which weights are grown.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ Allocation = Literal["uniform", "er", "erk"]
 
 
 def interval(given: int | None, paper: int, total_steps: int, *, parts: int = 20) -> int:
-    """Return the updates between exchanges: given, or the paper's, or a part of the training."""
+    """Return the updates between exchanges: given, or the paper's, at most total_steps / parts."""
     return given if given is not None else max(1, min(paper, total_steps // parts))
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether ``step`` is a positive multiple of ``every``."""
+    """Return whether ``step`` is a positive multiple of ``every``."""
     return step > 0 and step % every == 0
 
 
@@ -42,7 +42,7 @@ def gradient_magnitude(weight: Tensor) -> Tensor:
 
 
 def largest(scores: Tensor, among: Tensor, count: int) -> Tensor:
-    """Return the mask of the ``count`` largest scores (≥ 0) among some; ties by lower index."""
+    """Return the mask of the ``count`` largest scores (≥ 0) in ``among``; ties by lower index."""
     if count == 0:
         return torch.zeros_like(among)
     (chosen,) = select_top([torch.where(among, scores.float(), -1.0)], count)
@@ -50,14 +50,14 @@ def largest(scores: Tensor, among: Tensor, count: int) -> Tensor:
 
 
 def at_random(among: Tensor, count: int, seed: int, *counters: int) -> Tensor:
-    """Return the mask of ``count`` uniformly drawn entries among some."""
+    """Return the mask of ``count`` uniformly drawn entries of ``among``."""
     return largest(
         uniform_(torch.empty(among.shape, device=among.device), seed, *counters), among, count
     )
 
 
 def random_masks(sites: Sequence[Site], counts: Sequence[int], seed: int) -> list[Tensor]:
-    """Return masks of ``counts`` uniformly drawn weights of each layer: a sparse start."""
+    """Return masks of ``counts`` uniformly drawn weights of each layer, to start training with."""
     return [
         at_random(
             torch.ones_like(site.weight, dtype=torch.bool), count, seed, Stream.SPARSE_START, index
@@ -72,9 +72,9 @@ def drop_smallest(sizes: Tensor, active: Tensor, count: int) -> Tensor:
 
 
 def exchange(sizes: Tensor, active: Tensor, scores: Tensor, count: int) -> Tensor:
-    """Return ``active`` without its ``count`` smallest, and with the ``count`` best-scored others.
+    """Replace the ``count`` smallest entries of ``active`` by the ``count`` best-scored others.
 
-    The others include the dropped weights, which can return at once.
+    The others include the dropped weights, which can return immediately.
     """
     survivors = drop_smallest(sizes, active, count)
     return survivors | largest(scores, ~survivors, count)
@@ -86,7 +86,7 @@ def switch_(
     active: Sequence[Tensor],
     optimizers: WeightOptimizers,
 ) -> None:
-    """Make these the active weights; grown ones start at zero without momentum."""
+    """Make these the active weights; grown weights start at zero without momentum."""
     for weight, before, after in zip(weights, active_masks(masked), active, strict=True):
         optimizers.restart_(weight, after & ~before)
     activate_(masked, weights, active)
@@ -100,7 +100,7 @@ def regrow_by_gradient_(
 ) -> None:
     """Exchange the smallest weights of each layer for those with the largest gradients.
 
-    The present update then moves only weights that were active before and still are.
+    The current update then moves only weights that were active before and still are.
     """
     before = [active.clone() for active in active_masks(masked)]
     after = [

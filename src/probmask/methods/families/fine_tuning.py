@@ -1,4 +1,4 @@
-"""Train, prune once, fine-tune: the phases, and the pruning between them.
+"""Training, one pruning, fine-tuning: the phases, and the pruning between them.
 
 Pruning by weight and MLPrune share this. They differ in the values by which weights are pruned.
 """
@@ -28,7 +28,7 @@ def tuning_phases(
     schedule: Literal["constant", "cosine"],
     equal_epochs: bool,
 ) -> tuple[Phase, Phase]:
-    """Return a training and a fine-tuning of at least one epoch each.
+    """Return the phases: a training and a fine-tuning of at least one epoch each.
 
     Args:
         caller: Name of the method, for the error message.
@@ -54,7 +54,7 @@ def tuning_phases(
     return Phase("train", training), Phase("fine-tune", tuning, schedule, rate)
 
 
-def prune_for_good_(
+def prune_and_freeze_(
     masker: Masker,
     masked: Sequence[StoredWeight],
     active: Sequence[Tensor],

@@ -1,10 +1,10 @@
 """Gates: a trained parameter per weight, per output or per layer that decides what is kept.
 
-Gates are fp32 whatever the dtype of the weight: in bf16 a gate could not take small steps. What is
-drawn for the next passes (noise, or a mask) is not saved: it is a function of seed and update.
+Gates are fp32 for weights of any dtype: in bf16 a gate could not take small steps. The noise or
+mask drawn for the next passes is not saved: it is a function of seed and update.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def adam_on_gates(gates: Sequence[Tensor], rate: float, *, begin: int = 0) -> li
 
 
 def fraction_since(now: Progress, begin: int) -> float:
-    """Return the fraction that is done of the training after update ``begin``."""
+    """Return the fraction done of the training from update ``begin`` on."""
     return min(1.0, max(0.0, (now.step - begin) / (now.total_steps - begin)))
 
 
@@ -90,6 +90,14 @@ def keep_highest(
         return [value > border for value in values]
     ties = [weight.detach().abs() for weight in masker.weights]
     return select_top(values, masker.keep, ties=ties, names=masker.names)
+
+
+def penalty_metrics(
+    masker: Masker, kept_now: Callable[[], float], penalty_factor: float
+) -> dict[str, float]:
+    """Return the current sparsity and the factor on the penalty."""
+    kept = number_in_masks(masker.masked) if masker.frozen else kept_now()
+    return {"expected_sparsity": 1 - kept / masker.size, "penalty_factor": penalty_factor}
 
 
 def number_in_masks(masked: Sequence[MaskedWeight]) -> int:

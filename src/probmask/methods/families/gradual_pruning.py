@@ -21,12 +21,12 @@ from probmask.methods.families.stored import (
 
 
 class MagnitudeMasker(Masker):
-    """Pruning by magnitude at work on one model.
+    """Masker of pruning by magnitude, gradually or at once.
 
     Args:
         method: The method, which has the sparsity.
         sites: The sites of the model.
-        spread: The number of weights of each layer.
+        spread: The rule that distributes the kept weights over layers.
         begin: Fraction of the training at which pruning begins.
         end: Fraction of the training at which the masks become final. If it equals ``begin``, all
             weights are pruned at once.
@@ -71,7 +71,7 @@ class MagnitudeMasker(Masker):
             )
 
     def choose(self) -> list[Tensor]:
-        """Return the largest active weights, exactly the budget."""
+        """Return masks of the largest active weights, exactly the budget."""
         return largest_active(self, self.masked, self.spread)
 
     def metrics(self) -> dict[str, float]:

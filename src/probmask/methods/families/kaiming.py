@@ -11,12 +11,12 @@ from probmask.masking.sites import Site
 
 
 def check_fan_in(caller: str, advice: str, sites: Sequence[Site]) -> None:
-    """Raise an `InputError` for a site without a fan-in, for which Kaiming's law is undefined."""
+    """Raise an `InputError` for a site without a fan-in, which Kaiming's initialization needs."""
     for site in sites:
         if site.weight.dim() < 2:
             raise InputError(
-                f"{caller}: {site.name} has {site.weight.dim()} dimension and so no fan-in to "
-                f"initialize it by; exclude it or {advice}."
+                f"{caller}: {site.name} has {site.weight.dim()} dimension and therefore no fan-in "
+                f"to initialize it by; exclude it or {advice}."
             )
 
 
@@ -31,7 +31,7 @@ def kaiming_normal_(sites: Sequence[Site], seed: int) -> None:
 
 
 def fix_weights(sites: Sequence[Site]) -> None:
-    """Exclude the weights from training: a supermask selects among them as they are."""
+    """Exclude the weights from training: a supermask selects among unchanged weights."""
     for site in sites:
         site.weight.requires_grad_(False)
         site.weight.grad = None

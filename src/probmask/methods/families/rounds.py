@@ -1,7 +1,7 @@
-"""Train, prune some weights, train again, in several rounds.
+"""Several rounds of training, pruning some weights and training again.
 
 After round r of R, K_r = n (K/n)^(r/R) of n weights remain: every round prunes the same fraction of
-the remaining weights, and the last one ends at exactly K. Lottery tickets and learning-rate
+the remaining weights, and the last round ends at exactly K. Lottery tickets and learning-rate
 rewinding share this. They differ in the weights that a round starts with.
 """
 
@@ -26,13 +26,13 @@ RoundFraction = Annotated[
 def round_phases(
     caller: str, sparsity: float, epochs: int, *, prune_per_round: float, equal_epochs: bool
 ) -> tuple[Phase, ...]:
-    """Return one training more than there are rounds; the longer trainings come last.
+    """Return the phases: one training more than rounds; the longer trainings come last.
 
     Args:
         caller: Name of the method, for the error message.
         sparsity: The final sparsity.
         epochs: Epochs of all trainings together, or of each; see ``equal_epochs``.
-        prune_per_round: Most that a round may prune, as a fraction of the remaining weights.
+        prune_per_round: The largest fraction of the remaining weights that a round may prune.
         equal_epochs: Whether ``epochs`` are divided among the trainings. If there are fewer epochs
             than trainings, there are fewer rounds, which prune more each.
 

@@ -1,4 +1,4 @@
-"""Scores: weights are kept while their scores are high enough, and the scores are trained."""
+"""Scores: each weight has a trained score, and the weights with the highest scores are kept."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from probmask.masking.sites import Site
 class ScoredWeight(MaskedWeight):
     """One site: w_e = w m, dL/dw = g m and dL/ds = g w, g the gradient of w_e.
 
-    Only weights with m = 1 learn, but all scores do. Scores start at 0 and are fp32 whatever the
-    dtype of the weight.
+    Only weights with m = 1 are trained, but all scores are. Scores start at 0 and are fp32 for
+    weights of any dtype.
     """
 
     saved = ("active",)

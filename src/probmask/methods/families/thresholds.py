@@ -1,8 +1,8 @@
-"""Thresholds: weights are kept while they exceed one, and are trained on either side of it.
+"""Thresholds: weights above a threshold are kept; weights above and below it are trained.
 
 Pruned weights still receive the gradient of the effective weight, or a fraction of it, and return
-when they have grown beyond the threshold. Nothing has to be saved for a resume: the masks are a
-function of the weights and of the progress.
+when they have grown beyond the threshold. A resume needs no saved state: the masks are a function
+of the weights and of the progress.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ _EXTREME = 0.95
 def usual_outside(sparsity: float) -> float:
     """Return the fraction of the gradient that pruned weights get: 0.5 above 95 % sparsity, else 1.
 
-    This is Feather's rule (BMVC 2023): with so few kept weights, the many pruned ones would be kept
-    and pruned again too easily.
+    This is Feather's rule (BMVC 2023): at very high sparsity and with full gradients, weights would
+    switch between pruned and kept too often.
     """
     return 0.5 if sparsity > _EXTREME else 1.0
 
@@ -75,8 +75,8 @@ class _StraightThrough(torch.autograd.Function):
 class ThresholdedWeight(MaskedWeight):
     """One site: ``rule(w, active, θ)``, and the gradient that pruned weights get.
 
-    There are two thresholds: that of the present budget, for training, and that of the final
-    budget, for evaluation. While nothing is pruned (``dense``) the weight itself is used.
+    There are two thresholds: that of the current budget, for training, and that of the final
+    budget, for evaluation. While nothing is pruned (``dense``), the weight itself is used.
     """
 
     def __init__(self, site: Site, rule: Rule, *, outside: float = 1.0) -> None:
@@ -89,7 +89,7 @@ class ThresholdedWeight(MaskedWeight):
         self.dense = True
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """Return the effective weight at the present threshold."""
+        """Return the effective weight at the current threshold."""
         if self.dense:
             return weight
         return straight_through(
@@ -103,7 +103,7 @@ class ThresholdedWeight(MaskedWeight):
         )
 
     def set_active(self, active: Tensor, threshold: float, *, dense: bool) -> None:
-        """Train with these weights until the next call."""
+        """Compute with these weights in training until the next call."""
         if active is not self.active:
             self.active.copy_(active)
         self.threshold.fill_(threshold)
@@ -126,7 +126,7 @@ def train_largest(
     keep: int,
     scales: Sequence[float] | None = None,
 ) -> None:
-    """Train with the ``keep`` largest weights until the next call.
+    """Compute with the ``keep`` largest weights in training until the next call.
 
     ``scales`` multiply the magnitudes of each site before they are compared.
     """
@@ -165,6 +165,6 @@ def _largest(
 
 
 def clip_gradient(masker: Masker, optimizers: WeightOptimizers, norm: float | None) -> None:
-    """Clip the joint gradient of all trained parameters, unless nothing is to be pruned."""
+    """Clip the joint gradient of all trained parameters, unless the sparsity is 0."""
     if norm is not None and masker.keep < masker.size:
         nn.utils.clip_grad_norm_(optimizers.parameters, norm)

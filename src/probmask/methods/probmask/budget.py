@@ -1,4 +1,4 @@
-"""ProbMask's budget: how much all layers together may keep, in weights or in multiplications."""
+"""ProbMask's budget: the number of weights or multiplications that all layers together may keep."""
 
 import math
 import warnings
@@ -15,7 +15,7 @@ from probmask.masking.sites import Site
 
 
 class Budget:
-    """The amount that may be kept in all, and the least that each layer keeps.
+    """The total amount to keep, and the minimum per layer.
 
     Amounts are in the budget's unit: weights, or multiplications if ``flops``. With ``per_layer``
     every layer keeps the same fraction of its weights.
@@ -87,7 +87,7 @@ def warn_of_early_choice(
 ) -> None:
     """Warn if the masks become final, at the fraction ``at``, while the budget is still falling.
 
-    ``setting`` is what decided that, such as "freeze_at=0.3".
+    ``setting`` is the setting that determines ``at``, such as "freeze_at=0.3".
     """
     begin, end = ramp
     kept = kept_fraction(at, final, begin=begin, end=end)

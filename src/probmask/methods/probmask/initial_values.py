@@ -1,7 +1,7 @@
-"""Fading out the random initial values of the weights.
+"""Fade-out of the random initial values of the weights.
 
-Early in a training the magnitude of a weight is mostly its random initial value, which says nothing
-about how useful the weight is.
+Early in a training the magnitude of a weight is mostly its random initial value, which does not
+depend on how useful the weight is.
 """
 
 import torch
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 # Tolerance of the batch counters: the version counter of a buffer restarts when it changes devices.
 _FEW_BATCHES = 64
-# A half-precision weight cannot lose less than this fraction at once: it would be rounded away.
+# A smaller change of a half-precision weight would be lost in rounding.
 _COARSE = 2.0**-6
 
 
 class Freshness:
-    """Whether the weights of a network are recognizably random when its training begins.
+    """Test whether the weights of a network are random when its training begins.
 
-    They are if BatchNorm has seen no data and learned nothing, and there is at least one BatchNorm
-    layer per two masked weights. A new BatchNorm layer on top of a pretrained network without any
-    says nothing about that network's weights.
+    They count as random if no BatchNorm layer has seen data or learned anything, and there is at
+    least one BatchNorm layer per two masked weights. The second condition excludes a pretrained
+    network without BatchNorm to which a new BatchNorm layer was added.
     """
 
     def __init__(self, model: nn.Module, sites: int) -> None:
@@ -33,7 +33,7 @@ class Freshness:
         self._layers = [(layer, _number_of_changes(layer)) for layer in layers]
 
     def still_holds(self) -> bool:
-        """Whether the weights are still random: no checkpoint has been loaded in the meantime.
+        """Return whether the weights are still random: no checkpoint was loaded in the meantime.
 
         A forward pass changes the batch counter once and increases it by one. A checkpoint changes
         it once, but to the number of batches of a whole training.
@@ -46,7 +46,7 @@ class Freshness:
 
 
 def _is_untouched(layer: nn.modules.batchnorm._BatchNorm) -> bool:
-    """Whether it has initial statistics, and all channels have the same gain and bias."""
+    """Return whether the statistics are initial and all channels have the same gain and bias."""
     variance = layer.running_var
     assert variance is not None
     learned = [p for p in (layer.weight, layer.bias) if p is not None]
@@ -60,7 +60,7 @@ def _number_of_changes(layer: nn.modules.batchnorm._BatchNorm) -> int:
 
 
 def squared_norm(initial: Tensor) -> Tensor:
-    """‖w₀‖², never zero. `fade_` takes it as an argument, as it does not change."""
+    """‖w₀‖², never zero. `fade_` takes it as an argument, because it is constant."""
     flat = _wide(initial).reshape(-1)
     return torch.dot(flat, flat).clamp_min(torch.finfo(flat.dtype).tiny)
 
@@ -68,8 +68,8 @@ def squared_norm(initial: Tensor) -> Tensor:
 def fade_(weight: Tensor, initial: Tensor, square: Tensor, left: float) -> None:
     """w ← w - max(⟨w, w₀⟩ / ‖w₀‖² - left, 0) w₀: leave at most ``left`` of w₀ in w.
 
-    The present fraction of w₀ in w is measured, because weight decay removes some of it too;
-    subtracting the scheduled amount would leave the negative of that.
+    The current fraction of w₀ in w is measured, because weight decay reduces it too. Subtracting a
+    scheduled amount would subtract too much.
     """
     w = _wide(weight)
     along = initial.to(w.dtype)  # the precision may have changed since training began

@@ -33,8 +33,8 @@ from probmask.methods.probmask.budget import Budget, warn_of_early_choice
 from probmask.methods.probmask.official import OfficialMasker
 from probmask.methods.probmask.probabilities import (
     COLLAPSE_ADVICE,
-    count_undecided,
     prob_histogram,
+    prob_metrics,
     sample_masks,
 )
 
@@ -49,7 +49,7 @@ Draws = Annotated[int, Range(1, meaning="a number of masks sampled per update")]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Values of the settings that are None."""
+    """Default values for the settings that are None."""
 
     draws: int
     temperature_start: float
@@ -89,22 +89,24 @@ RECIPES: dict[str, Recipe] = {
 class ProbMask(Method):
     """Learn for each weight the probability that it is kept, under one budget.
 
-    ``recipe="paper"`` has the paper's settings to the letter, for trainings as long as the paper's
-    (58,800 updates). ``"adaptive"`` adapts to the number of updates: it ramps per update, raises
-    Adam's rate in short trainings and trains the kept weights on after the masks are final.
+    ``recipe="paper"`` uses exactly the paper's settings, for trainings as long as the paper's
+    (58,800 updates). ``"adaptive"`` adapts to the number of updates: its schedules advance per
+    update, Adam's rate is higher in short trainings, and the kept weights are still trained after
+    the masks are final.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        recipe: The values of all settings that are None.
-        scope: ``"global"`` has one budget for all layers (the paper's GSB), ``"layer"`` the same
+        recipe: The default values of all settings that are None.
+        scope: ``"global"`` uses one budget for all layers (the paper's GSB), ``"layer"`` the same
             kept fraction in each layer (LSB).
         cost: The unit of the budget. With ``"flops"``, sparsity is the fraction of multiplications
             pruned, and ``attach`` needs ``example_inputs``.
-        train_weights: False searches a supermask: weights are not trained.
-        reinitialize: Draw weights from Kaiming's normal distribution first. None: for supermasks.
+        train_weights: False searches for a supermask: the weights are not trained.
+        reinitialize: Redraw the weights from Kaiming's normal distribution first. None: only for
+            supermasks.
         draws: Number of masks sampled per update (the paper's I).
         prob_lr: Adam's rate for the probabilities; the paper's is 6e-3.
-        temperature_start: The relaxation's temperature τ at the beginning.
+        temperature_start: The relaxation's temperature τ at the start.
         temperature_end: τ at the end; it falls linearly.
         ramp_begin: Fraction of the training at which the budget begins to fall.
         ramp_end: Fraction of the training at which it reaches ``sparsity``.
@@ -169,17 +171,17 @@ class ProbMask(Method):
         if settings.select == "sample" and self.min_keep_per_layer > 0:
             raise InputError(
                 f"ProbMask(select='sample', min_keep_per_layer={self.min_keep_per_layer}): a "
-                "sample guarantees no number of weights; drop one of the two."
+                "sample does not guarantee a number of weights; pass only one of the two."
             )
         if self.compat == "official" and self.cost != "params":
             raise InputError(
                 f"ProbMask(compat='official', cost={self.cost!r}): the released code budgets "
-                "parameters only; drop one of the two."
+                "parameters only; pass only one of the two."
             )
 
     @property
     def resolved(self) -> Recipe:
-        """The recipe, with the settings that were given."""
+        """The values of the recipe, replaced by the settings that are not None."""
         names = {field.name for field in fields(Recipe)}
         given = {k: v for k, v in self.settings().items() if k in names and v is not None}
         return replace(RECIPES[self.recipe], **given)
@@ -237,9 +239,9 @@ class ProbMask(Method):
     def rate_for(self, total_steps: int) -> float:
         """Return Adam's rate for the probabilities.
 
-        A probability has to travel between 1 and 0 in any number of updates. A rate inversely
+        A probability must be able to move from 1 to 0 in any number of updates. A rate inversely
         proportional to that number would follow the noise of single gradients; the adaptive recipe
-        takes its cube root.
+        uses the cube root instead.
         """
         if self.prob_lr is not None:
             return self.prob_lr
@@ -255,7 +257,7 @@ class ProbMask(Method):
 
 
 class ProbMaskedWeight(MaskedWeight):
-    """One site: its probabilities s, and the noise key and temperature of the present draw.
+    """One site: its probabilities s, and the noise key and temperature of the current draw.
 
     Key and temperature are tensors, so that a compiled graph does not depend on their values.
     """
@@ -268,7 +270,7 @@ class ProbMaskedWeight(MaskedWeight):
 
     @property
     def noise(self) -> Tensor:
-        """The noise g₁ - g₀ of the present draw. It is computed, not stored."""
+        """The noise g₁ - g₀ of the current draw. It is computed, not stored."""
         return logistic(self.prob.shape, self.key)
 
     def training_weight(self, weight: Tensor) -> Tensor:
@@ -277,7 +279,7 @@ class ProbMaskedWeight(MaskedWeight):
 
 
 class ProbMasker(Masker):
-    """ProbMask at work on one model: Algorithm 1 of the paper."""
+    """Masker of ProbMask: Algorithm 1 of the paper."""
 
     saved = ("seed", "_temperature", "_kept_fraction")
     collapse_advice = COLLAPSE_ADVICE
@@ -365,19 +367,13 @@ class ProbMasker(Masker):
         return self.budget.select(self.probs, self.budget.final, ties=ties)
 
     def freeze(self) -> None:
-        """Make the masks final; warn of layers that keep no weight."""
+        """Make the masks final; warn about layers that keep no weight."""
         super().freeze()
         self._warn_of_collapse([float(masked.mask.sum()) for masked in self.masked])
 
     def metrics(self) -> dict[str, float]:
-        """Return temperature, budget, sparsity and the fraction of undecided probabilities."""
-        expected = sum(float(prob.sum(dtype=torch.float64)) for prob in self.probs)
-        return {
-            "temperature": self._temperature,
-            "kept_fraction": self._kept_fraction,
-            "expected_sparsity": 1 - expected / self.size,
-            "undecided_per_kept": count_undecided(self.probs) / max(1, self.keep),
-        }
+        """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
+        return prob_metrics(self.probs, self.keep, self._temperature, self._kept_fraction)
 
     def histograms(self) -> dict[str, Histogram]:
         """Return the histogram of the probabilities while they are trained."""
@@ -406,10 +402,11 @@ class ProbMasker(Masker):
             self._feed_starved(which, amount, costs)
 
     def _feed_starved(self, which: range, amount: float, costs: Sequence[float]) -> None:
-        """Set the best weights of layers below their least number to probability 1.
+        """In each layer that would keep too few weights, set the best ones to probability 1.
 
-        The other layers pay for it. A layer whose probabilities are all zero passes no gradient:
-        it would be dead long before the final selection gave it any weight.
+        The budget of the other layers shrinks accordingly. A layer whose probabilities are all zero
+        passes no gradient: it would stop learning long before the final selection keeps any of its
+        weights.
         """
         fed: set[int] = set()
         while starved := {i for i in which if i not in fed and self._is_starved(i)}:
@@ -430,5 +427,5 @@ class ProbMasker(Masker):
         return float(self.probs[index].sum(dtype=torch.float64)) < self.budget.least[index]
 
     def _warn_of_collapse(self, kept: Sequence[float]) -> None:
-        if not any(self.budget.least):  # otherwise every layer will keep some
+        if not any(self.budget.least):  # otherwise every layer keeps some weights
             self.warn_of_collapse(kept)

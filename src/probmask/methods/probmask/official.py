@@ -26,8 +26,8 @@ from probmask.masking.sites import Site
 from probmask.methods.probmask.budget import Budget
 from probmask.methods.probmask.probabilities import (
     COLLAPSE_ADVICE,
-    count_undecided,
     prob_histogram,
+    prob_metrics,
     sample_masks,
 )
 
@@ -83,7 +83,7 @@ def _bisect(probs: Sequence[Tensor], keep: float) -> Tensor:
 
 
 class OfficialWeight(MaskedWeight):
-    """One site: its probabilities, and the noise and temperature of the present draw."""
+    """One site: its probabilities, and the noise and temperature of the current draw."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -97,7 +97,7 @@ class OfficialWeight(MaskedWeight):
 
 
 class OfficialMasker(Masker):
-    """The released code at work on one model."""
+    """Masker with the arithmetic of the released code."""
 
     saved = ("seed", "_temperature", "_kept_fraction")
     collapse_advice = COLLAPSE_ADVICE
@@ -170,21 +170,15 @@ class OfficialMasker(Masker):
             self.freeze()
 
     def choose(self) -> list[Tensor]:
-        """Return exactly the budget by probability, ties by magnitude; or a sample."""
+        """Return masks of exactly the budget by probability (ties by magnitude), or a sample."""
         if self.sample:
             return sample_masks(self.probs, self.seed)
         ties = [weight.detach().abs() for weight in self.weights]
         return self.budget.select(self.probs, self.budget.final, ties=ties)
 
     def metrics(self) -> dict[str, float]:
-        """Return temperature, budget, sparsity and the fraction of undecided probabilities."""
-        expected = sum(float(prob.sum(dtype=torch.float64)) for prob in self.probs)
-        return {
-            "temperature": self._temperature,
-            "kept_fraction": self._kept_fraction,
-            "expected_sparsity": 1 - expected / self.size,
-            "undecided_per_kept": count_undecided(self.probs) / max(1, self.keep),
-        }
+        """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
+        return prob_metrics(self.probs, self.keep, self._temperature, self._kept_fraction)
 
     def histograms(self) -> dict[str, Histogram]:
         """Return the histogram of the probabilities while they are trained."""

@@ -1,4 +1,4 @@
-"""Functions of probabilities that the whole family shares: convergence and sampling."""
+"""Functions of probabilities that the ProbMask family shares: metrics and sampling."""
 
 from collections.abc import Sequence
 
@@ -21,6 +21,20 @@ def count_undecided(probs: Sequence[Tensor]) -> int:
     """Return the number of probabilities that are neither close to 0 nor to 1."""
     low, high = _UNDECIDED
     return sum(int(((prob > low) & (prob < high)).count_nonzero()) for prob in probs)
+
+
+def prob_metrics(
+    probs: Sequence[Tensor], keep: int, temperature: float, kept_fraction: float
+) -> dict[str, float]:
+    """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
+    size = sum(prob.numel() for prob in probs)
+    expected = sum(float(prob.sum(dtype=torch.float64)) for prob in probs)
+    return {
+        "temperature": temperature,
+        "kept_fraction": kept_fraction,
+        "expected_sparsity": 1 - expected / size,
+        "undecided_per_kept": count_undecided(probs) / max(1, keep),
+    }
 
 
 def prob_histogram(probs: Sequence[Tensor]) -> dict[str, Histogram]:

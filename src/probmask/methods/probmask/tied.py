@@ -17,8 +17,8 @@ Theorem 1's "subtract one v and clip at 0", applied to w²; p = 3, the default, 
 
 One update: `TiedMasker.before_forward` sets θ so that the budget is met,
 `TiedWeight.training_weight` computes w s, its backward pass returns the gradient straight to w, and
-`TiedMasker.after_update` fades the initial values out and, at the end of the training, makes the
-choice final.
+`TiedMasker.after_update` fades the initial values out. Near the end of the training it also makes
+the final selection of weights.
 """
 
 import logging
@@ -51,9 +51,9 @@ from probmask.methods.probmask.probabilities import (
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # fraction of the training by which random initial values have faded out
 _FADES = 1250  # number of updates that fade: a long training skips some
-_LEAST = 2.0**-20  # of the final threshold: the least magnitude of a kept weight
-_MOST = 3.0  # times the RMS gradient of a layer's kept weights: the bound for pruned weights
-_CHOSEN_BEFORE = 0.05  # of the training: the choice is final this much before the freeze
+_LEAST = 2.0**-20  # least magnitude of a kept weight, as a fraction of the final threshold
+_MOST = 3.0  # bound on the gradients of pruned weights, in units of the RMS of kept weights
+_CHOSEN_BEFORE = 0.05  # fraction of the training between the final selection and the freeze
 
 Temperature = Annotated[float, Range(1e-3, 1, "a temperature")]
 
@@ -66,7 +66,7 @@ class TiedProbMask(Method):
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
-        scope: ``"global"`` has one budget for all layers, ``"layer"`` the same kept fraction in
+        scope: ``"global"`` uses one budget for all layers, ``"layer"`` the same kept fraction in
             each layer.
         cost: The unit of the budget. With ``"flops"``, sparsity is the fraction of multiplications
             pruned, and ``attach`` needs ``example_inputs``.
@@ -80,9 +80,9 @@ class TiedProbMask(Method):
         forget_by: Fraction of the training by which the initial values have faded out; 0 keeps
             them. None: 0.5 if the network is fresh (its BatchNorm has seen no data) and SGD trains
             it, else 0. The decision is logged once (logger ``probmask``, level INFO).
-        choose_at: Fraction of the training at which the choice of weights is final. The threshold
-            then falls to zero until ``freeze_at``, so that the probabilities of the kept weights
-            go to 1. None: 0.05 before ``freeze_at``.
+        choose_at: Fraction of the training at which the final selection of weights is made. The
+            threshold then falls to zero until ``freeze_at``, so that the probabilities of the kept
+            weights go to 1. None: 0.05 before ``freeze_at``.
         freeze_at: Fraction of the training at which the masks are frozen; 1 is the end.
         min_keep_per_layer: The least number of weights that each layer keeps.
         clip_norm: Clip the joint gradient to this norm.
@@ -127,12 +127,13 @@ class TiedProbMask(Method):
         if self.choose_at is not None and self.choose_at > self.freeze_at:
             raise InputError(
                 f"TiedProbMask(choose_at={self.choose_at:g}, freeze_at={self.freeze_at:g}): the "
-                "choice is final before the masks are frozen; choose_at must not exceed freeze_at."
+                "weights are selected before the masks are frozen; choose_at must not exceed "
+                "freeze_at."
             )
 
     @property
     def chosen_at(self) -> float:
-        """Fraction of the training at which the choice of weights is final."""
+        """Fraction of the training at which the final selection of weights is made."""
         if self.choose_at is not None:
             return self.choose_at
         return max(0.0, self.freeze_at - _CHOSEN_BEFORE)
@@ -148,7 +149,7 @@ class TiedProbMask(Method):
 
 
 class TiedWeight(MaskedWeight):
-    """One site: w s, and what the backward pass returns to w.
+    """One site: the effective weight w s, and the gradient that w receives.
 
     Thresholds and powers are tensors, so that a compiled graph does not depend on their values.
     """
@@ -159,15 +160,15 @@ class TiedWeight(MaskedWeight):
         super().__init__(site)
         device = site.weight.device
         self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
-        self.threshold = torch.zeros((), device=device)  # of the present budget, for training
+        self.threshold = torch.zeros((), device=device)  # of the current budget, for training
         self.final_threshold = torch.zeros((), device=device)  # of the final one, for evaluation
         self.power = torch.full((), power, device=device)
-        self.outside = torch.full((), outside, device=device)  # 0 once the choice is final
+        self.outside = torch.full((), outside, device=device)  # 0 after the final selection
         self.initial: Tensor | None = None  # the initial value, until it has faded out
         self._initial_square: Tensor | None = None
 
     def training_weight(self, weight: Tensor) -> Tensor:
-        """w s at the present threshold."""
+        """w s at the current threshold."""
         return straight_through(
             weight, self.active, self.threshold, self._shrunk, self._bounded_gradient
         )
@@ -191,13 +192,13 @@ class TiedWeight(MaskedWeight):
         return temper_removed(grad, active, self.outside, most=_MOST)
 
     def prob(self, weight: Tensor, *, final: bool = False) -> Tensor:
-        """Return s at the present threshold, or at that of the final budget."""
+        """Return s at the current threshold, or at that of the final budget."""
         kept = self.mask if final else self.active
         threshold = self.final_threshold if final else self.threshold
         return torch.where(kept, kept_part(weight.detach().float(), threshold, self.power), 0.0)
 
     def set_active(self, active: Tensor, threshold: float) -> None:
-        """Train with these weights until the next call."""
+        """Compute with these weights in training until the next call."""
         if active is not self.active:
             self.active.copy_(active)
         self.threshold.fill_(threshold)
@@ -219,10 +220,11 @@ class TiedWeight(MaskedWeight):
         """Lower θ, and shrink the kept weights so that w s stays the same.
 
         A kept weight below the threshold falls with it, but not below ``least``: a kept weight is
-        never zero, or the network would keep fewer weights than asked for. Pruned weights stay
-        below the threshold, so that the weights alone tell what is kept, as averaged copies need.
+        never zero, or the network would keep fewer weights than requested. Pruned weights stay
+        below the threshold, so that the masks follow from the weights alone, as averaged copies
+        require.
         """
-        kept = weight[self.active]  # few weights: their powers cost next to nothing
+        kept = weight[self.active]  # few weights, whose powers are cheap
         wide = kept if kept.dtype == torch.float64 else kept.float()
         effective = power_shrink(wide, self.active[self.active], self.threshold, self.power)
         least = max(least, torch.finfo(weight.dtype).tiny)  # fp16 would round it to zero
@@ -233,7 +235,7 @@ class TiedWeight(MaskedWeight):
 
 
 class TiedMasker(Masker):
-    """TiedProbMask at work on one model."""
+    """Masker of TiedProbMask."""
 
     saved = ("forgotten", "forget_by", "_undecided", "_temperature", "_chosen_above")
     collapse_advice = COLLAPSE_ADVICE
@@ -259,7 +261,7 @@ class TiedMasker(Masker):
         self.forget_by = method.forget_by
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._freshness = Freshness(context.model, len(sites))
-        self._chosen_above: list[float] | None = None  # the thresholds at which the choice was made
+        self._chosen_above: list[float] | None = None  # thresholds of the final selection
         self._undecided = 0
         self._check_every = max(1, context.total_steps // 100)
         name = "freeze_at" if method.choose_at is None else "choose_at"
@@ -277,7 +279,7 @@ class TiedMasker(Masker):
         return [m.prob(weight) for m, weight in zip(self.masked, self.weights, strict=True)]
 
     def before_forward(self, now: Progress, draw: int) -> None:
-        """Set temperature and threshold; freeze when it is time.
+        """Set temperature and threshold; freeze from ``freeze_at`` on.
 
         No mask is frozen before the first update: ranks may not have the same weights yet, and a
         checkpoint may still be loaded.
@@ -301,7 +303,7 @@ class TiedMasker(Masker):
             nn.utils.clip_grad_norm_(optimizers.parameters, self.clip_norm)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Fade the initial values; at the end of the training, make the choice final."""
+        """Fade the initial values; from ``choose_at`` on, lower the thresholds."""
         if self.frozen:
             return
         done = now.next_fraction
@@ -316,7 +318,7 @@ class TiedMasker(Masker):
             self._lower_thresholds(max(0.0, 1 - (done - begin) / max(end - begin, 1e-9)))
 
     def choose(self) -> list[Tensor]:
-        """Return the largest weights of the final budget, or those that were chosen."""
+        """Return masks of the final selection; before it, of the largest weights of the budget."""
         if self._chosen_above is None:
             masks, thresholds = self._select(self.keep)
         else:
@@ -327,7 +329,7 @@ class TiedMasker(Masker):
         return masks
 
     def freeze(self) -> None:
-        """Make the masks final; warn of layers that keep no weight."""
+        """Make the masks final; warn about layers that keep no weight."""
         if self.frozen:
             return
         self.refresh_masks()
@@ -340,7 +342,7 @@ class TiedMasker(Masker):
         self._warn_of_collapse([masked.mask for masked in self.masked])
 
     def metrics(self) -> dict[str, float]:
-        """Return temperature, sparsity, the fraction of undecided probabilities, and the fading."""
+        """Return temperature, sparsity, undecided probabilities per kept weight, and the fading."""
         masks = [masked.mask if self.frozen else masked.active for masked in self.masked]
         kept = sum(int(mask.count_nonzero()) for mask in masks)
         undecided = self._undecided if self.frozen else count_undecided(self.probs)
@@ -358,9 +360,9 @@ class TiedMasker(Masker):
     def _temperature_at(self, done: float) -> float:
         """τ is constant while the budget falls; then ln τ falls linearly."""
         begin, end = self.method.ramp_end, self.method.freeze_at
-        part = min(1.0, max(0.0, done - begin) / max(end - begin, 1e-9))
+        fraction = min(1.0, max(0.0, done - begin) / max(end - begin, 1e-9))
         start = self.method.temperature_start
-        return float(start * (self.method.temperature_end / start) ** part)
+        return float(start * (self.method.temperature_end / start) ** fraction)
 
     def _keep_at(self, done: float) -> int:
         """Return the number of weights kept at this fraction of the training."""
@@ -369,7 +371,7 @@ class TiedMasker(Masker):
         return round(schedules.kept_fraction(done, final, begin=begin, end=end) * self.size)
 
     def _cut(self, keep: int) -> None:
-        """Train with the ``keep`` largest weights."""
+        """Compute with the ``keep`` largest weights in training."""
         masks, thresholds = self._select(keep, into=[masked.active for masked in self.masked])
         for masked, active, threshold in zip(self.masked, masks, thresholds, strict=True):
             masked.set_active(active, threshold)
@@ -411,12 +413,12 @@ class TiedMasker(Masker):
         return [mask for (mask,), _ in cuts], [threshold for _, threshold in cuts]
 
     def _record_initial_values(self, optimizers: WeightOptimizers) -> None:
-        """Copy the weights that will fade. Not earlier: only now all ranks have the same ones."""
+        """Copy the weights that will fade out, at the first update: all ranks have the same now."""
         if self.forget_by is None:
             self.forget_by = self._usual_forget_by(optimizers)
         trained = {id(p) for p in optimizers.parameters if p.requires_grad}
         for masked, weight in zip(self.masked, self.weights, strict=True):
-            # A closure may call this again, when the weights have moved.
+            # An optimizer with a closure may call this again after the weights have moved.
             if self.forget_by and id(weight) in trained and masked.initial is None:
                 masked.set_initial(weight.detach().clone())
 
@@ -442,10 +444,10 @@ class TiedMasker(Masker):
 
     @torch.no_grad()
     def _lower_thresholds(self, left: float) -> None:
-        """Make the choice final, and lower the thresholds to this fraction of what they were then.
+        """Lower the thresholds to this fraction of those of the final selection.
 
-        The threshold's shrinkage is folded into the kept weights, so the network's output does not
-        change, and their probabilities go to 1.
+        The first call makes the selection. The threshold's shrinkage is folded into the kept
+        weights, so the network's output does not change, and their probabilities go to 1.
         """
         if self._chosen_above is None:
             masks, self._chosen_above = self._select(self.keep)
@@ -461,12 +463,12 @@ class TiedMasker(Masker):
             masked.lower_threshold_(weight, lower, least=_LEAST * threshold)
 
     def _warn_of_collapse(self, masks: Sequence[Tensor]) -> None:
-        if not any(self.budget.least):  # otherwise every layer will keep some
+        if not any(self.budget.least):  # otherwise every layer keeps some weights
             self.warn_of_collapse([float(mask.count_nonzero()) for mask in masks])
 
 
 def _threshold(value: Tensor, mask: Tensor, shared: float) -> float:
-    """Return the threshold of all sites, or this site's own if it keeps values below that."""
+    """Return the shared threshold, or the site's own if it keeps values below the shared one."""
     kept = value[mask]
     if not len(kept) or float(kept.amin()) > shared:
         return shared
