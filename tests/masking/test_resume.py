@@ -152,7 +152,8 @@ def test_a_state_of_another_object_raises():
     whole = {"model": model.state_dict(), "sparsifier": sparsifier.state_dict()}
     for other in (whole, optimizer.state_dict(), {}):
         with pytest.raises(
-            probmask.InputError, match=r"'training'.* is missing.*state_dict\(\) returned"
+            probmask.InputError,
+            match=r"'training'.* is missing.*return value of sparsifier\.state_dict\(\)",
         ):
             sparsifier.load_state_dict(other)
 

@@ -111,7 +111,7 @@ def test_samples_are_balanced_in_each_portion():
     assert first[1].tolist() == second[1].tolist() == [0, 0, 1, 1, 2, 2]
     assert first[0].flatten().tolist() == [0, 1, 4, 5, 6, 11]
     assert second[0].flatten().tolist() == [2, 3, 10, 13, 12, 15]
-    # too few of everything but the 0: portions take what there is, none is empty
+    # too few examples of all classes but 0: portions are smaller, none is empty
     assert [len(y) for _, y in balanced(batches[:1], 3, 4, 3)] == [4 + 2 + 1, 1]
 
 
@@ -213,7 +213,7 @@ def test_invalid_settings_raise(settings, text):
 
 
 def test_missing_data_raises():
-    with pytest.raises(InputError, match=r"attach\(GraSP\): this method inspects data"):
+    with pytest.raises(InputError, match=r"attach\(GraSP\): this method needs data"):
         probmask.attach(build("mlp"), GraSP(sparsity=0.9), total_steps=3)
     with pytest.raises(InputError, match=r"attach\(GraSP\): the probe contains no batch"):
         begin(probe=Probe([]))

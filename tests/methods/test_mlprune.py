@@ -342,7 +342,7 @@ def test_a_copy_of_the_model_does_not_copy_the_data():
 
 def test_missing_data_raises():
     with pytest.raises(
-        probmask.InputError, match=r"attach\(MLPrune\): this method inspects data .*probe="
+        probmask.InputError, match=r"attach\(MLPrune\): this method needs data .*probe="
     ):
         probmask.attach(build("mlp"), MLPrune(sparsity=0.5), total_steps=4, steps_per_epoch=2)
     _, _, sparsifier = begin(probe=probmask.Probe([]))

@@ -165,7 +165,7 @@ def test_evaluation_uses_the_current_mask():
     ("settings", "message"),
     [
         ({"allocation": "ERK"}, "RigL(allocation='ERK'): must be one of 'uniform', 'er', 'erk'."),
-        ({"dense_first": 2}, "RigL(dense_first=2): must be one of True, False."),
+        ({"dense_first": 2}, "RigL(dense_first=2): must be one of None, True, False."),
         ({"dense_last": None}, "RigL(dense_last=None): must be one of True, False."),
         (
             {"drop_fraction": 1.5},

@@ -152,7 +152,7 @@ def test_invalid_settings_raise():
         InputError, match=r"SNIP\(batches=0\): must be a number of batches, an integer"
     ):
         SNIP(sparsity=0.9, batches=0)
-    with pytest.raises(InputError, match=r"attach\(SNIP\): this method inspects data"):
+    with pytest.raises(InputError, match=r"attach\(SNIP\): this method needs data"):
         probmask.attach(build("mlp"), SNIP(sparsity=0.9), total_steps=3)
     with pytest.raises(InputError, match=r"attach\(SNIP\): the probe contains no batch\."):
         begin("mlp", probe=Probe([]))

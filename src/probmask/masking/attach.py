@@ -40,7 +40,7 @@ def attach(
     From here on every ``optimizer.step()`` also updates the masks. One set of masks is drawn per
     update, not per forward pass: modules that are called twice, accumulated gradients and
     recomputed activations all see the same network. The names in ``model.state_dict()`` and the
-    order of ``model.parameters()`` stay as they are.
+    order of ``model.parameters()`` do not change.
 
     Args:
         model: The model. Wrap it in DDP afterwards, not before.

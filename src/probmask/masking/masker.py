@@ -83,8 +83,8 @@ class Trainables:
 class Masker(ABC):
     """A method attached to one model: one `MaskedWeight` per site, and the method's whole state.
 
-    ``copy.deepcopy`` copies it together with the model. It therefore holds tensors and numbers, but
-    neither optimizers nor hooks.
+    ``copy.deepcopy`` copies it together with the model. It therefore holds tensors and numbers,
+    but no optimizers.
     """
 
     saved: ClassVar[tuple[str, ...]] = ()

@@ -19,7 +19,7 @@ from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
-from probmask.methods.families.exchange import Allocation, at_random, random_masks, switch_
+from probmask.methods.families.exchange import Allocation, activate_at_random_, at_random, switch_
 from probmask.methods.families.stored import (
     StoredWeight,
     activate_,
@@ -107,8 +107,7 @@ class DeepRMasker(Masker):
         self.method = method
         self.seed = context.seed
         self.dense = method.spread.dense(len(sites))
-        counts = method.spread.counts([site.shape for site in sites], keep)
-        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
         self.positive = [torch.ones_like(active) for active in active_masks(self.masked)]
 
     def sign(self, index: int) -> Tensor:

@@ -42,7 +42,7 @@ class Dense(Method):
             )
 
     def begin(self, sites: Sequence[Site], context: Context) -> "DenseMasker":
-        """Keep the weights as they are."""
+        """Keep every weight."""
         return DenseMasker(sites, [DenseWeight(site) for site in sites], self.keep_of(sites))
 
 

@@ -18,11 +18,11 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.exchange import (
     Allocation,
+    activate_at_random_,
     at_random,
     interval,
     is_due,
     largest,
-    random_masks,
     switch_,
 )
 from probmask.methods.families.stored import (
@@ -117,8 +117,7 @@ class DSRMasker(Masker):
         # Short enough for several exchanges in a short training, even eight times as long.
         self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps, parts=80)
         self.threshold = method.threshold
-        counts = method.spread.counts([site.shape for site in sites], keep)
-        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep inactive weights at zero; drop and grow if an exchange is due."""

@@ -18,10 +18,10 @@ from probmask.masking.method import Context, Method, number_kept
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.exchange import (
+    activate_at_random_,
     cosine_decay,
     interval,
     is_due,
-    random_masks,
     regrow_by_gradient_,
 )
 from probmask.methods.families.stored import (
@@ -57,7 +57,7 @@ class GraNet(Method):
             weights per layer of ERK. It is ``sparsity`` if that is lower.
         prune_begin: Fraction of the training at which the sparsity begins to rise.
         prune_end: Fraction of the training at which it reaches ``sparsity``.
-        drop_fraction: The fraction of a layer's weights exchanged at first.
+        drop_fraction: The fraction of a layer's weights exchanged at the start.
         drop_fraction_end: The fraction exchanged at the end.
         update_every: Updates between prunings. None: 1000, or a twentieth of a short training.
     """
@@ -102,8 +102,8 @@ class GraNetMasker(Masker):
         self.method = method
         self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps)
         start = number_kept(min(method.start_sparsity, method.sparsity), self.size)
-        counts = Spread(allocation="erk").counts([site.shape for site in sites], start)
-        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        spread = Spread(allocation="erk")
+        activate_at_random_(self.masked, sites, spread, start, context.seed)
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Request the dense gradient if this update exchanges weights."""

@@ -18,15 +18,14 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.exchange import (
     Allocation,
+    activate_at_random_,
     cosine_decay,
     interval,
     is_due,
-    random_masks,
     regrow_by_gradient_,
 )
 from probmask.methods.families.stored import (
     StoredWeight,
-    activate_,
     active_masks,
     active_sparsity,
     largest_active,
@@ -57,7 +56,7 @@ class RigL(Method):
         allocation: The number of weights per layer: the same fraction, or Erdős-Rényi (-kernel).
         dense_first: Leave the first layer dense. None: if ``allocation="uniform"``, as the paper.
         dense_last: Leave the last layer dense.
-        drop_fraction: The fraction of a layer's weights exchanged at first.
+        drop_fraction: The fraction of a layer's weights exchanged at the start.
         update_every: Updates between exchanges. None: 100, or a twentieth of a short training.
         stop_at: Fraction of the training after which no weight is exchanged.
         replace_update: Skip the gradient step of updates that exchange weights.
@@ -101,8 +100,7 @@ class RigLMasker(Masker):
         super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
         self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps)
-        counts = method.spread.counts([site.shape for site in sites], keep)
-        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Request the dense gradient if this update exchanges weights."""

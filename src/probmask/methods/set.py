@@ -19,11 +19,11 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.exchange import (
     Allocation,
+    activate_at_random_,
     at_random,
     drop_smallest,
     interval,
     is_due,
-    random_masks,
     switch_,
 )
 from probmask.methods.families.stored import (
@@ -41,7 +41,7 @@ from probmask.methods.families.stored import (
 class SET(Method):
     """Train a sparse network; replace its smallest weights by random ones.
 
-    Layer l has a fixed number of active weights, at first those of an Erdős-Rényi graph. After
+    Layer l has a fixed number of active weights, initially those of an Erdős-Rényi graph. After
     every ``update_every`` updates, up to the fraction ``stop_at`` of the training:
 
         drop the fraction drop_fraction of the positive weights, the smallest, and of the negative
@@ -114,8 +114,7 @@ class SETMasker(Masker):
         self.method = method
         self.seed = context.seed
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
-        counts = method.spread.counts([site.shape for site in sites], keep)
-        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep inactive weights at zero; drop and grow if an exchange is due."""

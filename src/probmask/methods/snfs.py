@@ -19,17 +19,16 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.exchange import (
     Allocation,
+    activate_at_random_,
     cosine_decay,
     drop_smallest,
     interval,
     is_due,
     largest,
-    random_masks,
     switch_,
 )
 from probmask.methods.families.stored import (
     StoredWeight,
-    activate_,
     active_masks,
     active_sparsity,
     largest_active,
@@ -65,7 +64,7 @@ class SNFS(Method):
             (-kernel).
         dense_first: Leave the first layer dense.
         dense_last: Leave the last layer dense.
-        drop_fraction: The fraction of a layer's weights dropped at first.
+        drop_fraction: The fraction of a layer's weights dropped at the start.
         drop_fraction_end: The fraction dropped at the end.
         update_every: Updates between exchanges. None: an epoch, or a twentieth of a short training.
     """
@@ -123,8 +122,7 @@ class SNFSMasker(Masker):
         self.dense = method.spread.dense(len(sites))
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
         self.own: list[Tensor | None] = [None] * len(sites)
-        counts = method.spread.counts([site.shape for site in sites], keep)
-        activate_(self.masked, self.weights, random_masks(sites, counts, context.seed))
+        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
         set_outside_gradient(self.masked, 1.0)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:

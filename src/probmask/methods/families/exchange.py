@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from probmask.core.allocation import Spread
 from probmask.core.noise import Stream, uniform_
 from probmask.core.schedules import cosine
 from probmask.core.selection import select_top
@@ -64,6 +65,14 @@ def random_masks(sites: Sequence[Site], counts: Sequence[int], seed: int) -> lis
         )
         for index, (site, count) in enumerate(zip(sites, counts, strict=True))
     ]
+
+
+def activate_at_random_(
+    masked: Sequence[StoredWeight], sites: Sequence[Site], spread: Spread, keep: int, seed: int
+) -> None:
+    """Start training with ``keep`` random weights, distributed over the layers by ``spread``."""
+    counts = spread.counts([site.shape for site in sites], keep)
+    activate_(masked, [site.weight for site in sites], random_masks(sites, counts, seed))
 
 
 def drop_smallest(sizes: Tensor, active: Tensor, count: int) -> Tensor:
