@@ -1,6 +1,6 @@
 """Claim: augmented CIFAR-10 loads at 100,000 images per second, in under 5 % of a training step.
 
-Batches of 128 images are cropped, mirrored and normalised as for training. First they are only
+Batches of 128 images are cropped, mirrored and normalized as for training. First they are only
 loaded. Then each is used for a training step of `resnet14` with `stem_stride=2` under TiedProbMask,
 and the times of loading and of the step are measured separately. Pixels are random bytes (their
 values do not affect the time) or, with --data-dir, the real ones. --images DIR also times a folder

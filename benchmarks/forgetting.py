@@ -1,13 +1,13 @@
-"""When it pays to forget what the weights began with, and when not.
+"""Measure when fading out the initial values of the weights improves accuracy.
 
     python benchmarks/forgetting.py --sparsity 0.9
     python benchmarks/forgetting.py --data-dir DIR --seeds 0
 
 Trains TiedProbMask with and without fading of the initial values (`forget_by` 0.5 and 0), at
-learning rates and lengths from those that hardly move a weight to the usual ones. It uses the
-embedded digits, with the demo's network and a tiny one with PyTorch's initialization; or, with the
-directory of CIFAR-10, the leaderboard's network on 10,000 images. Accuracy is that on
-validation images, averaged over the seeds. *Travel* is updates · learning rate / (1 - momentum).
+learning rates and numbers of epochs that range from barely moving the weights to the usual ones. It
+uses the embedded digits, with the demo's network and a tiny one with PyTorch's initialization; or,
+with the directory of CIFAR-10, the leaderboard's network on 10,000 images. Accuracy is measured on
+validation images and averaged over the seeds. *Travel* is updates · learning rate / (1 - momentum).
 """
 
 import argparse
@@ -35,7 +35,7 @@ _CIFAR10: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """What to train, at which rate, for how long."""
+    """Data set, network, learning rate and number of epochs of a run."""
 
     data: str
     model: str
@@ -43,7 +43,7 @@ class Condition:
     epochs: int
 
     def train(self, forget_by: float, seed: int, options: argparse.Namespace) -> tuple[int, float]:
-        """The number of updates, and the accuracy on validation images in percent."""
+        """Train; return the number of updates and the validation accuracy in percent."""
         given = {
             "data": self.data,
             "model": self.model,
@@ -67,7 +67,7 @@ class Condition:
 
 
 def tiny(classes: int, channels: int) -> nn.Sequential:
-    """Three narrow convolutions with BatchNorm and a classifier, as PyTorch initialises them."""
+    """Three narrow convolutions with BatchNorm and a classifier, as PyTorch initializes them."""
     layers: list[nn.Module] = []
     for width, stride in ((16, 1), (32, 2), (32, 2)):
         convolution = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
@@ -90,11 +90,13 @@ ON_CIFAR10 = [
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train and print a table."""
+    """Train all conditions and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="of CIFAR-10; without it, the digits")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="directory of CIFAR-10 (default: train on the digits)"
+    )
     parser.add_argument("--sparsity", type=float, default=0.98, metavar="S")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="N")
     options = parser.parse_args(arguments)

@@ -1,20 +1,20 @@
 """Claim: sparse networks run many times faster than dense ones do on the best dense engine.
 
-Random masks of the given sparsities (exact over the whole network, each weight as likely),
-BatchNorm estimated on noise. The rivals compute all weights: PyTorch eager, `torch.compile`, ONNX
-Runtime and OpenVINO (the last two from the ONNX file that `probmask export` writes). All take turns
-of 50 ms, whose first call does not count: the caches were the others'. Printed, as Markdown, are
-medians, and how many times faster ours is than the fastest rival; then the same for the fastest
-call of each, which others on the machine disturbed least.
+Masks are random, with the exact sparsity over the whole network, and BatchNorm statistics are
+estimated on noise. The rivals compute all weights: PyTorch eager, `torch.compile`, ONNX Runtime and
+OpenVINO (the last two from the ONNX file that `probmask export` writes). All engines take turns of
+50 ms. The first call of a turn is not timed, because the caches hold the data of another engine.
+The script prints Markdown tables of the median times and of the speedup over the fastest rival, and
+the same for the fastest calls, which other programs on the machine disturb least.
 
     python benchmarks/inference.py --networks resnet32 vgg19 --batches 1 64 --out speed.json
 
-`--clock cpu` counts the processor time of this process instead of the time on the wall: for one
-thread on a machine that others use as well. `--against deepsparse --python VENV/bin/python` also
-times DeepSparse, which needs a virtual environment of its own (deepsparse==1.8.0), on ONNX files
-with the same masks, taking turns with the others. `--plot` draws all that `--out` holds;
-`--networks` without names only prints and draws it. `--sparsities 0 --engines eager` tells what a
-dense network loses against PyTorch: nothing much, the engine then runs it there.
+`--clock cpu` measures the CPU time of this process instead of wall time, for one thread on a
+machine that other programs use. `--against deepsparse --python VENV/bin/python` also times
+DeepSparse on ONNX files with the same masks; it needs its own virtual environment
+(deepsparse==1.8.0). `--plot` draws all rows in `--out`; `--networks` without names only prints and
+draws them. `--sparsities 0 --engines eager` measures the overhead on a dense network, which the
+engine runs in PyTorch.
 """
 
 import argparse
@@ -39,7 +39,8 @@ from probmask.models import MODELS
 from probmask.runtime.lower.lowering import export, lower
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.run.threads import Threads
-from probmask.runtime.speed import in_turn, mask_at_random_, turn_of
+from probmask.runtime.speed import in_turn, mask_at_random_, random_inputs, turn_of
+from probmask.training.record import cpu_name
 from rival_engines import RIVALS, deepsparse_turns, dense_turns
 from speed_tables import plot, print_all, print_times
 
@@ -47,7 +48,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def network(name: str, sparsity: float) -> nn.Module:
-    """The network with random masks, in evaluation mode."""
+    """Return the network with random masks, in evaluation mode."""
     torch.manual_seed(0)
     model = MODELS[name].build()
     mask_at_random_(model, sparsity, MODELS[name].image_shape)
@@ -55,13 +56,13 @@ def network(name: str, sparsity: float) -> nn.Module:
 
 
 def onnx_file(model: nn.Module, name: str, path: Path) -> Path:
-    """The network as `probmask export` writes it."""
+    """Write the network as `probmask export` does, and return the path."""
     path.write_bytes(to_onnx(model, MODELS[name].image_shape, metadata={}))
     return path
 
 
 def summary(times: dict[str, list[float]], of: Callable[[list[float]], float]) -> dict[str, Any]:
-    """Milliseconds of the rivals and ours, and how many times faster ours is."""
+    """Return the milliseconds of all engines, and our speedup over the fastest dense one."""
     found: dict[str, dict[str, float]] = {"dense": {}, "sparse": {}, "deepsparse": {}}
     for name, taken in times.items():
         kind, _, key = name.partition(" ")
@@ -73,13 +74,12 @@ def summary(times: dict[str, list[float]], of: Callable[[list[float]], float]) -
 
 
 def images(name: str, batch: int) -> Tensor:
-    """Noise of the network's image size."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(batch, *MODELS[name].image_shape, generator=generator)
+    """Return noise of the network's image size."""
+    return random_inputs(MODELS[name].image_shape, batch)
 
 
 def engines(models: dict[float, nn.Module], x: Tensor, threads: int) -> dict[float, Engine]:
-    """Ours, of networks that differ in their numbers only: they are exported once."""
+    """Compile networks that differ only in their weights; they are exported once."""
     program = export(next(iter(models.values())), (x,))
     made = {}
     for sparsity, model in models.items():
@@ -95,7 +95,7 @@ def measure(
     models: dict[float, nn.Module],
     compiled: dict[float, Engine],
 ) -> dict[str, Any]:
-    """One row: every engine on one network at one batch size."""
+    """Time every engine on one network at one batch size; return a row of the results."""
     x = images(name, batch)
     clock = CLOCKS[options.clock]
     with (
@@ -130,28 +130,21 @@ def measure(
     return row | summary(times, statistics.median) | {"fastest": summary(times, min)}
 
 
-def processor() -> str:
-    """The processor by the name its maker gave it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def main() -> None:
-    """Measure, print and save."""
+    """Time the engines, then print, save and plot the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="*", default=["resnet32", "vgg19"], choices=MODELS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9, 0.95, 0.98, 0.99])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--engines", nargs="+", default=list(RIVALS), choices=RIVALS)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each engine")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of calls per engine")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--against", choices=("deepsparse",))
-    parser.add_argument("--python", default="python", help="of DeepSparse's environment")
-    parser.add_argument("--out", type=Path, help="JSON; rows are added to what it holds")
+    parser.add_argument(
+        "--python", default="python", help="Python of the environment with DeepSparse"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to which rows are added")
     parser.add_argument("--plot", type=Path, help="draw the rows of --out to this file")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -159,7 +152,8 @@ def main() -> None:
     rows = (
         json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
     )
-    machine = f"{processor()}, {os.cpu_count()} cores, {date.today()}, {options.clock} time"
+    processor = cpu_name() or platform.machine()
+    machine = f"{processor}, {os.cpu_count()} cores, {date.today()}, {options.clock} time"
     for name in options.networks:
         models = {sparsity: network(name, sparsity) for sparsity in options.sparsities}
         compiled = engines(models, images(name, 1), options.threads)

@@ -4,7 +4,7 @@
 
 Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). If the records are of several
 settings, the one with the most runs is drawn. A point is the mean over seeds, and the band extends
-from the worst to the best seed. The best other methods have their own colours. The dashed line is
+from the worst to the best seed. The best other methods have their own colors. The dashed line is
 the dense network.
 """
 
@@ -23,7 +23,7 @@ from probmask.analysis.records import find_records
 
 _OURS = "probmask-tied"
 _INK, _MUTED, _ACCENT = "#1f2430", "#b4bbc7", "#d1495b"
-_OTHERS = ("#2f6fb7", "#2a9d8f", "#c77d0a", "#7b5ea7")  # colours of the best other methods
+_OTHERS = ("#2f6fb7", "#2a9d8f", "#c77d0a", "#7b5ea7")  # colors of the best other methods
 _HALO = [withStroke(linewidth=2.5, foreground="white")]  # keeps labels legible over lines
 _LABEL_GAP = 0.028  # between two labels, as a fraction of the height
 _LABEL_OFFSET = 0.12  # from the end of a line to its label, in ticks
@@ -32,14 +32,14 @@ _LABEL_OFFSET = 0.12  # from the end of a line to its label, in ticks
 def draw(setting: Setting, path: Path) -> None:
     """Draw the plot and write it to a file."""
     lines = _lines(setting)
-    colours = _colours(lines)
+    colors = _colors(lines)
     levels = sorted({cell.sparsity for cells in lines.values() for cell in cells})
     figure = Figure(figsize=(9, 5.2), dpi=150, layout="constrained")
     axes = figure.subplots()
-    for label, cells in sorted(lines.items(), key=lambda line: colours[line[0]] != _MUTED):
-        _draw_line(axes, cells, levels, colours[label], ours=label == _OURS)
+    for label, cells in sorted(lines.items(), key=lambda line: colors[line[0]] != _MUTED):
+        _draw_line(axes, cells, levels, colors[label], ours=label == _OURS)
     _draw_dense(axes, setting)
-    _label_lines(axes, lines, levels, colours)
+    _label_lines(axes, lines, levels, colors)
     axes.set_xticks(range(len(levels)), [f"{100 * level:g} %" for level in levels])
     axes.set_xlim(-0.15, len(levels) - 0.25)
     axes.set_xlabel("weights pruned")
@@ -59,8 +59,8 @@ def _lines(setting: Setting) -> dict[str, list[Cell]]:
     return {label: cells for label, cells in found.items() if len(cells) > 1}
 
 
-def _colours(lines: dict[str, list[Cell]]) -> dict[str, str]:
-    """Return a colour per method: ours, the best others by their mean accuracy, and the rest."""
+def _colors(lines: dict[str, list[Cell]]) -> dict[str, str]:
+    """Return a color per method: ours, the best others by their mean accuracy, and the rest."""
     means = {label: statistics.fmean(c.mean for c in cells) for label, cells in lines.items()}
     others = sorted((label for label in lines if label != _OURS), key=means.__getitem__)[::-1]
     named = dict(zip(others, _OTHERS, strict=False))
@@ -68,13 +68,13 @@ def _colours(lines: dict[str, list[Cell]]) -> dict[str, str]:
 
 
 def _draw_line(
-    axes: Axes, cells: list[Cell], levels: list[float], colour: str, *, ours: bool
+    axes: Axes, cells: list[Cell], levels: list[float], color: str, *, ours: bool
 ) -> None:
     x = [levels.index(cell.sparsity) for cell in cells]
     axes.plot(
         x,
         [cell.mean for cell in cells],
-        color=colour,
+        color=color,
         linewidth=2.6 if ours else 1.3,
         marker="o",
         markersize=5 if ours else 3,
@@ -82,12 +82,12 @@ def _draw_line(
     )
     ends = [[run.accuracy for run in cell.runs] for cell in cells]
     axes.fill_between(
-        x, [min(e) for e in ends], [max(e) for e in ends], color=colour, alpha=0.15, linewidth=0
+        x, [min(e) for e in ends], [max(e) for e in ends], color=color, alpha=0.15, linewidth=0
     )
 
 
 def _label_lines(
-    axes: Axes, lines: dict[str, list[Cell]], levels: list[float], colours: dict[str, str]
+    axes: Axes, lines: dict[str, list[Cell]], levels: list[float], colors: dict[str, str]
 ) -> None:
     """Label each line at its right end, without overlaps."""
     bottom, top = axes.get_ylim()
@@ -96,15 +96,15 @@ def _label_lines(
         here = [(y, label) for sparsity, y, label in ends if sparsity == level]
         heights = _spread([y for y, _ in here], _LABEL_GAP * (top - bottom))
         for (y, label), height in zip(here, heights, strict=True):
-            _label_line(axes, label, (levels.index(level), y), height, colours[label])
+            _label_line(axes, label, (levels.index(level), y), height, colors[label])
 
 
 def _label_line(
-    axes: Axes, label: str, end: tuple[float, float], height: float, colour: str
+    axes: Axes, label: str, end: tuple[float, float], height: float, color: str
 ) -> None:
     """Draw a label next to the end of its line, and a thin line that connects the two."""
     (x, y), ours = end, label == _OURS
-    axes.plot([x, x + _LABEL_OFFSET], [y, height], color=colour, linewidth=0.6, zorder=1)
+    axes.plot([x, x + _LABEL_OFFSET], [y, height], color=color, linewidth=0.6, zorder=1)
     axes.annotate(
         label,
         (x + _LABEL_OFFSET, height),
@@ -113,7 +113,7 @@ def _label_line(
         va="center",
         fontsize=9 if ours else 8,
         fontweight="bold" if ours else "normal",
-        color=_INK if colour == _MUTED else colour,
+        color=_INK if color == _MUTED else color,
         path_effects=_HALO,
     )
 

@@ -1,4 +1,4 @@
-"""The engines that `inference.py` compares with: dense ones here, DeepSparse in a process."""
+"""The engines that `inference.py` compares with: dense ones, and DeepSparse in its own process."""
 
 import contextlib
 import json
@@ -15,16 +15,17 @@ from probmask.runtime.speed import Turn, turn_of
 
 RIVALS = ("eager", "torch.compile", "onnxruntime", "openvino")
 
-# Runs in the other environment: compiles the files that it is given, then for each line of input,
-# which of them and how many seconds, it takes a turn and prints the seconds of each call.
+# Script for the environment with DeepSparse. It compiles the given files. Each line of its input
+# contains the index of a file and a number of seconds: it runs that file for this long, and prints
+# the seconds of each call.
 _DEEPSPARSE = """
 import json, sys, time
 import numpy as np, onnx, deepsparse
 paths, batch, threads, shape, clock = json.loads(sys.argv[1])
 clock = {"wall": time.perf_counter, "cpu": time.process_time}[clock]
 for path in paths:
-    # It is fast on files of opset 13 and older, so it gets such: the networks use nothing newer but
-    # how the mean over all positions is written, and what a reshape makes of sizes of 0.
+    # DeepSparse is fast only up to opset 13, so convert the file. The networks use newer features
+    # only in the inputs of ReduceMean and in the attributes of Reshape.
     model = onnx.load(path)
     for node in model.graph.node:
         if node.op_type == "ReduceMean":
@@ -60,7 +61,7 @@ def dense_turns(
     wanted: list[str],
     clock: Callable[[], float],
 ) -> dict[str, Turn]:
-    """The dense engines, each ready to run."""
+    """Return the turns of the dense engines; engines that fail to start are left out."""
     makers: dict[str, Callable[[], Callable[[], Any]]] = {
         "eager": lambda: lambda: model(x),
         "torch.compile": lambda: _inductor(model, x),
@@ -77,7 +78,7 @@ def dense_turns(
 
 
 def _inductor(model: nn.Module, x: Tensor) -> Callable[[], Any]:
-    torch._dynamo.reset()  # otherwise another batch size would be compiled for any
+    torch._dynamo.reset()  # otherwise a second batch size would compile for dynamic shapes
     compiled = torch.compile(model)
     compiled(x)
     return lambda: compiled(x)
@@ -112,7 +113,7 @@ def _openvino(onnx: Path, x: Tensor, threads: int) -> Callable[[], Any]:
 def deepsparse_turns(
     python: str, files: dict[str, Path], x: Tensor, *, threads: int, clock: str
 ) -> Iterator[dict[str, Turn]]:
-    """DeepSparse on each of the files, in a process of its own environment."""
+    """Yield the turns of DeepSparse on each file, in a process of its own environment."""
     given = [[str(path) for path in files.values()], len(x), threads, list(x.shape[1:]), clock]
     with subprocess.Popen(
         [python, "-c", _DEEPSPARSE, json.dumps(given)],
@@ -132,7 +133,7 @@ def _until_ready(process: subprocess.Popen[str]) -> None:
     for line in process.stdout:
         if line.strip() == "ready":
             return
-    raise SystemExit("DeepSparse could not be started; what it said is above.")
+    raise SystemExit("DeepSparse did not start; its output is above.")
 
 
 def _remote_turn(process: subprocess.Popen[str], which: int) -> Turn:

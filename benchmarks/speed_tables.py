@@ -114,8 +114,8 @@ def plot(rows: list[Row], path: Path) -> None:
             heights = [height for _, height in points]
             axes.plot(places, heights, style, marker="o", markersize=4, color=color, label=label)
     if any("deepsparse_ms" in row for row in rows):
-        axes.plot([], [], ":", color="grey", label="DeepSparse, same colours")
-    axes.axhline(1, color="grey", linewidth=1)
+        axes.plot([], [], ":", color="gray", label="DeepSparse, same colors")
+    axes.axhline(1, color="gray", linewidth=1)
     axes.set(yscale="log", xlabel="sparsity", ylabel="times faster than the best dense engine")
     axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axes.legend(fontsize="small")
