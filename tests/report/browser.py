@@ -63,12 +63,12 @@ def complaints(driver):
 
 
 def contrast(first, second):
-    """Return the contrast of two colours by WCAG 2; each is red, green and blue up to 255."""
+    """Return the contrast of two colors by WCAG 2; each is red, green and blue up to 255."""
     light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def _luminance(colour):
-    shares = [value / 255 for value in colour]
+def _luminance(color):
+    shares = [value / 255 for value in color]
     linear = [s / 12.92 if s <= 0.04045 else math.pow((s + 0.055) / 1.055, 2.4) for s in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -236,15 +236,15 @@ def test_light_and_dark(opened, grid, scheme, browser):
     other = {"light": "dark", "dark": "light"}[scheme]
     theme = "return document.documentElement.dataset.theme"
     assert browser.execute_script(theme) == scheme
-    assert_colours_can_be_seen(browser)
+    assert_colors_can_be_seen(browser)
     click(browser, "#theme")
     assert browser.execute_script(theme) == other
-    assert_colours_can_be_seen(browser)
+    assert_colors_can_be_seen(browser)
 
 
-def assert_colours_can_be_seen(browser):
+def assert_colors_can_be_seen(browser):
     """WCAG 2 requires 4.5:1 for text and 3:1 for marks."""
-    colours = browser.execute_script(
+    colors = browser.execute_script(
         """const probe = document.createElement("span"), found = {};
         document.body.append(probe);
         for (const name of ["ground", "card", "ink", "soft", "accent", "best", "c0", "c1", "c2",
@@ -256,10 +256,10 @@ def assert_colours_can_be_seen(browser):
         return found;"""
     )
     for name in ("ink", "soft", "accent", "best"):
-        assert contrast(colours[name], colours["card"]) > 4.5, name
-        assert contrast(colours[name], colours["ground"]) > 4.5, name
+        assert contrast(colors[name], colors["card"]) > 4.5, name
+        assert contrast(colors[name], colors["ground"]) > 4.5, name
     for number in range(7):
-        assert contrast(colours[f"c{number}"], colours["card"]) > 3, number
+        assert contrast(colors[f"c{number}"], colors["card"]) > 3, number
 
 
 def test_plots_are_saved_as_svg_and_png(opened, grid, downloads):

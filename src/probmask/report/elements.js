@@ -93,7 +93,7 @@ function fitted(text, room, { font, end = false } = {}) {
   return "…";
 }
 
-// Colour, mark and dash of each method, the same in every plot.
+// Color, mark and dash of each method, the same in every plot.
 
 const SHAPES = [
   (r) => `M${-r},0A${r},${r} 0 1,1 ${r},0A${r},${r} 0 1,1 ${-r},0Z`,
@@ -107,17 +107,17 @@ const SHAPES = [
     `M0,${-1.4 * r}L${0.4 * r},${-0.4 * r}L${1.4 * r},0L${0.4 * r},${0.4 * r}L0,${1.4 * r}L${-0.4 * r},${0.4 * r}L${-1.4 * r},0L${-0.4 * r},${-0.4 * r}Z`,
 ];
 const DASHES = [null, "7 4", "2 4", "9 3 2 3"];
-const COLOURS = SHAPES.length;
+const COLORS = SHAPES.length;
 
-/** The style of a method: colours and shapes repeat together, then dashes and hollow marks differ. */
+/** The style of a method: colors and shapes repeat together, then dashes and hollow marks differ. */
 function styleOf(method, context = false) {
   if (DATA.methods[method] === "dense")
-    return { colour: context ? "kx" : "kd", path: SHAPES[0], dash: null, mark: "mark fill stroke" };
+    return { color: context ? "kx" : "kd", path: SHAPES[0], dash: null, mark: "mark fill stroke" };
   return {
-    colour: context ? "kx" : `k${method % COLOURS}`,
-    path: SHAPES[method % COLOURS],
-    dash: DASHES[Math.floor(method / COLOURS) % DASHES.length],
-    mark: Math.floor(method / COLOURS) % 2 ? "mark hollow" : "mark fill stroke",
+    color: context ? "kx" : `k${method % COLORS}`,
+    path: SHAPES[method % COLORS],
+    dash: DASHES[Math.floor(method / COLORS) % DASHES.length],
+    mark: Math.floor(method / COLORS) % 2 ? "mark hollow" : "mark fill stroke",
   };
 }
 
@@ -126,7 +126,7 @@ function key(method) {
   return shape(
     "svg",
     {
-      class: `key ${style.colour}`,
+      class: `key ${style.color}`,
       width: 11,
       height: 11,
       viewBox: "-6 -6 12 12",

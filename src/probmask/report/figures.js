@@ -1,7 +1,7 @@
 // Cards, captions and lines of all figures; the tiles and figures of accuracy.
 
-// The largest number of lines that colours can distinguish; further lines are grey.
-const COLOURED = 7;
+// The largest number of lines that colors can distinguish; further lines are gray.
+const COLORED = 7;
 
 /** Create a card with a title, tools, plots and a caption; `draw` fills its body. */
 function figure(id, { title, caption, tools = [], draw, two = false }) {
@@ -72,7 +72,7 @@ function accuracyTip(cell) {
   return lines;
 }
 
-/** The sparse cells as one line per method, and the number of lines in grey. */
+/** The sparse cells as one line per method, and the number of lines in gray. */
 function linesOf(cells, point) {
   const methods = new Map();
   for (const cell of cells) {
@@ -81,11 +81,11 @@ function linesOf(cells, point) {
   }
   const order = [...methods.keys()].sort((a, b) => a - b),
     dense = DATA.methods.indexOf("dense");
-  const coloured = new Set([...order.slice(0, Math.max(COLOURED, state.methods.size)), dense]);
+  const colored = new Set([...order.slice(0, Math.max(COLORED, state.methods.size)), dense]);
   return order.map((method) => ({
     method,
     name: DATA.methods[method],
-    context: !coloured.has(method),
+    context: !colored.has(method),
     points: methods
       .get(method)
       .map(point)
@@ -93,10 +93,10 @@ function linesOf(cells, point) {
   }));
 }
 
-function greyNote(series) {
-  const grey = series.filter((each) => each.context).length;
-  return grey
-    ? `The first ${series.length - grey} methods are in colour; choose methods above to colour others.`
+function grayNote(series) {
+  const gray = series.filter((each) => each.context).length;
+  return gray
+    ? `The first ${series.length - gray} methods are in color; choose methods above to color others.`
     : "";
 }
 
@@ -245,7 +245,7 @@ function drawBySparsity(view) {
   const alone = densities.length === 1;
   const pad = alone ? 2 : Math.max(1.06, (densities[0] / densities.at(-1)) ** 0.05);
   const { references, note } = denseReference(view, pointsOf(series));
-  const coloured = series.filter((each) => !each.context).length;
+  const colored = series.filter((each) => !each.context).length;
   figure("by-sparsity", {
     title,
     caption: sentences(
@@ -253,10 +253,10 @@ function drawBySparsity(view) {
       cells.some((cell) => cell.n > 1) && "Pale dots are the seeds.",
       !alone && "The sparsity axis is logarithmic in the fraction kept.",
       alone &&
-        coloured > 1 &&
+        colored > 1 &&
         "All have the same sparsity; they are spread horizontally for legibility.",
       note,
-      greyNote(series),
+      grayNote(series),
     ),
     draw: (body) =>
       drawLines(body, {
@@ -264,8 +264,8 @@ function drawBySparsity(view) {
         series,
         references,
         dodge: alone
-          ? Math.min(60, (0.55 * body.clientWidth) / Math.max(1, coloured))
-          : Math.min(5, 22 / coloured),
+          ? Math.min(60, (0.55 * body.clientWidth) / Math.max(1, colored))
+          : Math.min(5, 22 / colored),
         x: {
           scale: "log",
           domain: [densities[0] * pad, densities.at(-1) / pad],
@@ -308,7 +308,7 @@ function drawByMacs(view) {
       "One multiply-accumulate counts as one (STR's convention, without pooling).",
       `${capital(overSeeds(shown))}.`,
       note,
-      greyNote(series),
+      grayNote(series),
     ),
     draw: (body) =>
       drawLines(body, {

@@ -25,7 +25,7 @@ function drawLayers(view) {
       `Layers from the input (top) to the output, at ${focusText(view)};`,
       overAllSeeds(cells),
       "The dashed line is the whole network. A hollow mark at the left edge means that no weight is kept.",
-      greyNote(lines),
+      grayNote(lines),
     ),
     draw: (body) =>
       drawLayerRows(body, {

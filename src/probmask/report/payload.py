@@ -56,7 +56,7 @@ def make_payload(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _methods(settings: Sequence[Setting]) -> list[str]:
-    """Return all labels by mean rank, the ProbMask family first; colours follow this order."""
+    """Return all labels by mean rank, the ProbMask family first; colors follow this order."""
     ranks: dict[str, list[int]] = {}
     for setting in settings:
         for level in {cell.level for cell in setting.cells}:

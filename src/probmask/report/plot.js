@@ -98,11 +98,11 @@ function drawLines(
     order,
     style: styleOf(each.method, each.context),
   }));
-  const colourful = drawn.filter((each) => !each.context);
+  const colorful = drawn.filter((each) => !each.context);
   // Series in the background are drawn first.
-  for (const each of [...drawn.filter((one) => one.context), ...colourful]) {
-    const rank = colourful.indexOf(each);
-    const shift = rank < 0 ? 0 : (rank - (colourful.length - 1) / 2) * dodge;
+  for (const each of [...drawn.filter((one) => one.context), ...colorful]) {
+    const rank = colorful.indexOf(each);
+    const shift = rank < 0 ? 0 : (rank - (colorful.length - 1) / 2) * dodge;
     svg.append(drawSeries(each, { atX: (value) => atX(value) + shift, atY, spots }));
   }
   const wanted = named.map((each) => {
@@ -198,7 +198,7 @@ function drawAxes(svg, { x, y, atX, atY, margin, inner, width, height }) {
 
 function drawSeries(series, { atX, atY, spots }) {
   const { style, points } = series;
-  const group = shape("g", { class: `series ${style.colour}`, "data-method": series.method });
+  const group = shape("g", { class: `series ${style.color}`, "data-method": series.method });
   const places = points.map((point) => ({
     point,
     cx: atX(point.x),
@@ -259,7 +259,7 @@ function nameSpots(svg, labels, left, right) {
     svg.append(
       shape(
         "g",
-        { class: `series ${label.style.colour}`, "data-method": label.method },
+        { class: `series ${label.style.color}`, "data-method": label.method },
         shape("text", { class: "label fill", x, y: y + 4 }, text),
       ),
     );
@@ -272,7 +272,7 @@ function drawLabel(svg, label, right, width) {
     svg.append(shape("text", { class: "label", x: right + 9, y: label.at + 4 }, text));
     return;
   }
-  const group = shape("g", { class: `series ${label.style.colour}`, "data-method": label.method });
+  const group = shape("g", { class: `series ${label.style.color}`, "data-method": label.method });
   if (right - label.from.cx > 14 || Math.abs(label.at - label.y) > 3) {
     group.append(
       shape("path", {
@@ -298,11 +298,11 @@ function drawBars(body, { title, rows }) {
   const spots = rows.map((row, i) => {
     const y = 4 + i * step,
       long = Math.max(1.5, (row.value / most) * room);
-    const style = row.method === null ? { colour: "kx" } : styleOf(row.method);
+    const style = row.method === null ? { color: "kx" } : styleOf(row.method);
     svg.append(
       shape(
         "g",
-        { class: `series ${style.colour}`, "data-method": row.method },
+        { class: `series ${style.color}`, "data-method": row.method },
         shape(
           "text",
           { x: names - 8, y: y + 18, "text-anchor": "end" },

@@ -69,7 +69,7 @@ function drawCurves(view) {
       `At ${focusText(view)}${withDense ? ", and the dense network" : ""};`,
       overAllSeeds(cells),
       "Measured on augmented training images during the epoch.",
-      greyNote(series),
+      grayNote(series),
     ),
     draw: (body) =>
       drawLines(body, {
