@@ -85,7 +85,7 @@ def test_an_unknown_key_without_a_similar_one_lists_all():
         ({"precision": "fp8"}, "precision = 'fp8': expected '32-true' or 'bf16-mixed'."),
         ({"precision": ["32-true"]}, "expected '32-true' or 'bf16-mixed'."),
         ({"model_args": 3}, "model_args = 3: expected a table."),
-        ({"optimizer": 0.1}, "optimizer is a table, not 0.1."),
+        ({"optimizer": 0.1}, "optimizer must be a table, not 0.1."),
         ({"optimizer": {"lr": "fast"}}, "optimizer.lr = 'fast': expected a number."),
         ({"optimizer": {"every": "day"}}, "optimizer.every = 'day': expected 'step' or 'epoch'."),
         ({"method": "probmask"}, "method = 'probmask': expected a table."),
@@ -104,7 +104,7 @@ def test_a_value_of_the_wrong_type_raises(table, expected):
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 0}, "epochs=0.: must be a number of epochs, an integer of at least 1"),
         ({"epochs": -3}, "epochs=-3"),
         ({"seed": -1}, "seed=-1"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -112,8 +112,8 @@ def test_a_value_of_the_wrong_type_raises(table, expected):
         ({"devices": 2, "batch_size": 63}, "batch_size=63, devices=2.*choose a multiple"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
         ({"label_smoothing": float("nan")}, "label_smoothing=nan"),
-        ({"threads": 0}, "threads"),
-        ({"checkpoint_seconds": -1}, "checkpoint_seconds"),
+        ({"threads": 0}, "threads=0.: must be a number of threads"),
+        ({"checkpoint_seconds": -1}, "must be a number of seconds, at least 0"),
         ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds"),
         ({"optimizer": {"lr": -0.1}}, "lr"),
         ({"optimizer": {"lr": float("nan")}}, "lr"),
@@ -186,7 +186,7 @@ def test_a_setting_of_none_survives_toml(tmp_path):
 @pytest.mark.parametrize("text", ["epochs = ", "epochs = 1\nepochs = 2", "[a\n", "x = \x00"])
 def test_invalid_toml_raises_one_line_with_the_file_name(tmp_path, text):
     path = written(tmp_path, text)
-    with pytest.raises(InputError, match=r"run\.toml: is not valid TOML: ") as caught:
+    with pytest.raises(InputError, match=r"run\.toml: not valid TOML: ") as caught:
         load_config(path)
     assert "\n" not in str(caught.value)
 
@@ -194,7 +194,7 @@ def test_invalid_toml_raises_one_line_with_the_file_name(tmp_path, text):
 def test_a_binary_file_raises(tmp_path):
     path = tmp_path / "run.toml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="is not valid TOML"):
+    with pytest.raises(InputError, match="not valid TOML"):
         load_config(path)
 
 

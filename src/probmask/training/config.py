@@ -50,12 +50,21 @@ class OptimizerConfig:
             check_within("optimizer", name, value, 0, math.inf, meaning="a finite number")
         if self.clip_norm is not None:
             check_within(
-                "optimizer", "clip_norm", self.clip_norm, 1e-30, math.inf, meaning="a norm"
+                "optimizer", "clip_norm", self.clip_norm, 1e-30, math.inf, meaning="a positive norm"
             )
         if self.nesterov and self.momentum == 0:
             raise InputError(
                 "optimizer(nesterov=True, momentum=0): Nesterov momentum needs a momentum above 0."
             )
+
+
+# Integer settings of a run: name, smallest value, meaning.
+_COUNTS = (
+    ("epochs", 1, "a number of epochs"),
+    ("batch_size", 1, "a number of images"),
+    ("seed", 0, "a seed"),
+    ("devices", 1, "a number of devices"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,25 +129,26 @@ class TrainConfig:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0), ("devices", 1)):
-            check_count("train", name, getattr(self, name), least=least, meaning=name)
+        for name, least, meaning in _COUNTS:
+            check_count("train", name, getattr(self, name), least=least, meaning=meaning)
+        if self.threads is not None:
+            check_count("train", "threads", self.threads, least=1, meaning="a number of threads")
+        if self.workers is not None:
+            check_count("train", "workers", self.workers, least=0, meaning="a number of processes")
         check_within("train", "label_smoothing", self.label_smoothing, 0, 1, meaning="a fraction")
+        meaning = "a number of seconds"
         check_within(
-            "train", "checkpoint_seconds", self.checkpoint_seconds, 0, math.inf, meaning="seconds"
+            "train", "checkpoint_seconds", self.checkpoint_seconds, 0, math.inf, meaning=meaning
         )
         if self.optimizer.warmup_epochs >= self.epochs:
             raise InputError(
                 f"optimizer(warmup_epochs={self.optimizer.warmup_epochs:g}): the warm-up must be "
                 f"shorter than the training of {self.epochs} epochs."
             )
-        if self.threads is not None:
-            check_count("train", "threads", self.threads, least=1, meaning="threads")
-        if self.workers is not None:
-            check_count("train", "workers", self.workers, least=0, meaning="processes")
         if self.batch_size % self.devices:
             raise InputError(
                 f"train(batch_size={self.batch_size}, devices={self.devices}): every batch is "
-                "split evenly over the devices; choose a multiple."
+                f"split evenly over the devices; choose a multiple of {self.devices}."
             )
 
 
