@@ -12,6 +12,11 @@ def test_unknown_entries_are_truncated():
     assert lines == [("seed", "3"), ("note", "hi"), ("log", "x" * 200)]
 
 
+def test_a_setting_of_none_is_shown_as_none():
+    method = {"name": "str", "sparsity": 0.9, "freeze_at": None}
+    assert training_summary({"method": method}) == [("method", "str (freeze_at = none)")]
+
+
 def test_rounding_is_shown():
     assert training_summary({}, {"values": "fp16", "max_error": 0.5}) == [
         ("rounding", "values = fp16, max_error = 0.5")

@@ -13,7 +13,7 @@ from probmask.cli.arguments import (
     artifact_path,
     download,
 )
-from probmask.cli.terminal import print_json
+from probmask.cli.terminal import format_setting, print_json
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -163,10 +163,6 @@ def _settings_text(
         now, then = (list(v) if isinstance(v, tuple) else v for v in (value, before[key]))
         if key in _TRAINING_ONLY or (value == defaults[key] and now == then):
             continue
-        origin = "as in training" if now == then else f"in training: {_value_text(then)}"
-        words.append(f"{key} = {_value_text(now)} ({origin})")
+        origin = "as in training" if now == then else f"in training: {format_setting(then)}"
+        words.append(f"{key} = {format_setting(now)} ({origin})")
     return f"with {', '.join(words)}" if words else None
-
-
-def _value_text(value: Any) -> str:
-    return "none" if value is None else str(value)

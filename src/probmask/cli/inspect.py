@@ -14,6 +14,7 @@ from probmask.cli.terminal import (
     MACS_NOTE,
     format_bytes,
     format_percent,
+    format_setting,
     format_shape,
     make_console,
     make_table,
@@ -184,7 +185,7 @@ def _shape_text(value: Any) -> str:
 
 
 def _settings_text(table: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {_text(value)}" for key, value in table.items())
+    return ", ".join(f"{key} = {format_setting(value)}" for key, value in table.items())
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MACS_NOTE = "MACs: multiply-accumulates by STR's convention, without pooling"
-_PIPE_WIDTH = 220  # characters per line where output does not go to a terminal
+PIPE_WIDTH = 220  # characters per line where output does not go to a terminal
 
 
 def print_message(message: str, *, every_rank: bool = False) -> None:
@@ -123,7 +123,7 @@ def make_console() -> "Console":
     from rich.console import Console
 
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def make_table(*headings: str) -> "Table":
@@ -150,6 +150,11 @@ def format_shape(shape: Sequence[int]) -> str:
 def format_percent(fraction: float) -> str:
     """Write a fraction in percent."""
     return f"{100 * fraction:.2f} %"
+
+
+def format_setting(value: Any) -> str:
+    """Write the value of a setting; None is written as in a configuration file."""
+    return "none" if value is None else str(value)
 
 
 def format_bytes(count: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.cli.terminal import print_json, print_training
+from probmask.cli.terminal import PIPE_WIDTH, print_json, print_training
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _REFRESH_SECONDS = 1.0
 _IDLE_SECONDS = 60.0  # watching several runs ends when none has trained for this long
-_PIPE_WIDTH = 220  # characters per line where output does not go to a terminal
 
 
 def add(commands: Any) -> None:
@@ -157,7 +156,7 @@ class _TableView:
         console = _console()
         width = console.width if console.is_terminal else None
         if width is None:
-            console.width = _PIPE_WIDTH
+            console.width = PIPE_WIDTH
         console.print(render_runs(self._root, self._runs, width=width))
 
     def as_json(self) -> Any:
