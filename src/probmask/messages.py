@@ -36,6 +36,11 @@ def lookup(kind: str, argument: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception with all white space, also line breaks, as one space."""
+    return " ".join(str(error).split())
+
+
 def printable(text: str) -> str:
     r"""Return the text with non-printable characters escaped as in a Python string (``\n``).
 

@@ -105,7 +105,7 @@ def test_the_file_contains_no_paths_and_is_reproducible(artifact, exported):
 
 
 def nonzeros(data):
-    """Return the number of non-zeros in all initialisers with two or more dimensions."""
+    """Return the number of non-zeros in all initializers with two or more dimensions."""
     weights = [item for item in onnx.load_from_string(data).graph.initializer if len(item.dims) > 1]
     return sum(int(np.count_nonzero(onnx.numpy_helper.to_array(item))) for item in weights)
 

@@ -421,7 +421,7 @@ def test_a_class_without_training_images_is_warned_about_in_one_line(tmp_path, c
     assert main(["train", *given, "--out", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().err == (
         "probmask: warning: --data npz: 1 of 5 classes has no training images and cannot be "
-        "learnt: 0 (classes are counted from 0).\n"
+        "learned: 0 (classes are counted from 0).\n"
     )
 
 
@@ -433,7 +433,7 @@ def test_absent_classes_are_named_and_further_ones_counted(photographs):
     data.class_names = (*data.class_names, *(f"extra{n}" for n in range(7)))
     known, data.classes = data.classes, len(data.class_names)
     expected = (
-        rf"7 of {known + 7} classes have no training images and cannot be learnt: "
+        rf"7 of {known + 7} classes have no training images and cannot be learned: "
         rf"{known} \(extra0\), .* \(extra4\) and 2 more"
     )
     with pytest.warns(AbsentClassWarning, match=expected):

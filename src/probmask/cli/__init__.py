@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except tuple(_EXIT_CODES) as error:
         code = next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
-        # All ranks find the same wrong input, but a failure may be of one rank alone.
+        # Wrong input is the same on all ranks, but a single rank can fail.
         print_message(str(error), every_rank=code == 1)
         return code
     return 0

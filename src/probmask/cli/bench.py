@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from probmask.cli.arguments import MODEL_HELP, add_artifact, artifact_path, parse_shape
 from probmask.cli.terminal import print_json, print_rows
 from probmask.errors import InputError
+from probmask.messages import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,7 +160,7 @@ def check_accepts(network: "nn.Module", shape: Sequence[int]) -> None:
     except InputError:
         raise
     except Exception as error:  # a user's network may raise anything
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)[:300]
         raise InputError(
             f"--input-shape {','.join(map(str, shape))}: the network fails on inputs of this "
             f"shape: {reason}"

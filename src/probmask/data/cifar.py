@@ -29,6 +29,7 @@ from probmask.data.releases import (
 )
 from probmask.data.source import SmallImages
 from probmask.errors import InputError
+from probmask.messages import one_line
 
 CIFAR10 = Release("cifar10", 10, (3, 32, 32), train_images=50_000, test_images=10_000)
 CIFAR100 = Release("cifar100", 100, (3, 32, 32), train_images=50_000, test_images=10_000)
@@ -139,7 +140,7 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
         if isinstance(error, OSError) and error.strerror:
             raise unreadable(place, error) from error
-        raise damaged(place, " ".join(str(error).split())) from error
+        raise damaged(place, one_line(error)) from error
 
 
 def _read_file(path: Path) -> bytes:

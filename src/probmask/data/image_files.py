@@ -43,6 +43,7 @@ from probmask.data.source import (
     select_validation,
 )
 from probmask.errors import InputError, UnreadableImageWarning
+from probmask.messages import one_line
 
 IMAGENET = Release("imagenet", 1000, (3, 224, 224), train_images=1_281_167, test_images=50_000)
 _CHECK_BATCH_SIZE = 64
@@ -266,7 +267,7 @@ class ImageFiles(DataSource):
         except (RuntimeError, OSError, EOFError) as error:
             if isinstance(error, RuntimeError) and not _is_about_workers(error):
                 raise
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = one_line(error) or type(error).__name__
             raise OSError(
                 f"a worker process that reads images ended ({reason}); if memory is short, pass "
                 "--set workers=N with a smaller N. Continue the run with --resume."
@@ -294,7 +295,7 @@ class ImageFiles(DataSource):
 
 
 def _is_about_workers(error: RuntimeError) -> bool:
-    """Return whether a worker process ended, rather than raised the error itself."""
+    """Return whether the error means that a worker process ended."""
     return "worker" in str(error) and not str(error).startswith("Caught")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from probmask.data.in_memory import Images, InMemory
 from probmask.data.source import SmallImages, select_test
 from probmask.errors import InputError
+from probmask.messages import one_line
 
 Array = np.ndarray[Any, Any]
 
@@ -70,12 +71,12 @@ def _read(path: Path) -> dict[str, Array]:
     except InputError:
         raise
     except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
+        reason = error.strerror or one_line(error)
         raise InputError(f"{path}: cannot be read ({reason}); expected an .npz file.") from error
     except MemoryError as error:
         raise InputError(f"{path}: the arrays do not fit in memory ({error}).") from error
     except _FORMAT_ERRORS as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         if "contains pickled" in reason:  # NumPy takes any unknown format for a pickle
             reason = "unknown format"
         raise InputError(f"{path}: is not an .npz file of plain arrays ({reason}).") from error

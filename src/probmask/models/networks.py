@@ -12,7 +12,7 @@ from torch import nn
 from probmask.errors import InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
-from probmask.messages import lookup, suggestion
+from probmask.messages import lookup, one_line, suggestion
 from probmask.models.blocks import check_arguments
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
@@ -207,7 +207,7 @@ def _build_listed(
     except InputError as error:  # its message starts with the name of the network
         raise InputError(f"--model {error}") from error
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise InputError(f"--model {name}: cannot be built with {arguments}: {reason}.") from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from probmask.errors import InputError
 from probmask.files import write_atomically
+from probmask.messages import one_line
 from probmask.sweeps.local_processes import available_cores, with_threads
 from probmask.sweeps.sweep_directory import Job, SweepDirectory
 from probmask.sweeps.sweep_progress import SweepProgress
@@ -90,7 +91,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _unreachable(address: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()).rstrip(".")
+    reason = one_line(error).rstrip(".")
     return InputError(
         f"--ray {address}: cannot be reached: {reason}; pass the address of a running cluster, "
         "or 'local'."
@@ -139,7 +140,7 @@ class _Cluster:
         try:
             result: Mapping[str, Any] = self._ray.get(task)
         except self._ray.exceptions.RayError as error:
-            result = {"reason": f"Ray: {' '.join(str(error).split())}"}
+            result = {"reason": f"Ray: {one_line(error)}"}
         if "reason" in result:
             self._directory.write_failure(planned, result["reason"])
             self._progress.fail(planned.name, result["reason"])

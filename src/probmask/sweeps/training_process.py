@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from probmask.errors import DownloadError, InputError, NonFiniteError
 from probmask.launch import is_first_rank
+from probmask.messages import one_line
 from probmask.training.progress import Status
 
 _SECONDS_TO_STOP = 10.0
@@ -64,7 +65,7 @@ def execute(request: Request, send: Send) -> None:
         send({"kind": "failed", "reason": str(error)})
     except Exception as error:
         traceback.print_exc()
-        reason = " ".join(str(error).split()) or "no message"
+        reason = one_line(error) or "no message"
         send({"kind": "failed", "reason": f"{type(error).__name__}: {reason}"})
     else:
         send({"kind": "finished"})

@@ -11,6 +11,7 @@ from probmask.errors import InputError
 from probmask.masking.batchnorm import evaluating
 from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
+from probmask.messages import one_line
 
 # Pixels per forward pass: 500 images of CIFAR or 41 of ImageNet fit.
 _PIXELS_PER_BATCH = 500 * 64 * 64
@@ -75,7 +76,7 @@ def check_model(model: nn.Module, data: DataSource, *, name: str) -> None:
     except RuntimeError as error:
         raise InputError(
             f"--model {name}: cannot process the {_shape(data)} images of {data.name}: "
-            f"{_one_line(error)}."
+            f"{one_line(error)}."
         ) from error
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < data.classes:
         found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
@@ -102,7 +103,7 @@ def check_fits(
     except RuntimeError as error:
         raise InputError(
             f"--data {data.name}: the network cannot process its {_shape(data)} images: "
-            f"{_one_line(error)}."
+            f"{one_line(error)}."
         ) from error
     if output.shape != (1, data.classes):
         raise InputError(
@@ -127,7 +128,3 @@ def _output_for_one_image(
 
 def _shape(data: DataSource) -> str:
     return "×".join(str(size) for size in data.image_shape)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

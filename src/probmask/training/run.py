@@ -16,6 +16,7 @@ from probmask.data import DataSource, load_data
 from probmask.errors import CheckpointError, InputError
 from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
+from probmask.messages import one_line
 from probmask.models import build_model, model_settings
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import TrainConfig, make_method, to_table
@@ -80,7 +81,7 @@ class TrainingRun:
         if config.batch_size % fabric.world_size:
             raise InputError(
                 f"train(batch_size={config.batch_size}): {fabric.world_size} processes share every "
-                "batch evenly; choose a multiple."
+                f"batch evenly; choose a multiple of {fabric.world_size}."
             )
         self.data = data
         optimizer = torch.optim.SGD(
@@ -189,7 +190,7 @@ class TrainingRun:
             self.loop.optimizer.load_state_dict(state["optimizer"])
             self.loop.sparsifier.load_state_dict(state["sparsifier"])
         except (RuntimeError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise CheckpointError(
                 f"{path}: does not fit the model ({reason}); restore the code of the model that "
                 "wrote it, or start a new run with another --out."
@@ -243,7 +244,7 @@ def _suggested_settings(data: DataSource) -> dict[str, Any]:
 
 
 class _ProbeBatches:
-    """Training batches for methods that look at data before training; the same on every rank."""
+    """Training batches for methods that read data before training; the same on every rank."""
 
     def __init__(self, config: TrainConfig, data: DataSource) -> None:
         self._config, self._data = config, data

@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from probmask.data import DataSource, default_workers
 from probmask.errors import AbsentClassWarning, InputError
 from probmask.launch import is_first_rank
+from probmask.messages import one_line
 from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
 from probmask.training.progress import Bar, MakeReporter, Quiet
 from probmask.training.record_format import NEUTRAL_KEYS, without_neutral_keys
@@ -116,7 +117,7 @@ def warn_of_absent_classes(data: DataSource) -> None:
     verb = "has" if len(absent) == 1 else "have"
     warnings.warn(
         f"--data {data.name}: {len(absent)} of {data.classes} classes {verb} no training images "
-        f"and cannot be learnt: {shown}{more} (classes are counted from 0).",
+        f"and cannot be learned: {shown}{more} (classes are counted from 0).",
         AbsentClassWarning,
         stacklevel=2,
     )
@@ -190,7 +191,7 @@ def _launch_fabric(config: TrainConfig) -> Fabric:
     except Exception as error:  # Lightning raises errors of many types here
         raise InputError(
             f"train(accelerator={config.accelerator!r}, devices={config.devices}, strategy="
-            f"{config.strategy!r}): Lightning Fabric cannot start: {' '.join(str(error).split())}"
+            f"{config.strategy!r}): Lightning Fabric cannot start: {one_line(error)}"
         ) from error
     return fabric
 

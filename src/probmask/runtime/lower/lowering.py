@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
+from probmask.messages import one_line
 from probmask.runtime.kernels.operation_table import Curve
 from probmask.runtime.lower.elementwise_nodes import (
     build_activation,
@@ -91,7 +92,7 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.Expor
             try:
                 program = torch.export.export(model, examples)
             except Exception as error:
-                reason = " ".join(str(error).split())[:300]
+                reason = one_line(error)[:300]
                 raise InputError(
                     f"runtime.compile({type(model).__name__}): torch.export cannot export it: "
                     f"{reason}"
