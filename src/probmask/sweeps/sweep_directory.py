@@ -17,7 +17,7 @@ from probmask.analysis.records import Run, find_records, write_compact
 from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.sweeps.grid import PlannedRun
-from probmask.training.run_directory import RunDirectory
+from probmask.training.run_directory import RunDirectory, not_writable
 
 
 class SweepDirectory:
@@ -49,10 +49,7 @@ class SweepDirectory:
                     directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunDirectory(self.path).locked())
             except OSError as error:
-                raise InputError(
-                    f"--out {self.path}: cannot be created or written ({error.strerror}); choose a "
-                    "writable directory."
-                ) from error
+                raise not_writable(self.path, error) from error
             except InputError as error:
                 raise InputError(
                     f"--out {self.path}: another sweep is running in it; wait until it ends, or "

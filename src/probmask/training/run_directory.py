@@ -78,7 +78,7 @@ class RunDirectory:
                     "continue the run in it."
                 )
         except OSError as error:
-            raise self._not_writable(error) from error
+            raise not_writable(self.path, error) from error
 
     def create(self, config: TrainConfig) -> None:
         """Create the directory of a new run.
@@ -90,7 +90,7 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._not_writable(error) from error
+            raise not_writable(self.path, error) from error
         write_atomically(self.config, tomli_w.dumps(to_table(config)).encode(), overwrite=False)
 
     def read_config(self) -> TrainConfig:
@@ -146,11 +146,13 @@ class RunDirectory:
         # A process that was killed while it wrote the configuration leaves a temporary file.
         return any(not path.match(_TEMPORARY) for path in self.path.iterdir())
 
-    def _not_writable(self, error: OSError) -> InputError:
-        return InputError(
-            f"--out {self.path}: cannot be created or written ({error.strerror}); choose a "
-            "writable directory."
-        )
+
+def not_writable(path: Path, error: OSError) -> InputError:
+    """Return the error for an output directory that the system does not let us write."""
+    return InputError(
+        f"--out {path}: cannot be created or written ({error.strerror}); choose a writable "
+        "directory."
+    )
 
 
 def recorded_place(artifact: Path) -> str | None:
