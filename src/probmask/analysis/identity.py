@@ -104,7 +104,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _defaults_of(kind: str, name: str) -> Mapping[str, Any]:
-    """Return the defaults of a method, data set or network; none are known of the user's own."""
+    """Return the defaults of a method, data set or network; empty for those of the user."""
     found: Mapping[str, Any] = _defaults()[kind].get(name, {})
     return found
 

@@ -16,7 +16,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Indices: TypeAlias = NDArray[np.int64]
 
 ESCAPE = 255
-# Wider than the gaps of any real network need, and narrow enough that their sum cannot overflow.
+# Largest k: the gaps of real networks need fewer bits, and sums of wider gaps could overflow.
 MAX_RICE_WIDTH = 24
 
 
@@ -123,7 +123,7 @@ class Rice:
         return _checked_range(indices, n)
 
 
-# Of two encodings of equal size, the first one is used: they are ordered by reading speed.
+# Ordered by decoding speed: of encodings of equal size, the first one is used.
 ENCODINGS: dict[str, Encoding] = {"bitmap": Bitmap(), "delta": Delta(), "rice": Rice()}
 
 _EMPTY: Bytes = np.empty(0, dtype=np.uint8)

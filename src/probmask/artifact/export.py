@@ -231,8 +231,8 @@ def _format(out: Path, given: str | None) -> str:
             return name
     known = ", ".join(f"{suffix} ({name})" for name, suffix in FORMATS.items())
     raise InputError(
-        f"export({out}): the suffix names no format; pass format= (--format), or use a suffix of "
-        f"{known}."
+        f"export({out}): the suffix does not name a format; pass format= (--format), or use a "
+        f"suffix of {known}."
     )
 
 

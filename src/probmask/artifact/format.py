@@ -54,7 +54,7 @@ ROUNDED_DTYPES = {"F64": ("F16",), "F32": ("F16",)}
 # Names that start with this belong to the format, not to the network.
 RESERVED = "probmask:"
 TABLE = f"{RESERVED}table"
-MAX_TABLE_BYTES = 10_000_000  # of JSON: a small file must not decompress to gigabytes
+MAX_TABLE_BYTES = 10_000_000  # uncompressed: a small file must not decompress to gigabytes
 # Smaller parts are packed: each name in a safetensors header costs about 80 bytes.
 MIN_UNPACKED_BYTES = 4096
 # A sparse entry needs this many more bytes in the table than a dense one.
@@ -130,7 +130,7 @@ class Header:
 
     entries: list[Entry]
     aliases: dict[str, str]  # a further name of a tensor -> the name under which it is stored
-    crc32: dict[str, int]  # of the bytes of each stored tensor
+    crc32: dict[str, int]  # CRC-32 of each stored tensor
     metadata: dict[str, Any]
     rounding: dict[str, Any] | None = None  # the effect of storing values in fewer bits
     created_by: str = field(default=f"probmask {__version__}")

@@ -29,7 +29,7 @@ class StoredLayer:
 
     @property
     def sparsity(self) -> float:
-        """The fraction of its weights that is pruned."""
+        """The fraction of its weights that are pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
 
 
@@ -61,7 +61,7 @@ class ArtifactSummary:
 
     @property
     def sparsity(self) -> float:
-        """The fraction of the weights of all layers that is pruned."""
+        """The fraction of the weights of all layers that are pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
 
     @property

@@ -89,7 +89,7 @@ def to_onnx(
 def compare_with_onnxruntime(
     data: bytes, model: nn.Module, input_shape: Sequence[int]
 ) -> Agreement:
-    """Run an ONNX file and the model on the same random inputs, as one batch and one alone.
+    """Run an ONNX file and the model on the same random inputs, as one batch and the first alone.
 
     Args:
         data: The contents of the ONNX file.
@@ -97,8 +97,8 @@ def compare_with_onnxruntime(
         input_shape: The shape of one input, without the batch dimension.
 
     Returns:
-        The number of inputs, the largest difference, the largest output, and on how many inputs
-        both have the same top-1 class.
+        The number of inputs, the largest difference, the largest output, and the number of inputs
+        with the same top-1 class.
 
     Raises:
         InputError: ONNX Runtime cannot run the file.
@@ -130,7 +130,7 @@ def compare_with_onnxruntime(
 
 
 def random_inputs(model: nn.Module, shape: Sequence[int], count: int) -> Tensor:
-    """Return reproducible inputs with the statistics of normalised images, in the model's dtype."""
+    """Return reproducible inputs with the statistics of normalized images, in the model's dtype."""
     dtypes = [tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()]
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, *shape, generator=generator).to(dtypes[0] if dtypes else None)
@@ -162,7 +162,7 @@ def _check_runs(model: nn.Module, example: Tensor) -> None:
 
 
 def _check_any_batch(proto: Any) -> None:
-    """Raise if the file takes only one batch size. The exporter does not warn of this."""
+    """Raise if the file takes only one batch size. The exporter does not warn about this."""
     for value in (*proto.graph.input, *proto.graph.output):
         if not value.type.tensor_type.shape.dim[0].dim_param:
             raise InputError(

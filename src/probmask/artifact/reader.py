@@ -281,8 +281,9 @@ def _entry(fields: Any) -> Entry:
     known = _is_encoding(encoding, dtype)
     require(known, f"{where}: unknown encoding {encoding!r:.40} for {dtype}")
     counted = _is_count(nnz) and nnz <= math.prod(shape)
-    require(counted, f"{where}: nnz {nnz!r:.40} is not a number of its entries")
-    require(_is_count(positions), f"{where}: positions {positions!r:.40} is not a number of bytes")
+    require(counted, f"{where}: nnz {nnz!r:.40} is not a valid number of entries")
+    sized = _is_count(positions)
+    require(sized, f"{where}: positions {positions!r:.40} is not a valid number of bytes")
     return Entry(name, dtype, tuple(shape), encoding, nnz, values, positions)
 
 

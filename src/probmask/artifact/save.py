@@ -198,7 +198,7 @@ def _storable(name: str, value: Any) -> Tensor:
     if not plain or value.layout != torch.strided or value.dtype not in DTYPE_NAMES:
         raise InputError(
             f"save(model): {name} is {_kind(value)}, which the format cannot store; "
-            "use plain, initialised tensors only."
+            "use plain, initialized tensors only."
         )
     if name == "__metadata__" or name.startswith(RESERVED):
         raise InputError(f"save(model): the file format reserves the name {name}; rename it.")

@@ -146,7 +146,7 @@ def _extent(experiment: "Experiment", scale: str) -> dict[str, Any]:
 
 def _extent_text(scales: dict[str, Any], scale: str) -> str:
     if not scales:
-        return "computed at once"
+        return "computed in seconds"
     if scale not in scales:
         return "–"
     from probmask.sweeps.sweep_progress import format_duration

@@ -43,7 +43,7 @@ def download(
 
     The environment variable ``PROBMASK_MIRROR=http://host/path`` replaces everything before the
     file name in every URL, for machines without access to the internet. MNIST and Fashion-MNIST
-    use the same file names, so they need different paths. The digests are checked all the same.
+    use the same file names, so they need different paths. The digests are still checked.
 
     Args:
         remotes: The files.

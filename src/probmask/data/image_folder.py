@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # Pillow is imported when the first file is read
 _EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 )
-# This many unreadable files in a row are not an accident.
+# After this many unreadable files in a row, the disk is at fault, not the files.
 MAX_FAILURES_IN_A_ROW = 100
 # A random crop has this fraction of the image's area, and this ratio of width to height.
 _AREA = (0.08, 1.0)
@@ -41,7 +41,7 @@ _ATTEMPTS = 10
 _MARGIN = 256 / 224
 # A longer image is shortened to this ratio first: scaled as a whole it might not fit in memory.
 _MAX_ASPECT_RATIO = 16
-# Error numbers that are about a single file. Others are about the system.
+# Error numbers that concern a single file. All others concern the system.
 _FILE_ERRORS = frozenset(
     (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 )

@@ -3,7 +3,7 @@
 Unpickling can call any function that the file names. `read_pickle` therefore checks the
 instructions of the file first, and then runs a `pickle.Unpickler` that knows only the few globals
 of a pickled NumPy array. Even these are replaced by functions of this file, which accept nothing
-but uint8 arrays. No library offers this check for NumPy pickles, so it is ours.
+but uint8 arrays. No library offers this check for NumPy pickles, so this file implements it.
 """
 
 import io
@@ -100,7 +100,7 @@ class _Limits:
 
     - The unpickler allocates a memo of the largest index.
     - Integers of more than 64 bits can have equal hashes, and make dictionaries slow.
-    - To hash a dictionary key of deeply nested tuples would overflow the stack. If tuples could be
+    - Hashing a dictionary key of deeply nested tuples would overflow the stack. If tuples could be
       used twice, it could take exponential time.
     """
 
@@ -188,7 +188,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     """An unpickler with an allow-list of globals: those of uint8 arrays and of bytes.
 
     The memory of everything it builds is proportional to the size of the file. A file that turns
-    the same bytes into arrays again and again is rejected.
+    the same bytes into arrays repeatedly is rejected.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -220,7 +220,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         return b""
 
     def _encode(self, *arguments: Any) -> bytes:
-        """Python 3 stores bytes as text where the protocol has no bytes."""
+        """Return the bytes that Python 3 stores as text where the protocol has no bytes."""
         match arguments:
             case (str(text), "latin1"):
                 self._use_memory(len(text))

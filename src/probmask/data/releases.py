@@ -73,7 +73,7 @@ def is_file(path: Path) -> bool:
     """Return whether the file exists.
 
     Raises:
-        InputError: If the system does not allow to find out.
+        InputError: If the system denies access.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)

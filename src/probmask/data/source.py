@@ -251,7 +251,7 @@ def validation_count(images: int) -> int:
 
 
 def select_validation(name: str, labels: Tensor, count: int | None = None) -> Tensor:
-    """Return which training images are held out for validation, as booleans.
+    """Return a boolean tensor that marks the training images held out for validation.
 
     Args:
         name: Name of the data set, for errors.
@@ -271,14 +271,14 @@ def select_validation(name: str, labels: Tensor, count: int | None = None) -> Te
 
 
 def select_unused_validation(name: str, labels: Tensor, used: Tensor, count: int) -> Tensor:
-    """Return which of the images not used for training are for validation, as booleans.
+    """Return a boolean tensor that marks unused training images for validation.
 
     The training set stays the same with and without validation.
 
     Args:
         name: Name of the data set, for errors.
         labels: Labels of all training images.
-        used: Which of them are used for training, as booleans.
+        used: Boolean tensor that marks the images used for training.
         count: Number of validation images.
 
     Raises:
@@ -296,7 +296,7 @@ def select_unused_validation(name: str, labels: Tensor, used: Tensor, count: int
 
 
 def select_test(name: str, labels: Tensor) -> Tensor:
-    """Return which images of a data set without a test part are for testing, as booleans.
+    """Return a boolean tensor that marks the images to test on, without a test part.
 
     Raises:
         InputError: If there are too few images.

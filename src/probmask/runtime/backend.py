@@ -114,7 +114,7 @@ class _CompiledGraph:
 def _locate_size(
     nodes: Sequence[fx.Node], own: Sequence[bool], size: fx.Node
 ) -> tuple[int, int] | None:
-    """Return the index and the dimension of an input tensor that has the size, if any has."""
+    """Return the index and the dimension of an input tensor of this size, or None."""
     name = str(size.meta["example_value"])
     for i, node in enumerate(nodes):
         value = node.meta.get("example_value")

@@ -35,7 +35,7 @@ class Speed:
 
     @property
     def ratio(self) -> float:
-        """How many times faster the engine is."""
+        """Speedup of the engine over PyTorch."""
         return self.pytorch_ms / self.engine_ms
 
     def as_table(self) -> dict[str, Any]:

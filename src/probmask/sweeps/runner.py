@@ -83,7 +83,7 @@ def _backend(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_R
 def missing_data(jobs: Sequence[Job], *, download: bool) -> list[str]:
     """Return a message for every data set that the jobs need and that cannot be loaded.
 
-    With ``download``, a data set that is not there would be downloaded first.
+    With ``download``, a missing data set is listed as one that would be downloaded first.
     """
     messages = []
     for config in _one_per_data_set(jobs):

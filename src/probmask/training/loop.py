@@ -132,7 +132,7 @@ class Loop:
         self._sums[2] += len(labels)
 
     def _current_phase(self) -> tuple[Phase, int]:
-        """Return the current phase and the step at which it began."""
+        """Return the current phase and the step at which it starts."""
         begin = 0
         for phase in self.phases:
             end = begin + phase.epochs * self.steps_per_epoch

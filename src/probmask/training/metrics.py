@@ -109,18 +109,18 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def _add_histogram(board: Any, name: str, histogram: Histogram, step: int) -> None:
-    """Write a histogram to TensorBoard; the sums of values are estimated from the bin centres."""
+    """Write a histogram to TensorBoard; the sums of values are estimated from the bin centers."""
     width = (histogram.high - histogram.low) / len(histogram.counts)
     limits = [histogram.low + width * (index + 1) for index in range(len(histogram.counts))]
-    centres = [limit - width / 2 for limit in limits]
-    pairs = list(zip(centres, histogram.counts, strict=True))
+    centers = [limit - width / 2 for limit in limits]
+    pairs = list(zip(centers, histogram.counts, strict=True))
     board.add_histogram_raw(
         name,
         min=histogram.low,
         max=histogram.high,
         num=sum(histogram.counts),
-        sum=sum(centre * count for centre, count in pairs),
-        sum_squares=sum(centre * centre * count for centre, count in pairs),
+        sum=sum(center * count for center, count in pairs),
+        sum_squares=sum(center * center * count for center, count in pairs),
         bucket_limits=limits,
         bucket_counts=list(histogram.counts),
         global_step=step,

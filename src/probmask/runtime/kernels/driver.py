@@ -193,7 +193,7 @@ def _make_driver(stamp: int) -> Any:
         threads,
         barriers,
     ):
-        """Run the operations for images ``begin`` to ``end``; return whether all is finite.
+        """Run the operations for images ``begin`` to ``end``; return whether results are finite.
 
         The first ``ungrouped`` operations run for one image at a time, the others for a ``group``
         of images at once. Each of several ``threads`` computes a part of every operation, and

@@ -1,7 +1,7 @@
 """The innermost loops as LLVM vector code: one tile of positions, all rows of a layer.
 
 A tile is a few lines of a few vectors each, of one output channel. It is either a run of
-neighbouring positions (one line) or several image rows without the padding between them. The tile
+neighboring positions (one line) or several image rows without the padding between them. The tile
 stays in registers while the kernel iterates over the non-zero weights of the channel. Each weight
 costs one load of its offset, one broadcast of its value, and one multiply-add per vector that reads
 the input from memory.

@@ -66,7 +66,7 @@ class Runner:
             self.arenas.give_back(arena)
 
     def run_together(self, external: Any, begin: int, end: int, threads: Threads) -> bool:
-        """Compute images with all threads on each layer; return whether all is finite."""
+        """Compute images with all threads on each layer; return whether all results are finite."""
         arena = self.arenas.borrow()
         barriers = np.zeros(8, np.int64)
         jobs = [

@@ -119,8 +119,8 @@ def _reason(node: Node, sparse: bool, timing: Timing | None) -> str:
         return node.reason or "not measured"
     faster = timing.on_kernels < timing.dense
     if sparse:
-        return "faster" if faster else "its neighbours run on the kernels"
-    return "its neighbours run in PyTorch" if faster else "faster in PyTorch"
+        return "faster" if faster else "its neighbors run on the kernels"
+    return "its neighbors run in PyTorch" if faster else "faster in PyTorch"
 
 
 def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int) -> None:

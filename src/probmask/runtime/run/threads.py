@@ -65,8 +65,8 @@ class Threads:
 class _Workers:
     """Threads that take jobs from a queue until this object is garbage-collected.
 
-    An executor would not do: it waits in Python code, where an interrupt can leave its state
-    inconsistent. The queue and locks used here wait in C.
+    `ThreadPoolExecutor` is not suitable: it waits in Python code, where an interrupt can leave its
+    state inconsistent. The queue and locks used here wait in C.
     """
 
     def __init__(self, count: int) -> None:
