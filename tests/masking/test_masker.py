@@ -224,3 +224,27 @@ def test_the_context_has_the_arguments_of_attach():
     )
     assert seen == [(40, 4, 9), (1, 1, 1)]
     step(model, sgd(model), make_batches("mlp", 1)[0])
+
+
+def test_the_tensors_of_a_method_follow_the_model():
+    """Those of a site and those of the masker, which SNFS has: both keep their dtype."""
+    model = build("mlp")
+    optimizer = sgd(model)
+    method = probmask.methods.SNFS(sparsity=0.5)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=4)
+    train(model, optimizer, make_batches("mlp", 1))
+    masker = sparsifier._masker
+    before = [tensor.dtype for name in masker.saved for tensor in tensors_in(getattr(masker, name))]
+    model.to("meta")
+    after = [tensor for name in masker.saved for tensor in tensors_in(getattr(masker, name))]
+    assert after
+    assert {tensor.device.type for tensor in after} == {"meta"}
+    assert [tensor.dtype for tensor in after] == before
+    assert {masked.active.device.type for masked in masker.masked} == {"meta"}
+
+
+def tensors_in(value):
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    return [t for item in items for t in tensors_in(item)] if isinstance(value, dict | list) else []

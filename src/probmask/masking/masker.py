@@ -1,11 +1,13 @@
-"""The masker: a method attached to one model, and the hooks of an update in which it acts.
+"""The masker: a method attached to one model, and the moments of an update in which it acts.
 
     before_forward   prepare the next forward passes: temperature, noise, masks
     after_backward   gradients exist, nothing is updated yet: clip, inspect, grow
     after_update     weights and the method's own parameters are updated: project, prune
 
-The sparsifier calls these methods in this order, update after update. A masker never hooks an
-optimizer itself.
+The sparsifier calls them. Inside ``optimizer.step()`` it runs, in this order: `after_backward`, the
+optimizer of the weights, the optimizers of the method's own parameters (`Masker.trainables`),
+`after_update`, and `before_forward` of the next update. A masker never hooks an optimizer itself.
+All of them are called after the masks are frozen too.
 """
 
 import math
@@ -21,7 +23,7 @@ from torch.optim import Optimizer
 
 from probmask.errors import LayerCollapseWarning
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.parametrization import MaskedWeight, restore_attribute
+from probmask.masking.parametrization import MaskedWeight, map_tensors, restore_attribute
 from probmask.masking.sites import Site
 
 
@@ -35,7 +37,7 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """Fraction of the training that is done, in [0, 1]."""
+        """Fraction of the training that is done, in [0, 1]; without the current update."""
         return min(1.0, self.step / self.total_steps)
 
     @property
@@ -105,7 +107,7 @@ class Masker(ABC):
 
     @abstractmethod
     def choose(self) -> list[Tensor]:
-        """Return the masks that all sites would have if training ended now."""
+        """Return the masks that all sites would have if training ended now: exactly ``keep``."""
 
     def trainables(self) -> list[Trainables]:
         """Build the optimizers of the method's own parameters."""
@@ -122,7 +124,11 @@ class Masker(ABC):
         """Record the loss of a draw, for methods that learn from its value."""
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
-        """Act on the gradients, before the optimizers do."""
+        """Act on the gradients, before the optimizers do.
+
+        Gradients are unscaled and averaged over the ranks. The gradient of a weight may be None. An
+        optimizer that evaluates a closure repeatedly calls this once per evaluation.
+        """
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Act on the updated weights and parameters."""
@@ -159,6 +165,11 @@ class Masker(ABC):
         with torch.no_grad():
             for (each, weight), mask in zip(pairs, self.choose(), strict=True):
                 each.update_mask(mask, weight)
+
+    def move_tensors(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Apply ``fn`` to the tensors in ``saved``: the model moves to another device."""
+        for name in self.saved:
+            setattr(self, name, map_tensors(getattr(self, name), fn))
 
     @torch.no_grad()
     def freeze(self) -> None:

@@ -26,6 +26,9 @@ class MaskSource(Protocol):
     def refresh_masks(self) -> None:
         """Recompute the mask of every site whose tensors have changed."""
 
+    def move_tensors(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Replace its own tensors by ``fn`` of them: the model moves to another device."""
+
 
 class MaskedWeight(nn.Module, ABC):
     """One masked site: the method's rule in training, a boolean mask in evaluation.
@@ -34,8 +37,9 @@ class MaskedWeight(nn.Module, ABC):
     of the model do not contain its tensors. They follow the model to other devices and into deep
     copies, but keep their dtype: in bf16 a probability could not take small steps.
 
-    The mask is recomputed when ``eval()`` is called, and at its next use if the tensors that it was
-    computed from have changed. A frozen mask is final and applies in training too.
+    The mask is recomputed when ``eval()`` is called, and at its next use if the weight or a trained
+    parameter has changed. After changing another tensor that it depends on, call `invalidate`. A
+    frozen mask is final and applies in training too.
     """
 
     saved: ClassVar[tuple[str, ...]] = ()
@@ -144,6 +148,8 @@ class MaskedWeight(nn.Module, ABC):
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, _moved(value, fn))
+        if self._leads and self._source is not None:
+            self._source.move_tensors(lambda tensor: _moved(tensor, fn))
         return self
 
 
@@ -153,7 +159,8 @@ def restore_attribute(owner: object, name: str, value: Any, *, like: Tensor) -> 
     A new tensor gets the device of ``like``, and its memory layout if the shapes are equal.
     """
     if not isinstance(value, Tensor):
-        setattr(owner, name, _copied(value, like.device))
+        copied = map_tensors(value, lambda tensor: tensor.to(like.device, copy=True))
+        setattr(owner, name, copied)
         return
     current = getattr(owner, name)
     if isinstance(current, Tensor) and current.shape == value.shape:
@@ -165,14 +172,14 @@ def restore_attribute(owner: object, name: str, value: Any, *, like: Tensor) -> 
         setattr(owner, name, value.to(like.device, copy=True))
 
 
-def _copied(value: Any, device: torch.device) -> Any:
-    """Return a saved number, string, list or dictionary, with copies of its tensors on a device."""
+def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """Return a number, string, list or dictionary with ``fn`` applied to the tensors in it."""
     if isinstance(value, Tensor):
-        return value.to(device, copy=True)
+        return fn(value)
     if isinstance(value, dict):
-        return {key: _copied(item, device) for key, item in value.items()}
+        return {key: map_tensors(item, fn) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item, device) for item in value)
+        return type(value)(map_tensors(item, fn) for item in value)
     return value
 
 
@@ -323,6 +330,6 @@ def masked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, M
 @torch.no_grad()
 def apply_masks_(sites: Sequence[Site], masked: Sequence[MaskedWeight]) -> None:
     """Remove the masks and set the pruned entries of the parameters to zero."""
-    for site, weight in zip(sites, masked, strict=True):
+    for site, each in zip(sites, masked, strict=True):
         unmask_site(site)
-        site.weight.masked_fill_(~weight.mask, 0.0)
+        site.weight.masked_fill_(~each.mask, 0.0)

@@ -262,21 +262,21 @@ class Sparsifier:
         self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._updating = True
-        itself, *rest = args
+        itself, *rest = args  # the optimizer, and what step() was called with
         closure = rest[0] if rest else kwargs.get("closure")
         if closure is None:
-            self._on_gradients()
+            self._act_on_gradients()
             return None
 
         def with_gradients() -> Any:
             loss = closure()
-            self._on_gradients()
+            self._act_on_gradients()
             return loss
 
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return (itself, with_gradients, *rest[1:]), others
 
-    def _on_gradients(self) -> None:
+    def _act_on_gradients(self) -> None:
         if self._draw + 1 != self._masker.draws:
             raise InputError(
                 f"{type(self.method).__name__}(draws={self._masker.draws}): this update used "
@@ -344,11 +344,11 @@ class Sparsifier:
         """Detect updates of the weights by an optimizer that the sparsifier does not follow."""
         for site in self.sites:
             if site.weight.requires_grad:
-                hook = site.weight.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                hook = site.weight.register_post_accumulate_grad_hook(self._check_followed)  # type: ignore[no-untyped-call]
                 return lambda: hook.remove()
         return lambda: None
 
-    def _on_gradient(self, weight: Tensor) -> None:
+    def _check_followed(self, weight: Tensor) -> None:
         """Raise if the weight has changed since its last gradient without a step seen here."""
         if self._updating:  # an optimizer with a closure moves weights between gradients
             return

@@ -4,7 +4,9 @@ Zhou, Zhang, Xu, Zhang, "Effective Sparsification of Neural Networks with Global
 Constraint", CVPR 2021. Minimize the expected loss of the network w ∘ m, m ~ Bernoulli(s), over the
 weights w and the probabilities s, subject to Σ s ≤ K and s in [0, 1].
 
-`ProbMasker` follows the paper's Algorithm 1 from top to bottom; comments name its lines.
+`ProbMasker` follows the paper's Algorithm 1; comments name its lines. One update: `before_forward`
+sets τ and k and samples the noise (lines 3 to 7), `ProbMaskedWeight.training_weight` computes w m̃,
+the sparsifier runs Adam on s (`trainables`), and `after_update` projects s (line 8).
 """
 
 import math
@@ -110,8 +112,9 @@ class ProbMask(Method):
         temperature_end: τ at the end; it falls linearly.
         ramp_begin: Fraction of the training at which the budget begins to fall.
         ramp_end: Fraction of the training at which it reaches ``sparsity``.
-        every: Whether schedules advance per update or per epoch.
-        freeze_at: Fraction of the training at which the masks become final; 1 is the end.
+        every: Whether budget, temperature and rate change per update or per epoch.
+        freeze_at: Fraction of the training after which the masks become final; 1 is the end. It
+            counts updates.
         select: The final mask is the exact top-K by probability (ties by magnitude), or one
             Bernoulli sample of about K weights, as in the paper.
         min_keep_per_layer: The least number of weights that each layer keeps.
@@ -331,11 +334,11 @@ class ProbMasker(Masker):
             first, second = draw_key(self.seed, rank(), now.step, draw, index)
             masked.key[0], masked.key[1] = first, second
 
-    # Line 8: s ← proj_C(z). z = s - η ∂L/∂s is Adam's step on s, with the gradients that
-    # `ProbMaskedWeight.training_weight` passed back, summed over the draws i = 1 … I.
-
     def trainables(self) -> list[Trainables]:
-        """Train s by Adam; its rate follows a cosine."""
+        """Line 8: z = s - η ∂L/∂s. The sparsifier steps Adam; its rate follows a cosine.
+
+        The gradients are those of `ProbMaskedWeight.training_weight`, summed over the draws.
+        """
         fused = all(prob.device.type in _FUSED_DEVICES for prob in self.probs)
         optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr, fused=fused or None)
 
@@ -355,7 +358,7 @@ class ProbMasker(Masker):
             return
         self._project(self._kept_fraction)
         if now.step % self._check_every == 0:
-            self._warn_of_collapse([float(prob.detach().sum()) for prob in self.probs])
+            self._warn_unless_protected([float(prob.detach().sum()) for prob in self.probs])
         if now.fraction >= self.settings.freeze_at:
             self.freeze()
 
@@ -369,7 +372,7 @@ class ProbMasker(Masker):
     def freeze(self) -> None:
         """Make the masks final; warn about layers that keep no weight."""
         super().freeze()
-        self._warn_of_collapse([float(masked.mask.sum()) for masked in self.masked])
+        self._warn_unless_protected([float(masked.mask.sum()) for masked in self.masked])
 
     def metrics(self) -> dict[str, float]:
         """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
@@ -402,7 +405,7 @@ class ProbMasker(Masker):
             self._feed_starved(which, amount, costs)
 
     def _feed_starved(self, which: range, amount: float, costs: Sequence[float]) -> None:
-        """In each layer that would keep too few weights, set the best ones to probability 1.
+        """In each layer that would keep too few weights, set the best to 1 and the rest to 0.
 
         The budget of the other layers shrinks accordingly. A layer whose probabilities are all zero
         passes no gradient: it would stop learning long before the final selection keeps any of its
@@ -426,6 +429,6 @@ class ProbMasker(Masker):
     def _is_starved(self, index: int) -> bool:
         return float(self.probs[index].sum(dtype=torch.float64)) < self.budget.least[index]
 
-    def _warn_of_collapse(self, kept: Sequence[float]) -> None:
+    def _warn_unless_protected(self, kept: Sequence[float]) -> None:
         if not any(self.budget.least):  # otherwise every layer keeps some weights
             self.warn_of_collapse(kept)

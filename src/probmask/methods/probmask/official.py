@@ -166,8 +166,6 @@ class OfficialMasker(Masker):
         for probs in groups:
             amount = self._kept_fraction * sum(prob.numel() for prob in probs)
             official_project_(probs, amount)
-        if now.fraction >= 1:
-            self.freeze()
 
     def choose(self) -> list[Tensor]:
         """Return masks of exactly the budget by probability (ties by magnitude), or a sample."""

@@ -6,7 +6,7 @@ Without noise, and if the weight w receives the gradient g of the effective weig
 
     -Σ ∂L/∂m = (1/η) Σ w Δw = (w² - w₀²) / (2η) + O(η)
 
-The weight itself holds the integral that the paper's Adam estimates through noisy masks. One
+So w² accumulates what the paper's Adam accumulates in s, without its noise. One
 threshold on |w| for all layers, after the initial value w₀ has faded out, is the paper's
 projection. The method is ours; docs/methods/probmask-tied.md derives it and compares the two.
 
@@ -50,7 +50,7 @@ from probmask.methods.probmask.probabilities import (
 
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # fraction of the training by which random initial values have faded out
-_FADES = 1250  # number of updates that fade: a long training skips some
+_FADES = 1250  # at most this many updates fade; longer trainings fade every n-th update
 _LEAST = 2.0**-20  # least magnitude of a kept weight, as a fraction of the final threshold
 _MOST = 3.0  # bound on the gradients of pruned weights, in units of the RMS of kept weights
 _CHOSEN_BEFORE = 0.05  # fraction of the training between the final selection and the freeze
@@ -74,7 +74,8 @@ class TiedProbMask(Method):
         temperature_end: τ at ``freeze_at``; it falls exponentially from ``ramp_end`` on.
         ramp_begin: Fraction of the training at which the budget begins to fall.
         ramp_end: Fraction of the training at which it reaches ``sparsity``.
-        every: Whether schedules advance per update or per epoch.
+        every: Whether budget and temperature change per update or per epoch. All other times
+            count updates.
         outside: Fraction of the gradient that pruned weights get. None: 0.5 above 95 % sparsity,
             else 1.
         forget_by: Fraction of the training by which the initial values have faded out; 0 keeps
@@ -221,8 +222,8 @@ class TiedWeight(MaskedWeight):
 
         A kept weight below the threshold falls with it, but not below ``least``: a kept weight is
         never zero, or the network would keep fewer weights than requested. Pruned weights stay
-        below the threshold, so that the masks follow from the weights alone, as averaged copies
-        require.
+        below the threshold, so that a copy with averaged weights (EMA) selects the same weights
+        by their magnitudes.
         """
         kept = weight[self.active]  # few weights, whose powers are cheap
         wide = kept if kept.dtype == torch.float64 else kept.float()
@@ -237,7 +238,7 @@ class TiedWeight(MaskedWeight):
 class TiedMasker(Masker):
     """Masker of TiedProbMask."""
 
-    saved = ("forgotten", "forget_by", "_undecided", "_temperature", "_chosen_above")
+    saved = ("forgotten", "forget_by", "_undecided", "_temperature", "_thresholds_at_choice")
     collapse_advice = COLLAPSE_ADVICE
     masked: tuple[TiedWeight, ...]
 
@@ -261,7 +262,7 @@ class TiedMasker(Masker):
         self.forget_by = method.forget_by
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._freshness = Freshness(context.model, len(sites))
-        self._chosen_above: list[float] | None = None  # thresholds of the final selection
+        self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
         self._undecided = 0
         self._check_every = max(1, context.total_steps // 100)
         name = "freeze_at" if method.choose_at is None else "choose_at"
@@ -292,7 +293,7 @@ class TiedMasker(Masker):
             masked.power.fill_(1 / self._temperature)
         if now.step > 0 and now.fraction >= self.method.freeze_at:
             self.freeze()
-        elif self._chosen_above is None:
+        elif self._thresholds_at_choice is None:
             self._cut(self._keep_at(done))
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
@@ -312,14 +313,17 @@ class TiedMasker(Masker):
             if done >= self.forget_by or (now.step + 1) % every == 0:
                 self._fade(min(1.0, done / self.forget_by))
         if now.step % self._check_every == 0:
-            self._warn_of_collapse([masked.active for masked in self.masked])
+            self._warn_unless_protected([masked.active for masked in self.masked])
         begin, end = self.method.chosen_at, self.method.freeze_at
         if done >= begin:
             self._lower_thresholds(max(0.0, 1 - (done - begin) / max(end - begin, 1e-9)))
 
     def choose(self) -> list[Tensor]:
-        """Return masks of the final selection; before it, of the largest weights of the budget."""
-        if self._chosen_above is None:
+        """Return masks of the final selection; before it, of the largest weights of the budget.
+
+        This also sets the thresholds that evaluation uses.
+        """
+        if self._thresholds_at_choice is None:
             masks, thresholds = self._select(self.keep)
         else:
             masks = [masked.active for masked in self.masked]
@@ -335,11 +339,12 @@ class TiedMasker(Masker):
         self.refresh_masks()
         pairs = zip(self.masked, self.weights, strict=True)
         self._undecided = count_undecided([m.prob(weight, final=True) for m, weight in pairs])
+        # This changes the weights, so the base class selects again, at a threshold of zero.
         self._lower_thresholds(0.0)
         super().freeze()
         for masked in self.masked:
             masked.set_initial(None)
-        self._warn_of_collapse([masked.mask for masked in self.masked])
+        self._warn_unless_protected([masked.mask for masked in self.masked])
 
     def metrics(self) -> dict[str, float]:
         """Return temperature, sparsity, undecided probabilities per kept weight, and the fading."""
@@ -449,20 +454,20 @@ class TiedMasker(Masker):
         The first call makes the selection. The threshold's shrinkage is folded into the kept
         weights, so the network's output does not change, and their probabilities go to 1.
         """
-        if self._chosen_above is None:
-            masks, self._chosen_above = self._select(self.keep)
+        if self._thresholds_at_choice is None:
+            masks, self._thresholds_at_choice = self._select(self.keep)
             for masked, active, threshold in zip(
-                self.masked, masks, self._chosen_above, strict=True
+                self.masked, masks, self._thresholds_at_choice, strict=True
             ):
                 masked.set_active(active, threshold)
                 masked.outside.zero_()  # pruned weights cannot return
         for masked, weight, threshold in zip(
-            self.masked, self.weights, self._chosen_above, strict=True
+            self.masked, self.weights, self._thresholds_at_choice, strict=True
         ):
             lower = torch.full_like(masked.threshold, left * threshold)
             masked.lower_threshold_(weight, lower, least=_LEAST * threshold)
 
-    def _warn_of_collapse(self, masks: Sequence[Tensor]) -> None:
+    def _warn_unless_protected(self, masks: Sequence[Tensor]) -> None:
         if not any(self.budget.least):  # otherwise every layer keeps some weights
             self.warn_of_collapse([float(mask.count_nonzero()) for mask in masks])
 
