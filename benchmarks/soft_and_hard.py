@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 
 
 def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
-    """Train, and measure just before the choice, before the masks are frozen, and at the end."""
+    """Train; measure before the final choice, before the masks are frozen, and at the end."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     found: list[Measured] = []
@@ -57,18 +57,18 @@ def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
         directory = RunDirectory(Path(folder))
         run = TrainingRun(config, data)
         run.prepare(Fabric(accelerator="cpu", devices=1), data)
-        moments = moments_of(config, run.total_steps)
+        steps = steps_to_measure(config, run.total_steps)
 
-        def look(*_: Any) -> None:
-            if run.loop.step + 1 in moments:
+        def measure_if_due(*_: Any) -> None:
+            if run.loop.step + 1 in steps:
                 found.append(measure_now(run, config, data))
 
-        run.loop.optimizer.register_step_post_hook(look)
+        run.loop.optimizer.register_step_post_hook(measure_if_due)
         run.train(directory, Quiet("", 0))
     return found
 
 
-def moments_of(config: TrainConfig, total: int) -> set[int]:
+def steps_to_measure(config: TrainConfig, total: int) -> set[int]:
     """Return the numbers of updates after which to measure."""
     method = make_method(config)
     assert isinstance(method, TiedProbMask)
@@ -77,7 +77,7 @@ def moments_of(config: TrainConfig, total: int) -> set[int]:
 
 
 def measure_now(run: TrainingRun, config: TrainConfig, data: DataSource) -> Measured:
-    """Measure both masks on copies of the present network."""
+    """Measure both masks on copies of the current network."""
     undecided = 100 * run.loop.sparsifier.metrics()["undecided_per_kept"]
     soft, hard = copy.deepcopy(run.model), copy.deepcopy(run.model)
     for *_, masked in masked_parameters(hard):

@@ -1,4 +1,4 @@
-"""What all test processes have in common."""
+"""Settings and fixtures of all tests."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-# Before PyTorch is imported, and inherited by the processes that tests start. One thread, for tests
-# run side by side, and small problems need no more.
+# Set before PyTorch is imported, and inherited by the processes that tests start. One thread each:
+# tests run in parallel, and small problems do not need more.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def dies_of_tiles():
-    """Whether a product in bf16 ends this machine's PyTorch: some virtual ones name AMX in vain."""
+def bf16_crashes():
+    """Return whether a product in bf16 crashes: some virtual machines announce AMX without it."""
     processor = Path("/proc/cpuinfo")
     if not processor.is_file() or "amx_tile" not in processor.read_text():
         return False
@@ -21,12 +21,12 @@ def dies_of_tiles():
     return subprocess.run([sys.executable, "-c", product], check=False).returncode < 0
 
 
-# Workers have what was found for the process that started them.
-if not {"ONEDNN_MAX_CPU_ISA", "PYTEST_XDIST_WORKER"} & set(os.environ) and dies_of_tiles():
+# Worker processes inherit the result of the process that started them.
+if not {"ONEDNN_MAX_CPU_ISA", "PYTEST_XDIST_WORKER"} & set(os.environ) and bf16_crashes():
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
 
 
 @pytest.fixture(params=["tied", "learned"])
 def form(request):
-    """The two members of the ProbMask family: what users are promised holds for both."""
+    """The two methods of the ProbMask family, for tests that hold for both."""
     return request.param

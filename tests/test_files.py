@@ -1,4 +1,4 @@
-"""Atomic writes: the old content or the new, whatever happens."""
+"""Atomic writes: after any failure the file has the old content or the new content."""
 
 import errno
 import os
@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_only_the_old_file(tmp_path, data, overwrite):
     assert contents(tmp_path) == before
 
 
-def test_an_interrupt_leaves_nothing_behind(tmp_path):
+def test_an_interrupt_leaves_no_temporary_file(tmp_path):
     def interrupted(file):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Tables made into dataclasses: what passes, what becomes of it, and what is refused."""
+"""Dataclasses built from tables: accepted values, conversions and errors."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def refused(table):
     return message
 
 
-def test_what_is_not_given_keeps_its_default():
+def test_missing_keys_keep_their_defaults():
     assert parsed() == Outer(1)
     assert parsed(inner={"rate": 0.5}).inner == Inner(rate=0.5)
 
@@ -62,13 +62,13 @@ def test_what_is_not_given_keeps_its_default():
         ("table", {"any": {"thing": [1]}}),
     ],
 )
-def test_a_value_of_the_right_type_passes_as_it_is(key, value):
+def test_a_value_of_the_right_type_is_unchanged(key, value):
     passed = getattr(parsed(**{key: value}), key)
     assert passed is value or passed == value
     assert type(passed) is type(value)
 
 
-def test_a_whole_number_serves_as_a_float():
+def test_an_integer_is_converted_to_float():
     rate = parsed(rate=3).rate
     assert rate == 3
     assert type(rate) is float
@@ -85,7 +85,7 @@ def test_a_list_becomes_a_tuple_of_its_type(kind):
     hash(made.numbers)
 
 
-def test_none_is_written_as_a_word():
+def test_the_word_none_is_none():
     assert parsed(limit="none", numbers="none") == Outer(1, limit=None, numbers=None)
 
 
@@ -111,19 +111,19 @@ def test_none_is_written_as_a_word():
         ("table", [1], "a table"),
     ],
 )
-def test_a_wrong_type_is_refused(key, value, expected):
+def test_a_wrong_type_raises(key, value, expected):
     assert refused({"count": 1, key: value}) == (
         f"run.toml: run.{key} = {value!r}: expected {expected}."
     )
 
 
-def test_a_wrong_type_within_a_list_is_refused():
+def test_a_wrong_type_within_a_list_raises():
     assert refused({"numbers": [1, "b"]}) == "run.toml: run.numbers = 'b': expected a number."
     assert refused({"counts": [1, 0.5]}) == "run.toml: run.counts = 0.5: expected a whole number."
     assert refused({"numbers": [[1]]}) == "run.toml: run.numbers = [1]: expected a number."
 
 
-def test_only_listed_choices_pass():
+def test_only_listed_choices_are_accepted():
     assert parsed(inner={"kind": "epoch"}).inner.kind == "epoch"
     for value in ("steps", 1, None, ["step"]):
         assert refused({"count": 1, "inner": {"kind": value}}) == (
@@ -131,7 +131,7 @@ def test_only_listed_choices_pass():
         )
 
 
-def test_an_unknown_key_gets_the_nearest():
+def test_an_unknown_key_raises_with_the_nearest_key():
     assert refused({"cout": 1}) == "run.toml: unknown key run.cout; did you mean 'count'?"
     assert refused({"count": 1, "inner": {"rat": 1}}) == (
         "run.toml: unknown key run.inner.rat; did you mean 'rate'?"
@@ -142,15 +142,15 @@ def test_an_unknown_key_gets_the_nearest():
     )
 
 
-def test_a_value_in_place_of_a_table_is_refused():
+def test_a_value_in_place_of_a_table_raises():
     assert refused({"count": 1, "inner": 3}) == "run.toml: run.inner must be a table, not 3."
 
 
-def test_what_is_missing_is_named():
+def test_a_missing_key_raises():
     assert refused({}) == "run.toml: run.count is missing."
 
 
-def test_fields_may_be_checked_without_the_rest():
+def test_some_fields_can_be_parsed_alone():
     given = {"rate": 2, "numbers": [1], "inner": {"rate": 1}}
     fields = parse_fields(Outer, given, prefix="", source="here")
     assert fields == {"rate": 2.0, "numbers": (1.0,), "inner": Inner(rate=1.0)}

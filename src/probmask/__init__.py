@@ -1,6 +1,6 @@
 """Train neural networks to an exact sparsity under one global budget.
 
-Names are imported when they are first used, so that commands which need no PyTorch start at once.
+Names are imported when they are first used, so that commands without PyTorch start quickly.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from probmask.version import __version__
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports these names
     from probmask import data, methods, models, runtime
     from probmask.artifact import inspect, load, load_into, read, save
     from probmask.errors import (

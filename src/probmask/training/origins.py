@@ -59,7 +59,7 @@ class Origins:
             raise InputError(f"{self.source}: {error}") from error
 
     def _from_source(self, key: str) -> bool:
-        """Whether neither the key nor a table that contains it is overridden."""
+        """Return whether neither the key nor a table that contains it is overridden."""
         overridden = any(key == other or key.startswith(f"{other}.") for other in self.overridden)
         return self.source is not None and not overridden
 
