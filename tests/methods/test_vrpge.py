@@ -65,7 +65,7 @@ def test_probabilities_learn_from_the_losses_of_their_masks():
         training.sparsifier.observe(loss)
     assert len(losses) == 2
     assert any(not torch.equal(*pair) for pair in zip(*masks, strict=True))
-    training.sparsifier._on_gradients()
+    training.sparsifier._act_on_gradients()
     for index, (masked, _) in enumerate(training.masker.gated):
         expected = policy_gradient(torch.stack(losses), [m[index] for m in masks], masked.gate)
         assert torch.equal(masked.gate.grad, expected)

@@ -172,7 +172,7 @@ def test_the_joint_gradient_is_clipped_after_the_bound(who):
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     else:
         sparsifier._masker.clip_norm = 0.01
-    sparsifier._on_gradients()
+    sparsifier._act_on_gradients()
     norm = torch.stack([grad.norm() for grad in bounded]).norm()
     for p, grad in zip(model.parameters(), bounded, strict=True):
         torch.testing.assert_close(p.grad, grad * 0.01 / norm, rtol=1e-4, atol=1e-9)
@@ -506,7 +506,7 @@ def test_masks_are_recomputed_after_loading_a_state():
     """The lowered threshold is part of the state and does not follow from the weights."""
     batches = make_batches("conv", 92)
     model, _, sparsifier = tied("conv", steps=92, total_steps=100)
-    assert sparsifier._masker._chosen_above is not None
+    assert sparsifier._masker._thresholds_at_choice is not None
     other, _, its = begin("conv", total_steps=100, model=build("conv", seed=5))
     other.load_state_dict(model.state_dict())
     by_weights = other.eval()[0].weight.clone()

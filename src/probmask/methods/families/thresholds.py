@@ -1,8 +1,8 @@
 """Thresholds: weights above a threshold are kept; weights above and below it are trained.
 
 Pruned weights still receive the gradient of the effective weight, or a fraction of it, and return
-when they have grown beyond the threshold. `ThresholdedWeight` saves nothing for a resume: its masks are
-a function of the weights and of the progress.
+when they have grown beyond the threshold. `ThresholdedWeight` saves nothing for a resume: its masks
+are a function of the weights and of the progress.
 """
 
 from collections.abc import Callable, Sequence
