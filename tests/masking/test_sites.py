@@ -95,7 +95,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(argument):
         names(UNet(), **{argument: ["midle.0.weight"]})
     assert str(caught.value) == (
         f"{argument}='midle.0.weight': it matches no parameter of the model; "
-        "the nearest is 'middle.0.weight'."
+        "did you mean 'middle.0.weight'?"
     )
 
 

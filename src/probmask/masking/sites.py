@@ -137,9 +137,9 @@ def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> s
             or fnmatch.fnmatchcase(path.rpartition(".")[0], pattern)
         }
         if not hits:
-            near = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
-            hint = f"; the nearest is {near[0]!r}" if near else ""
-            raise InputError(f"{argument}={pattern!r}: it matches no parameter of the model{hint}.")
+            near = difflib.get_close_matches(pattern, paths, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; see model.named_parameters()."
+            raise InputError(f"{argument}={pattern!r}: it matches no parameter of the model{hint}")
         found |= hits
     return found
 

@@ -57,6 +57,12 @@ class Sparsifier:
         self._unwatch = self._watch_gradients()
         self._prepare(0)
 
+    def __repr__(self) -> str:
+        return (
+            f"Sparsifier({self.method!r}, {len(self.sites)} sites, update {self._step:,} of "
+            f"{self._context.total_steps:,})"
+        )
+
     @property
     def now(self) -> Progress:
         """Position in the training."""
@@ -220,8 +226,8 @@ class Sparsifier:
         """
         if absent := {"step", "training", "method", "trainables"} - set(state):
             raise InputError(
-                f"load_state_dict(): {', '.join(map(repr, sorted(absent)))} is missing. This is "
-                "not a sparsifier's state, or another version of probmask saved it; pass the "
+                f"load_state_dict(): missing keys {', '.join(map(repr, sorted(absent)))}. This is not "
+                "a sparsifier's state, or another version of probmask saved it; pass the "
                 "return value of sparsifier.state_dict()."
             )
         _check_same(state["training"], self._training())
