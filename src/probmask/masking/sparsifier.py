@@ -226,8 +226,8 @@ class Sparsifier:
         """
         if absent := {"step", "training", "method", "trainables"} - set(state):
             raise InputError(
-                f"load_state_dict(): missing keys {', '.join(map(repr, sorted(absent)))}. This is not "
-                "a sparsifier's state, or another version of probmask saved it; pass the "
+                f"load_state_dict(): missing keys {', '.join(map(repr, sorted(absent)))}. This is "
+                "not a sparsifier's state, or another version of probmask saved it; pass the "
                 "return value of sparsifier.state_dict()."
             )
         _check_same(state["training"], self._training())
