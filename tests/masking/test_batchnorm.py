@@ -113,6 +113,19 @@ def test_a_failed_finalize_changes_nothing_and_can_be_repeated():
     assert sparsifier.finalize(data=make_batches("conv", 1)).kept == round(0.2 * (36 + 432))
 
 
+@pytest.mark.parametrize("bad", [[{"imgs": torch.ones(2)}], [1], [torch.randn(4, 7)]], ids=str)
+def test_data_that_the_model_cannot_use_raises_and_finalize_can_be_repeated(bad):
+    model, sparsifier = trained()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    good = make_batches("conv", 2)
+    with pytest.raises(probmask.InputError, match=r"finalize\(data=…\): the model cannot compute"):
+        sparsifier.finalize(data=[*good, *bad])
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    assert sparsifier.finalize(data=good).kept == round(0.2 * (36 + 432))
+    assert int(model[1].num_batches_tracked) == 2
+
+
 def test_finalizing_twice_raises():
     _, sparsifier = trained()
     sparsifier.finalize()

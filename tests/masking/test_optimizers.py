@@ -1,5 +1,6 @@
 """Masks are updated once per step of the followed optimizers, however these are passed."""
 
+import copy
 import gc
 
 import pytest
@@ -103,6 +104,16 @@ def test_probabilities_belong_to_no_other_optimizer(way):
     assert not ours & set(held)
     assert not ours & {id(p) for p in optimizer.state}
     assert sparsifier.now.step == 1
+
+
+def test_an_optimizer_of_a_copy_raises_before_it_steps(form):
+    model = build("mlp")
+    optimizer = sgd(copy.deepcopy(model))
+    sparsifier = attach(model, form, optimizer=optimizer)
+    loss_of(model, make_batches("mlp", 1)[0]).backward()
+    with pytest.raises(probmask.InputError, match=r"holds no parameter of the attached model"):
+        optimizer.step()
+    assert sparsifier.now.step == 0
 
 
 def test_two_optimizers_make_one_update(form):

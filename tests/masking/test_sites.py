@@ -220,3 +220,17 @@ def test_a_failed_attach_does_not_change_the_model(settings, arguments):
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (nn.Linear, {}, r"attach\(model\): expected an nn\.Module, not the class Linear"),
+        ({"weight": 1}, {}, r"attach\(model\): expected an nn\.Module, not dict"),
+        (nn.Linear(3, 3), {"seed": "abc"}, r"attach\(seed='abc'\): must be an integer"),
+        (nn.Linear(3, 3), {"exclude": [0]}, r"exclude=0: must be a name pattern"),
+    ],
+)
+def test_wrong_arguments_of_attach_raise(model, arguments, message):
+    with pytest.raises(probmask.InputError, match=message):
+        probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=1, **arguments)

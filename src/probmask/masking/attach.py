@@ -73,15 +73,7 @@ def attach(
         >>> list(sparsifier.masks)
         ['0.weight']
     """
-    if not isinstance(method, Method):
-        raise InputError(
-            f"attach(method={method!r}): expected a method such as "
-            "probmask.TiedProbMask(sparsity=0.9)."
-        )
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise InputError(
-            "attach(DistributedDataParallel): attach to the plain model, then wrap that in DDP."
-        )
+    _check_arguments(model, method, seed)
     check_count("attach", "total_steps", total_steps, least=1, meaning="a number of updates")
     epochs_known = steps_per_epoch is not None
     if steps_per_epoch is None:
@@ -126,6 +118,23 @@ def attach(
     if optimizers:
         sparsifier.use(*optimizers)
     return sparsifier
+
+
+def _check_arguments(model: object, method: object, seed: object) -> None:
+    if not isinstance(method, Method):
+        raise InputError(
+            f"attach(method={method!r}): expected a method such as "
+            "probmask.TiedProbMask(sparsity=0.9)."
+        )
+    if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InputError(f"attach(model): expected an nn.Module, not {given}; pass the network.")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "attach(DistributedDataParallel): attach to the plain model, then wrap that in DDP."
+        )
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise InputError(f"attach(seed={seed!r}): must be an integer.")
 
 
 def _phase_ends(phases: Sequence[Phase], total_steps: int) -> tuple[int, ...]:

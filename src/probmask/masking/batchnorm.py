@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from probmask.errors import InputError
+from probmask.messages import one_line
 
 
 @contextmanager
@@ -58,6 +59,7 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
     data = batches_for_batchnorm(model, data)
     momenta = [layer.momentum for layer in layers]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    before = [{name: b.clone() for name, b in layer.named_buffers()} for layer in layers]
     batches = 0
     with evaluating(model):
         for layer in layers:
@@ -68,6 +70,11 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
             for batch in data:
                 _forward(model, batch, device)
                 batches += 1
+        except BaseException:
+            for layer, buffers in zip(layers, before, strict=True):
+                for name, buffer in layer.named_buffers():
+                    buffer.copy_(buffers[name])
+            raise
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
@@ -75,12 +82,19 @@ def reestimate_batchnorm(model: nn.Module, data: Iterable[Any]) -> int:
 
 
 def _forward(model: nn.Module, batch: Any, device: torch.device) -> None:
-    if isinstance(batch, Mapping):
-        model(**{name: _to(value, device) for name, value in batch.items()})
-    elif isinstance(batch, list | tuple):
-        model(_to(batch[0], device))
-    else:
-        model(_to(batch, device))
+    try:
+        if isinstance(batch, Mapping):
+            model(**{name: _to(value, device) for name, value in batch.items()})
+        elif isinstance(batch, list | tuple):
+            model(_to(batch[0], device))
+        else:
+            model(_to(batch, device))
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError) as error:
+        raise InputError(
+            f"finalize(data=…): the model cannot compute with a batch ({one_line(error)}). A batch "
+            "is a tensor, a sequence whose first element is the input, or a dictionary of keyword "
+            "arguments."
+        ) from error
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -89,10 +89,10 @@ class FrozenMasks:
                 "finalize(): these masks are already finalized; call freeze_masks again."
             )
         batches = None if data is None else batches_for_batchnorm(self._model, data)
-        apply_masks_(self.sites, self._masked)
-        self._finalized = True
         if batches is not None:
             reestimate_batchnorm(self._model, batches)
+        apply_masks_(self.sites, self._masked)
+        self._finalized = True
         return self.summary()
 
 

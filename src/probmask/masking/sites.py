@@ -130,6 +130,10 @@ def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> s
         patterns = (patterns,)
     found: set[str] = set()
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InputError(
+                f"{argument}={pattern!r}: must be a name pattern, such as 'layer1.*' or 'head'."
+            )
         hits = {
             path
             for path in paths

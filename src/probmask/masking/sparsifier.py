@@ -186,13 +186,13 @@ class Sparsifier:
         summary = self.summary()
         self._warn_of_early_end(pruned, summary.sparsity)
         self._masker.warn_of_collapse([layer.kept for layer in summary.layers])
+        if batches is not None:  # before the masks are removed, so that a failure can be repaired
+            reestimate_batchnorm(self._model, batches)
         apply_masks_(self.sites, self._masker.masked)
         self._release_optimizers()
         self._unwatch()
         self._masker.release()
         self._finalized = True
-        if batches is not None:
-            reestimate_batchnorm(self._model, batches)
         return summary
 
     def _warn_of_early_end(self, before: float, after: float) -> None:
@@ -267,6 +267,8 @@ class Sparsifier:
     def _before_step(
         self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._step == 0:
+            self._check_trained()
         self._updating = True
         itself, *rest = args  # the optimizer, and what step() was called with
         closure = rest[0] if rest else kwargs.get("closure")
@@ -281,6 +283,15 @@ class Sparsifier:
 
         others = {name: value for name, value in kwargs.items() if name != "closure"}
         return (itself, with_gradients, *rest[1:]), others
+
+    def _check_trained(self) -> None:
+        """Raise if the optimizers hold no parameter of the model, such as those of a copy."""
+        ours = {id(parameter) for parameter in self._model.parameters()}
+        if not any(id(p) in ours for p in WeightOptimizers(self._optimizers).parameters):
+            raise InputError(
+                "optimizer.step(): the optimizer that the sparsifier follows holds no parameter of "
+                "the attached model; build it from model.parameters() of this model."
+            )
 
     def _act_on_gradients(self) -> None:
         if self._draw + 1 != self._masker.draws:
