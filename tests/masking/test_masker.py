@@ -185,12 +185,24 @@ def test_a_custom_method_resumes():
         )
 
     whole, first, second = begin(), begin(), begin()
-    train(whole[0], whole[1], batches)
-    train(first[0], first[1], batches[:2])
+    train(whole[0], whole[1], batches, whole[2])
+    train(first[0], first[1], batches[:2], first[2])
     for part, other in zip(second, first, strict=True):
         part.load_state_dict(other.state_dict())
-    train(second[0], second[1], batches[2:])
+    train(second[0], second[1], batches[2:], second[2])
     assert_same_state(state_of(whole[0]), state_of(second[0]))
+
+
+def test_a_loss_without_the_penalty_of_the_method_raises():
+    model = build("mlp")
+    optimizer = sgd(model)
+    method = Scaling(sparsity=0.5)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=4)
+    batches = make_batches("mlp", 2)
+    step(model, optimizer, batches[0], sparsifier)
+    with pytest.raises(probmask.InputError, match=r"Scaling: .* loss \+ sparsifier\.penalty\(\)"):
+        step(model, optimizer, batches[1])
+    assert sparsifier.now.step == 1
 
 
 def test_progress_counts_updates_and_epochs():

@@ -83,14 +83,14 @@ def test_scores_stay_in_full_precision():
 
 
 def test_the_soft_variant_has_a_threshold_and_a_penalty_until_the_budget_takes_over():
-    run = MaskedRun(Movement(sparsity=0.8, soft=True, threshold=0.5, score_lr=0.1))
+    run = MaskedRun(Movement(sparsity=0.8, soft=True, threshold=0.5, score_lr=0.1, strength=1e-3))
     assert run.sparsifier.penalty() == 0.0
     for done in range(24):
         ramped = 1 - schedules.kept_fraction(done / 24, 0.0, begin=0.1, end=0.8)
         scores, active = joined(m.score for m in run.masked), joined(m.active for m in run.masked)
         with torch.no_grad():
             penalty = float(run.sparsifier.penalty())
-        assert penalty == pytest.approx(400 * ramped * scores.sigmoid().mean().item(), rel=1e-5)
+        assert penalty == pytest.approx(1e-3 * ramped * scores.sigmoid().mean().item(), rel=1e-5)
         if done / 24 < 0.8:
             assert torch.equal(active, scores.sigmoid() > 0.5 * ramped)
         else:

@@ -55,7 +55,7 @@ class MaskedRun:
 
     def go(self, until=None):
         for batch in self.data[self.sparsifier.now.step : until]:
-            step(self.model, self.optimizer, batch)
+            step(self.model, self.optimizer, batch, self.sparsifier)
         return self
 
     def backward(self):

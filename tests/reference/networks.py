@@ -180,15 +180,17 @@ def loss_of(model, batch):
     return functional.cross_entropy(model(inputs), labels)
 
 
-def step(model, optimizer, batch):
+def step(model, optimizer, batch, sparsifier=None):
+    """Make one update; with a sparsifier, its method's penalty is part of the loss."""
     optimizer.zero_grad()
-    loss_of(model, batch).backward()
+    loss = loss_of(model, batch)
+    (loss if sparsifier is None else loss + sparsifier.penalty()).backward()
     optimizer.step()
 
 
-def train(model, optimizer, batches):
+def train(model, optimizer, batches, sparsifier=None):
     for batch in batches:
-        step(model, optimizer, batch)
+        step(model, optimizer, batch, sparsifier)
 
 
 def probs_of(model):

@@ -53,6 +53,7 @@ class Sparsifier:
         self._scaler = scaler
         self._release_hooks: list[Callable[[], None]] = []
         self._updating = False
+        self._penalty_requested = False
         self._seen_version: int | None = None
         self._unwatch = self._watch_gradients()
         self._prepare(0)
@@ -128,6 +129,7 @@ class Sparsifier:
 
     def penalty(self) -> Tensor | float:
         """Return the method's own term of the loss, 0.0 for methods without one."""
+        self._penalty_requested = True
         return self._masker.penalty()
 
     @torch.no_grad()
@@ -305,6 +307,11 @@ class Sparsifier:
                 "scaler.step(optimizer): a fused optimizer unscales gradients inside its step, "
                 "after the masks have used them; build it with fused=False."
             )
+        if not self._penalty_requested and isinstance(self._masker.penalty(), Tensor):
+            raise InputError(
+                f"{type(self.method).__name__}: the loss of this update lacks the method's "
+                "penalty; train with loss + sparsifier.penalty()."
+            )
         with torch.no_grad():
             self._unscale()
             average_gradients_(self._own_parameters())
@@ -329,7 +336,7 @@ class Sparsifier:
         ended = [phase for phase, end in enumerate(self._context.phase_ends) if end == self._step]
         for phase in ended[:-1] if self._step == self._context.total_steps else ended:
             self._masker.begin_phase(phase + 1, self.now, optimizers)
-        self._updating = False
+        self._updating = self._penalty_requested = False
         self._seen_version = None
         self._prepare(0)
 
