@@ -113,13 +113,16 @@ def test_a_failed_finalize_changes_nothing_and_can_be_repeated():
     assert sparsifier.finalize(data=make_batches("conv", 1)).kept == round(0.2 * (36 + 432))
 
 
-@pytest.mark.parametrize("bad", [[{"imgs": torch.ones(2)}], [1], [torch.randn(4, 7)]], ids=str)
+BAD_BATCHES = {"keyword": {"imgs": torch.ones(2)}, "number": 1, "shape": torch.ones(4, 7)}
+
+
+@pytest.mark.parametrize("bad", BAD_BATCHES)
 def test_data_that_the_model_cannot_use_raises_and_finalize_can_be_repeated(bad):
     model, sparsifier = trained()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     good = make_batches("conv", 2)
     with pytest.raises(probmask.InputError, match=r"finalize\(data=…\): the model cannot compute"):
-        sparsifier.finalize(data=[*good, *bad])
+        sparsifier.finalize(data=[*good, BAD_BATCHES[bad]])
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]), name
     assert sparsifier.finalize(data=good).kept == round(0.2 * (36 + 432))
