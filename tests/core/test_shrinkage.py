@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_removed
+from probmask.core.shrinkage import bound_pruned_gradient, kept_part, power_grow, power_shrink
 
 HALF = torch.tensor(0.5)
 
@@ -150,22 +150,25 @@ def test_the_gradient_of_a_pruned_weight_is_clamped_and_scaled(size, layout, dty
     rms = grad[active].double().square().mean().sqrt().item()
     expected = torch.where(active, grad, 0.5 * grad.clamp(-3 * rms, 3 * rms))
     for laid_out in (active, torch.empty_like(grad, dtype=torch.bool).copy_(active)):
-        found = temper_removed(grad, laid_out, HALF, most=3.0)
+        found = bound_pruned_gradient(grad, laid_out, HALF, most=3.0)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
         assert torch.equal(grad, given)
 
 
 def test_no_active_weight_gives_zero_and_nan_stays_nan():
     grad = torch.tensor([1.0, -2.0])
-    assert temper_removed(grad, torch.tensor([False, False]), HALF, most=3.0).tolist() == [0, 0]
+    assert bound_pruned_gradient(grad, torch.tensor([False, False]), HALF, most=3.0).tolist() == [
+        0,
+        0,
+    ]
     grad = torch.tensor([1.0, torch.nan, 3.0])
-    found = temper_removed(grad, torch.tensor([True, False, False]), HALF, most=2.0)
+    found = bound_pruned_gradient(grad, torch.tensor([True, False, False]), HALF, most=2.0)
     assert found[1].isnan()
     assert found[::2].tolist() == [1, 1]
 
 
 def test_a_tempered_gradient_has_a_derivative():
     grad = torch.tensor([1.0, 0.5, 9.0], requires_grad=True)
-    found = temper_removed(grad, torch.tensor([True, False, False]), HALF, most=2.0)
+    found = bound_pruned_gradient(grad, torch.tensor([True, False, False]), HALF, most=2.0)
     (slope,) = torch.autograd.grad(found[1], grad)
     assert slope.tolist() == [0, 0.5, 0]

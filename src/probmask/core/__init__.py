@@ -17,12 +17,13 @@ from probmask.core.selection import (
     select_top,
     select_within,
 )
-from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_removed
+from probmask.core.shrinkage import bound_pruned_gradient, kept_part, power_grow, power_shrink
 
 __all__ = [
     "Spread",
     "Stream",
     "bernoulli_mask",
+    "bound_pruned_gradient",
     "cosine",
     "cut_between",
     "cut_by_magnitude",
@@ -42,7 +43,6 @@ __all__ = [
     "relaxed_slope",
     "select_top",
     "select_within",
-    "temper_removed",
     "temperature",
     "uniform",
     "uniform_",

@@ -95,36 +95,38 @@ def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
     return larger * total.pow(1 / power)
 
 
-def temper_removed(grad: Tensor, active: Tensor, share: Tensor, *, most: float) -> Tensor:
-    """g where active, else share · clip(g, -b, b) with b = most · RMS of g over active entries.
+def bound_pruned_gradient(grad: Tensor, active: Tensor, outside: Tensor, *, most: float) -> Tensor:
+    """g where active, else outside · clip(g, -b, b) with b = most · RMS of g over active entries.
 
     If no entry is active, b = 0 and the result is zero.
 
     Args:
         grad: g, the gradient of a weight.
         active: the mask of kept weights.
-        share: the factor on the gradient of pruned weights, a 0-D tensor.
+        outside: the factor on the gradient of pruned weights, a 0-D tensor.
         most: the bound on the gradient of a pruned weight, in units of the RMS.
 
     Returns:
-        The tempered gradient, in the memory order of ``active`` where a kernel computes it.
+        The bounded gradient, in the memory order of ``active`` where a kernel computes it.
 
     Example:
         >>> g, kept = torch.tensor([2.0, 1.0, 9.0]), torch.tensor([True, False, False])
-        >>> temper_removed(g, kept, torch.tensor(0.5), most=3.0).tolist()
+        >>> bound_pruned_gradient(g, kept, torch.tensor(0.5), most=3.0).tolist()
         [2.0, 0.5, 3.0]
     """
-    kernels = kernels_for("shrinkage_kernels", grad, active, share)
+    kernels = kernels_for("shrinkage_kernels", grad, active, outside)
     if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
         inside = torch.where(active, grad, 0.0).double().square().sum()
         rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)
-        return torch.where(active, grad, share.to(grad.dtype) * grad.clamp(-most * rms, most * rms))
+        return torch.where(
+            active, grad, outside.to(grad.dtype) * grad.clamp(-most * rms, most * rms)
+        )
     out = empty_like_in_large_pages(active)
     g, a, o = _arrays(out, grad, active, out)
     sums = map_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
     total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
     limit = np.float32(most * math.sqrt(total / count) if count else 0.0)
-    factor = np.float32(share.item())
+    factor = np.float32(outside.item())
 
     def part(begin: int, end: int) -> None:
         kernels.temper(g[begin:end], a[begin:end], factor, limit, o[begin:end])

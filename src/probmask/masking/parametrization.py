@@ -323,8 +323,10 @@ def unmask_site(site: Site) -> None:
 def masked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, MaskedWeight]]:
     """Yield each masked parameter: its full name, its module, its name there, its masked weight."""
     for prefix, module in model.named_modules():
-        for name, masked in vars(module).get(MASKED_TABLE, {}).items():
-            yield (f"{prefix}.{name}" if prefix else name), module, name, masked
+        holder: nn.Module = module
+        if isinstance(module, MaskedModule):
+            for name, masked in module._masked_weights.items():
+                yield (f"{prefix}.{name}" if prefix else name), holder, name, masked
 
 
 @torch.no_grad()

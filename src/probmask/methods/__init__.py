@@ -1,10 +1,12 @@
-"""All methods, and the types that the author of a new method needs.
+"""The methods, and the types that a new method is written with.
 
-`METHODS` maps the name on the command line to the method.
+`METHODS` has every method by its name on the command line.
 """
 
-from probmask.checks import Range
+from probmask.checks import Range, TrainingFraction, Updates
 from probmask.core.allocation import Spread
+from probmask.core.noise import Stream
+from probmask.core.schedules import kept_fraction
 from probmask.core.selection import select_top
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, Phase
@@ -135,8 +137,12 @@ __all__ = [
     "Srinivas",
     "StoredMasker",
     "StoredWeight",
+    "Stream",
     "TiedProbMask",
     "Trainables",
+    "TrainingFraction",
+    "Updates",
     "WeightOptimizers",
+    "kept_fraction",
     "select_top",
 ]

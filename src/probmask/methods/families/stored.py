@@ -6,7 +6,7 @@ derive from `Masker` and call the functions.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -61,22 +61,31 @@ class _Kept(torch.autograd.Function):
         return torch.where(active, grad, elsewhere), None, None
 
 
-def active_masks(masked: Sequence[StoredWeight]) -> list[Tensor]:
+class ActiveWeight(Protocol):
+    """Any masked weight with a boolean tensor of its active weights."""
+
+    active: Tensor
+
+    def invalidate(self) -> None:
+        """Recompute the mask at its next use."""
+
+
+def active_masks(masked: Sequence[ActiveWeight]) -> list[Tensor]:
     """Return the active weights of each site, not copied."""
     return [each.active for each in masked]
 
 
-def count_active(masked: Sequence[StoredWeight]) -> int:
+def count_active(masked: Sequence[ActiveWeight]) -> int:
     """Return the number of active weights of all sites."""
     return sum(int(each.active.sum()) for each in masked)
 
 
-def active_sparsity(masked: Sequence[StoredWeight], size: int) -> dict[str, float]:
+def active_sparsity(masked: Sequence[ActiveWeight], size: int) -> dict[str, float]:
     """Return the metric ``expected_sparsity``."""
     return {"expected_sparsity": 1 - count_active(masked) / size}
 
 
-def set_active(masked: Sequence[StoredWeight], active: Sequence[Tensor]) -> None:
+def set_active(masked: Sequence[ActiveWeight], active: Sequence[Tensor]) -> None:
     """Make these the active weights. Inactive weights keep their values."""
     for each, chosen in zip(masked, active, strict=True):
         each.active.copy_(chosen)
@@ -85,7 +94,7 @@ def set_active(masked: Sequence[StoredWeight], active: Sequence[Tensor]) -> None
 
 @torch.no_grad()
 def activate_(
-    masked: Sequence[StoredWeight], weights: Sequence[Tensor], active: Sequence[Tensor]
+    masked: Sequence[ActiveWeight], weights: Sequence[Tensor], active: Sequence[Tensor]
 ) -> None:
     """Make these the active weights and set all others to zero."""
     set_active(masked, active)
@@ -93,7 +102,7 @@ def activate_(
 
 
 @torch.no_grad()
-def zero_inactive_(masked: Sequence[StoredWeight], weights: Sequence[Tensor]) -> None:
+def zero_inactive_(masked: Sequence[ActiveWeight], weights: Sequence[Tensor]) -> None:
     """Set inactive weights to zero, so that neither momentum nor weight decay moves them."""
     for each, weight in zip(masked, weights, strict=True):
         weight.masked_fill_(~each.active, 0.0)
@@ -110,7 +119,7 @@ def magnitude(weight: Tensor) -> Tensor:
     return weight.detach().abs().float()
 
 
-def active_magnitudes(masked: Sequence[StoredWeight], weights: Sequence[Tensor]) -> list[Tensor]:
+def active_magnitudes(masked: Sequence[ActiveWeight], weights: Sequence[Tensor]) -> list[Tensor]:
     """|w| where active, else -1."""
     return [
         magnitude(weight).masked_fill(~each.active, -1.0)
@@ -119,7 +128,7 @@ def active_magnitudes(masked: Sequence[StoredWeight], weights: Sequence[Tensor])
 
 
 def largest_active(
-    masker: Masker, masked: Sequence[StoredWeight], spread: Spread | None = None
+    masker: Masker, masked: Sequence[ActiveWeight], spread: Spread | None = None
 ) -> list[Tensor]:
     """Return the active weights, or the ``keep`` largest if there are more of them."""
     if count_active(masked) == masker.keep:

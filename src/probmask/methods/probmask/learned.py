@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from probmask.checks import Positive, Range, TrainingFraction, WeightCount
+from probmask.checks import Positive, Range, Temperature, TrainingFraction, WeightCount
 from probmask.core import schedules
 from probmask.core.noise import draw_key, logistic
 from probmask.core.projection import project_
@@ -45,7 +45,6 @@ PAPER_RATE = 6e-3
 _PAPER_UPDATES = 58_800
 _FUSED_DEVICES = ("cpu", "cuda", "xpu")  # where Adam makes one pass over memory
 
-Temperature = Annotated[float, Range(1e-3, 1, "a temperature")]
 Draws = Annotated[int, Range(1, meaning="a number of masks sampled per update")]
 
 

@@ -24,22 +24,28 @@ the final selection of weights.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from probmask.checks import GradientFraction, Positive, Range, TrainingFraction, WeightCount
+from probmask.checks import (
+    GradientFraction,
+    Positive,
+    Temperature,
+    TrainingFraction,
+    WeightCount,
+)
 from probmask.core import schedules
 from probmask.core.selection import cut_between, cut_by_magnitude
-from probmask.core.shrinkage import kept_part, power_grow, power_shrink, temper_removed
+from probmask.core.shrinkage import bound_pruned_gradient, kept_part, power_grow, power_shrink
 from probmask.errors import InputError
 from probmask.masking.masker import Histogram, Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
-from probmask.methods.families.thresholds import straight_through, usual_outside
+from probmask.methods.families.thresholds import clip_gradient, straight_through, usual_outside
 from probmask.methods.probmask.budget import Budget, warn_of_early_choice
 from probmask.methods.probmask.initial_values import Freshness, fade_, squared_norm
 from probmask.methods.probmask.probabilities import (
@@ -54,8 +60,6 @@ _FADES = 1250  # at most this many updates fade; longer trainings fade every n-t
 _LEAST = 2.0**-20  # least magnitude of a kept weight, as a fraction of the final threshold
 _MOST = 3.0  # bound on the gradients of pruned weights, in units of the RMS of kept weights
 _CHOSEN_BEFORE = 0.05  # fraction of the training between the final selection and the freeze
-
-Temperature = Annotated[float, Range(1e-3, 1, "a temperature")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +194,7 @@ class TiedWeight(MaskedWeight):
         unbounded gradient would lift all of its pruned weights beyond the threshold at once. The
         bound is applied here, so that a training loop that clips gradients sees it applied.
         """
-        return temper_removed(grad, active, self.outside, most=_MOST)
+        return bound_pruned_gradient(grad, active, self.outside, most=_MOST)
 
     def prob(self, weight: Tensor, *, final: bool = False) -> Tensor:
         """Return s at the current threshold, or at that of the final budget."""
@@ -300,8 +304,7 @@ class TiedMasker(Masker):
         """Record the initial values before the first update; clip the joint gradient."""
         if now.step == 0 and not self.frozen:
             self._record_initial_values(optimizers)
-        if self.clip_norm is not None and self.keep < self.size:
-            nn.utils.clip_grad_norm_(optimizers.parameters, self.clip_norm)
+        clip_gradient(self, optimizers, self.clip_norm)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Fade the initial values; from ``choose_at`` on, lower the thresholds."""
