@@ -26,6 +26,7 @@ class Outer:
     limit: int | None = 5
     numbers: tuple[float, ...] | None = None
     counts: tuple[int, ...] = ()
+    patterns: tuple[str, ...] = ()
     table: Mapping[str, Any] = field(default_factory=dict)
     inner: Inner = field(default_factory=Inner)
 
@@ -108,6 +109,7 @@ def test_the_word_none_is_none():
         ("numbers", 1.5, "a list of numbers"),
         ("numbers", "1.5", "a list of numbers"),
         ("numbers", {1.5}, "a list of numbers"),
+        ("patterns", "head", "a list of texts"),
         ("table", [1], "a table"),
     ],
 )
@@ -137,8 +139,8 @@ def test_an_unknown_key_raises_with_the_nearest_key():
         "run.toml: unknown key run.inner.rat; did you mean 'rate'?"
     )
     assert refused({"zzz": 1, "count": "x"}) == (
-        "run.toml: unknown key run.zzz; choose from count, counts, inner, limit, numbers, rate, "
-        "switch, table, text."
+        "run.toml: unknown key run.zzz; choose from count, counts, inner, limit, numbers, "
+        "patterns, rate, switch, table, text."
     )
 
 

@@ -111,12 +111,13 @@ def _describe(kinds: Sequence[Any]) -> str:
         float: "a number",
         str: "text",
         bool: "true or false",
-        tuple: "a list of numbers",
     }
     words = []
     for kind in kinds:
         if get_origin(kind) is Literal:
             words += [repr(choice) for choice in get_args(kind)]
+        elif get_origin(kind) is tuple:
+            words.append("a list of texts" if get_args(kind)[0] is str else "a list of numbers")
         elif kind is not types.NoneType:
-            words.append(names.get(get_origin(kind) or kind, "a table"))
+            words.append(names.get(kind, "a table"))
     return " or ".join(words)

@@ -197,3 +197,8 @@ def test_copies_of_user_defined_classes_keep_their_ties(path, name, how):
     assert len(list(twin.parameters())) == len(list(build(name).parameters()))
     train(twin, sgd(twin), make_batches(name, 2))
     assert list(twin.state_dict()) == list(build(name).state_dict())
+
+
+def test_swapped_arguments_of_load_into_raise(tmp_path):
+    with pytest.raises(InputError, match=r"load_into\(str, …\): expected a model first"):
+        load_into(str(tmp_path / "model.safetensors"), nn.Linear(2, 2))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import probmask
 from reference import two_ranks
 from reference.probing import look
 
@@ -17,3 +18,8 @@ def test_all_ranks_have_the_same_masks(tmp_path):
             assert torch.equal(one, alone)
     for one, other in zip(first["other weights"], second["other weights"], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_probe_of_no_iterable_raises():
+    with pytest.raises(probmask.InputError, match=r"Probe\(batches=3\): expected an iterable"):
+        probmask.Probe(3)

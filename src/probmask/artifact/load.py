@@ -163,6 +163,11 @@ def load_into(model: Model, path: PathLike, *, strict: bool = True) -> Model:
         >>> torch.equal(twin.weight, model.weight)
         True
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"load_into({type(model).__name__}, …): expected a model first, then the path of an "
+            "artifact."
+        )
     own = _own_tensors(model)
     with open_artifact(path) as artifact:
         shared = _match(own, artifact.info, strict=strict)

@@ -35,6 +35,13 @@ class Probe:
     batches: Iterable[Any]
     criterion: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.batches, Iterable):
+            raise InputError(
+                f"Probe(batches={self.batches!r}): expected an iterable of batches, such as a "
+                "DataLoader."
+            )
+
     def __deepcopy__(self, _: dict[int, Any]) -> "Probe":
         return self  # copying a model must not copy the data
 
