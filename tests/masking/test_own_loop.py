@@ -159,3 +159,23 @@ def test_total_steps_is_a_positive_whole_number(steps):
 def test_every_network_of_the_table_runs():
     for name in NETWORKS:
         assert loss_of(build(name), make_batches(name, 1)[0]).isfinite()
+
+
+@pytest.mark.parametrize("name", ["probmask-tied", "probmask", "feather", "st3", "str", "spartan"])
+def test_weights_without_requires_grad_are_masked_but_never_changed(name):
+    model = build("mlp")
+    for layer in (model[0], model[2]):
+        layer.weight.requires_grad_(False)
+    before = [model[i].weight.detach().clone() for i in (0, 2)]
+    optimizer = torch.optim.SGD(model[4].parameters(), lr=0.1, momentum=0.9)
+    method = probmask.methods.METHODS[name](sparsity=0.8)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=20, seed=1)
+    batches = make_batches("mlp", 20)
+    train(model, optimizer, batches, sparsifier)
+    evaluated = model.eval()(batches[0][0])
+    sparsifier.finalize()
+    for index, weight in zip((0, 2), before, strict=True):
+        kept = model[index].weight != 0
+        assert torch.equal(model[index].weight[kept], weight[kept])
+        assert 0 < int(kept.sum()) < weight.numel()
+    torch.testing.assert_close(model(batches[0][0]), evaluated)

@@ -177,7 +177,7 @@ class Masker(ABC):
         self.refresh_masks()
         for each, weight in zip(self.masked, self.weights, strict=True):
             if not each.frozen:
-                final = each.final_weight(weight)
+                final = each.final_weight(weight) if each.trained else weight
                 if final is not weight:
                     weight.copy_(final)
                 each.frozen = True

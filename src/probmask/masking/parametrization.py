@@ -49,6 +49,7 @@ class MaskedWeight(nn.Module, ABC):
         super().__init__()
         self.mask = _all_kept(site.weight)
         self.frozen = False
+        self.trained = site.weight.requires_grad  # an untrained weight is masked, but never changed
         self._source: MaskSource | None = None
         self._leads = False
         self._computed_from: tuple[int, ...] = ()
@@ -95,7 +96,7 @@ class MaskedWeight(nn.Module, ABC):
         # A compiled graph cannot read version counters; eval() has already refreshed the mask.
         if not torch.compiler.is_compiling() and not self.is_current(weight):
             self._refresh()
-        if not self.frozen:
+        if self.trained and not self.frozen:
             weight = self.final_weight(weight)
         masked: Tensor = _Masked.apply(weight, self.mask)  # type: ignore[no-untyped-call]
         return masked

@@ -229,6 +229,9 @@ class TiedWeight(MaskedWeight):
         below the threshold, so that a copy with averaged weights (EMA) selects the same weights
         by their magnitudes.
         """
+        if not self.trained:
+            self.threshold.copy_(threshold)
+            return
         kept = weight[self.active]  # few weights, whose powers are cheap
         wide = kept if kept.dtype == torch.float64 else kept.float()
         effective = power_shrink(wide, self.active[self.active], self.threshold, self.power)
