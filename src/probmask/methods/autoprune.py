@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import Positive, Range, TrainingFraction
-from probmask.core.steering import steered_penalty, travel_rate
+from probmask.core.steering import travel_rate
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -23,6 +23,7 @@ from probmask.methods.families.gates import (
     gate_parameter,
     keep_highest,
     penalty_metrics,
+    steer_or_freeze,
 )
 
 _START = 1.0  # the initial value of every a
@@ -154,17 +155,7 @@ class AutoPruneMasker(Masker):
         """Steer the penalty; freeze at ``freeze_at``."""
         if self.frozen:
             return
-        if self.method.steer:
-            self.knob, self.pressure = steered_penalty(
-                self.knob,
-                self.kept_now() / self.size,
-                self.keep / self.size,
-                progress=now.fraction,
-                ramp=(self.method.ramp_begin, self.method.ramp_end),
-                updates=now.total_steps,
-            )
-        if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
-            self.freeze()
+        steer_or_freeze(self, self.method, now)
 
     def kept_now(self) -> int:
         """Return the number of positive a."""

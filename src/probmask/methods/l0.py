@@ -14,7 +14,7 @@ from torch import Tensor
 from probmask.checks import Positive, Range, TrainingFraction
 from probmask.core.allocation import Spread
 from probmask.core.noise import Stream, logistic_, normal_
-from probmask.core.steering import steered_penalty, travel_rate
+from probmask.core.steering import travel_rate
 from probmask.masking.distributed import rank
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method
@@ -28,6 +28,7 @@ from probmask.methods.families.gates import (
     keep_highest,
     output_shape,
     penalty_metrics,
+    steer_or_freeze,
 )
 
 # The stretched interval (gamma, zeta) and the temperature beta of the paper.
@@ -226,17 +227,7 @@ class L0Masker(Masker):
             return
         for masked, _ in self.gated:
             masked.gate.clamp_(-_LIMIT, _LIMIT)
-        if self.method.steer:
-            self.knob, self.pressure = steered_penalty(
-                self.knob,
-                self.kept_now() / self.size,
-                self.keep / self.size,
-                progress=now.fraction,
-                ramp=(self.method.ramp_begin, self.method.ramp_end),
-                updates=now.total_steps,
-            )
-        if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
-            self.freeze()
+        steer_or_freeze(self, self.method, now)
 
     @torch.no_grad()
     def kept_now(self) -> float:

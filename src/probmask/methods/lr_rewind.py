@@ -15,10 +15,9 @@ from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
-from probmask.methods.families.rounds import RoundFraction, largest_after_round, round_phases
+from probmask.methods.families.rounds import RoundFraction, prune_round_, round_phases
 from probmask.methods.families.stored import (
     StoredWeight,
-    activate_,
     active_sparsity,
     largest_active,
     zero_inactive_,
@@ -100,11 +99,7 @@ class LRRewindMasker(Masker):
 
     def begin_phase(self, phase: int, now: Progress, optimizers: WeightOptimizers) -> None:
         """Prune the smallest weights; the last masks are final."""
-        active = largest_after_round(self, self.masked, self.spread, phase, self.rounds)
-        activate_(self.masked, self.weights, active)
-        optimizers.restart_all_()
-        if phase == self.rounds:
-            self.freeze()
+        prune_round_(self, self.masked, self.spread, phase, self.rounds, optimizers)
 
     def choose(self) -> list[Tensor]:
         """Return the remaining weights, or the largest of them if they exceed the budget."""

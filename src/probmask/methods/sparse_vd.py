@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from probmask.checks import Positive, Range, TrainingFraction, check_order
 from probmask.core.noise import normal_
 from probmask.core.schedules import warm_up
-from probmask.core.steering import steered_penalty, travel_rate
+from probmask.core.steering import travel_rate
 from probmask.masking.distributed import rank
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method
@@ -27,6 +27,7 @@ from probmask.methods.families.gates import (
     gate_parameter,
     keep_highest,
     penalty_metrics,
+    steer_or_freeze,
 )
 
 # The logarithm of alpha is clipped to plus or minus _LIMIT; _FLOOR is added to the squared weight.
@@ -257,17 +258,7 @@ class SparseVDMasker(Masker):
         """Steer the divergence; freeze at ``freeze_at``."""
         if self.frozen:
             return
-        if self.method.steer:
-            self.knob, self.pressure = steered_penalty(
-                self.knob,
-                self.kept_now() / self.size,
-                self.keep / self.size,
-                progress=now.fraction,
-                ramp=(self.method.ramp_begin, self.method.ramp_end),
-                updates=now.total_steps,
-            )
-        if self.method.freeze_at is not None and now.fraction >= self.method.freeze_at:
-            self.freeze()
+        steer_or_freeze(self, self.method, now)
 
     @torch.no_grad()
     def log_alphas(self) -> list[Tensor]:

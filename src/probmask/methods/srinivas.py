@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probmask.checks import Positive, Range, TrainingFraction
 from probmask.core.noise import uniform_
-from probmask.core.steering import steered_penalty, travel_rate
+from probmask.core.steering import travel_rate
 from probmask.masking.distributed import rank
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, Phase
@@ -21,9 +21,9 @@ from probmask.masking.sites import Site
 from probmask.methods.families.gates import (
     BernoulliWeight,
     adam_on_gates,
-    fraction_since,
     keep_highest,
     penalty_metrics,
+    steer_or_freeze,
 )
 
 PenaltyWeight = Annotated[float, Range(0, meaning="the weight of a penalty")]
@@ -150,18 +150,7 @@ class SrinivasMasker(Masker):
             return
         for masked in self.masked:
             masked.gate.clamp_(0, 1)
-        done = fraction_since(now, self.first_update)
-        if self.method.steer and now.step >= self.first_update:
-            self.knob, self.pressure = steered_penalty(
-                self.knob,
-                self.kept_now() / self.size,
-                self.keep / self.size,
-                progress=done,
-                ramp=(self.method.ramp_begin, self.method.ramp_end),
-                updates=now.total_steps - self.first_update,
-            )
-        if self.method.freeze_at is not None and done >= self.method.freeze_at:
-            self.freeze()
+        steer_or_freeze(self, self.method, now, first_update=self.first_update)
 
     @torch.no_grad()
     def kept_now(self) -> float:

@@ -5,7 +5,7 @@ mask drawn for the next passes is not saved: it is a function of seed and update
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from probmask.core.schedules import cosine
 from probmask.core.selection import select_top
+from probmask.core.steering import steered_penalty
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
@@ -90,6 +91,52 @@ def keep_highest(
         return [value > border for value in values]
     ties = [weight.detach().abs() for weight in masker.weights]
     return select_top(values, masker.keep, ties=ties, names=masker.names)
+
+
+class SteeringSettings(Protocol):
+    """Settings of a method whose penalty is steered towards the budget."""
+
+    @property
+    def steer(self) -> bool: ...  # noqa: D102
+    @property
+    def ramp_begin(self) -> float: ...  # noqa: D102
+    @property
+    def ramp_end(self) -> float: ...  # noqa: D102
+    @property
+    def freeze_at(self) -> float | None: ...  # noqa: D102
+
+
+class SteeredMasker(Protocol):
+    """A masker with a penalty: ``knob`` and ``pressure`` are those of `steered_penalty`."""
+
+    knob: float
+    pressure: float
+    keep: int
+    size: int
+
+    def kept_now(self) -> float:
+        """Return the number of weights that the method's own rule keeps."""
+
+    def freeze(self) -> None:
+        """Make the masks final."""
+
+
+def steer_or_freeze(
+    masker: SteeredMasker, settings: SteeringSettings, now: Progress, *, first_update: int = 0
+) -> None:
+    """Steer the penalty along the ramp, counted from ``first_update``; freeze at ``freeze_at``."""
+    done = fraction_since(now, first_update)
+    if settings.steer and now.step >= first_update:
+        masker.knob, masker.pressure = steered_penalty(
+            masker.knob,
+            masker.kept_now() / masker.size,
+            masker.keep / masker.size,
+            progress=done,
+            ramp=(settings.ramp_begin, settings.ramp_end),
+            updates=now.total_steps - first_update,
+        )
+    if settings.freeze_at is not None and done >= settings.freeze_at:
+        masker.freeze()
 
 
 def penalty_metrics(

@@ -6,7 +6,7 @@ rewinding share this. They differ in the weights that a round starts with.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from torch import Tensor
@@ -16,7 +16,8 @@ from probmask.core.allocation import Spread
 from probmask.errors import InputError
 from probmask.masking.masker import Masker
 from probmask.masking.method import Phase
-from probmask.methods.families.stored import StoredWeight, active_magnitudes
+from probmask.masking.optimizers import WeightOptimizers
+from probmask.methods.families.stored import StoredWeight, activate_, active_magnitudes
 
 RoundFraction = Annotated[
     float, Range(0.001, 0.999, "the fraction of the remaining weights that a round prunes")
@@ -53,6 +54,28 @@ def round_phases(
     return tuple(
         Phase(f"training {index + 1}", (epochs + index) // trainings) for index in range(trainings)
     )
+
+
+def prune_round_(
+    masker: Masker,
+    masked: Sequence[StoredWeight],
+    spread: Spread,
+    round_: int,
+    rounds: int,
+    optimizers: WeightOptimizers,
+    *,
+    rewind_: Callable[[], None] = lambda: None,
+) -> None:
+    """Select the weights that survive this round, rewind, prune the others; freeze after the last.
+
+    Optimizers restart without state, as every round is a new training.
+    """
+    active = largest_after_round(masker, masked, spread, round_, rounds)
+    rewind_()
+    activate_(masked, masker.weights, active)
+    optimizers.restart_all_()
+    if round_ == rounds:
+        masker.freeze()
 
 
 def largest_after_round(
