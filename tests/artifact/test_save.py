@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from probmask import artifact, freeze_masks
@@ -141,6 +142,26 @@ def test_a_model_with_masks_raises(path):
         artifact.save(model, path)
     masks.finalize()
     artifact.save(model, path)
+
+
+def test_a_model_that_torch_still_prunes_raises(path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Conv2d(1, 2, 1)))
+    prune.l1_unstructured(model[0], "bias", 0.5)
+    for _ in range(2):  # repeated pruning makes a container of the two
+        prune.random_unstructured(model[1][0], "weight", 0.5)
+    message = (
+        r"save\(model\): torch\.nn\.utils\.prune still masks 0\.bias \(and 1 more\); .*"
+        r"torch\.nn\.utils\.prune\.remove\(module, 'bias'\)"
+    )
+    with pytest.raises(InputError, match=message):
+        artifact.save(model, path)
+    prune.remove(model[0], "bias")
+    with pytest.raises(InputError, match=r"still masks 1\.0\.weight; "):
+        artifact.save(model, path)
+    prune.remove(model[1][0], "weight")
+    assert [tensor.name for tensor in artifact.save(model, path).tensors] == list(
+        model.state_dict()
+    )
 
 
 def test_other_parametrizations_are_part_of_the_model(path):

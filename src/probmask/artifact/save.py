@@ -37,6 +37,7 @@ from probmask.checks import check_choice, is_number
 from probmask.errors import InputError
 from probmask.files import writable_target, write_atomically
 from probmask.masking.parametrization import masked_parameters
+from probmask.masking.sites import check_not_pruned_by_torch
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -144,7 +145,8 @@ def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part
 
 
 def _check_finished(model: nn.Module) -> None:
-    """Raise if a parameter is still masked."""
+    """Raise if a parameter is still masked, by probmask or by `torch.nn.utils.prune`."""
+    check_not_pruned_by_torch("save", model)
     for name, _, _, _ in masked_parameters(model):
         raise InputError(
             f"save(model): {name} still has a mask; call finalize() on the sparsifier, or on the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from probmask.errors import InputError
 
@@ -100,6 +100,26 @@ def find_sites(
             "parameters with include=."
         )
     return tuple(sites)
+
+
+def check_not_pruned_by_torch(caller: str, model: nn.Module) -> None:
+    """Raise if `torch.nn.utils.prune` still masks a tensor of the model.
+
+    Such a module holds ``weight_orig`` and ``weight_mask`` instead of a parameter ``weight``.
+    """
+    pruned = [
+        (f"{prefix}.{hook._tensor_name}" if prefix else hook._tensor_name, hook._tensor_name)
+        for prefix, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, prune.BasePruningMethod)
+    ]
+    if pruned:
+        path, name = pruned[0]
+        others = f" (and {len(pruned) - 1} more)" if len(pruned) > 1 else ""
+        raise InputError(
+            f"{caller}(model): torch.nn.utils.prune still masks {path}{others}; make its zeros "
+            f"permanent first: torch.nn.utils.prune.remove(module, {name!r}), for each module."
+        )
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
