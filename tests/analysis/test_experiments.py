@@ -49,6 +49,7 @@ SIZES = {
     "mlprune_scores": Sizes(1, 1),
     "probabilities": Sizes(2, 1),
     "short_budget": Sizes(3 * 5 + 2 * 14 + 2 * 2 * 4, None),
+    "training_length": Sizes(2 * 3 * 6 * (2 * 9 + 1), None),
     "leaderboard": Sizes(17 * 5 * 3 + 3, None),
     "leaderboard_resnet20": Sizes(15 * 3 * 3, None),
     "registry": Sizes(17, None),

@@ -14,6 +14,14 @@ def conv(inputs, outputs, kernel, side, *, groups=1):
     return Layer(inputs // groups * outputs * kernel * kernel, side * side)
 
 
+def lenet300(*, classes=10, width=100, side=28):
+    return [
+        Layer(side * side * 3 * width, 1),
+        Layer(3 * width * width, 1),
+        Layer(width * classes, 1),
+    ]
+
+
 def conv4(*, classes=10, width=64, side=32):
     half, quarter = side // 2, side // 4
     return [

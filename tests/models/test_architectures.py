@@ -14,11 +14,12 @@ from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
 from probmask.models import MODELS, build_model, check_model_settings
 
-PAPER = [name for name in MODELS if name != "smallconv"]
+PAPER = [name for name in MODELS if name not in ("smallconv", "lenet300")]
 CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
 
 # Name, classes, layers, weights, MACs, additions of average pooling.
 COUNTS = [
+    ("lenet300", 10, 3, 784 * 300 + 300 * 100 + 100 * 10, 266_200, 0),
     ("conv4", 10, 7, 2_425_024, 98_306_560, 0),
     ("resnet14", 10, 16, 174_128, 26_657_408, 64 * 8 * 8),
     ("resnet20", 10, 22, 270_896, 40_813_184, 64 * 8 * 8),
@@ -60,7 +61,8 @@ def small(name, **settings):
 def test_size_and_cost(name, classes, layers, weights, macs, pooling):
     model = on_meta(name, classes=classes)
     sites = find_sites(model)
-    counted = count_macs(model, sites, meta_images(MODELS[name].image_shape[1]))
+    channels, side, _ = MODELS[name].image_shape
+    counted = count_macs(model, sites, meta_images(side, channels=channels))
     expected = described(name, classes=classes)
     # Sites are in module order, where a shortcut follows the other layers of its block.
     assert [site.size for site in sites] == [layer.weights for layer in expected]
@@ -70,7 +72,7 @@ def test_size_and_cost(name, classes, layers, weights, macs, pooling):
     assert counted.pooling == pooling
     # All other parameters belong to BatchNorm: there are no biases.
     others = sum(p.numel() for p in model.parameters()) - weights
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     assert others == sum(2 * norm.num_features for norm in norms)
     assert len(norms) == (0 if name == "conv4" else layers - 1)
 

@@ -38,6 +38,7 @@ _ORDER = (
     "probabilities",
     "temperature",
     "short_budget",
+    "training_length",
     "leaderboard",
     "leaderboard_resnet20",
     "registry",

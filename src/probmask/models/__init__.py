@@ -4,6 +4,7 @@
 """
 
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
+from probmask.models.mlp import lenet300
 from probmask.models.networks import (
     MODELS,
     Network,
@@ -21,6 +22,7 @@ __all__ = [
     "check_model_settings",
     "conv4",
     "describe_models",
+    "lenet300",
     "mobilenetv1",
     "model_settings",
     "resnet14",

@@ -92,7 +92,7 @@ def check_arguments(caller: str, **arguments: object) -> None:
             parse_image_size(caller, value)
 
 
-# The two poolings of conv4, the network that takes `image_size`, divide each side by 4.
+# The two poolings of conv4, one of the networks that take `image_size`, divide each side by 4.
 _MIN_IMAGE_SIZE = 4
 
 

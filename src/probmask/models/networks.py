@@ -15,10 +15,11 @@ from probmask.masking.sites import find_sites
 from probmask.messages import lookup, one_line, suggestion
 from probmask.models.blocks import check_arguments
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
+from probmask.models.mlp import lenet300
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
 from probmask.parsing import Source, unknown_key
 
-_DIGITS, _CIFAR, _IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
+_DIGITS, _MNIST, _CIFAR, _IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Network:
 
 MODELS: dict[str, Network] = {
     "smallconv": Network(smallconv, _DIGITS, (10,)),
+    "lenet300": Network(lenet300, _MNIST, (10,)),
     "conv4": Network(conv4, _CIFAR, (10,)),
     "resnet14": Network(resnet14, _CIFAR, (10,)),
     "resnet20": Network(resnet20, _CIFAR, (10,)),
