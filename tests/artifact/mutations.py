@@ -1,19 +1,27 @@
 """Mutations of artifacts: random damage, and forgeries with correct checksums."""
 
-import copy
 import json
 import random
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fuzzing import Mutation, anything, cut, edited, flip_bits, move_blocks, near, splice
 from torch import nn
 
 N = 1000  # entries of the small tensors, which are packed
 LARGE = 12_000  # entries of the tensors that are stored under their own names
+# Values and names that mean something in the table and the header of an artifact.
+WORDS = (
+    *("dense", "bitmap", "delta", "rice"),
+    *("F64", "F32", "F16", "BF16", "U8", "I8", "BOOL"),
+    *("probmask:U8", "probmask:F32", "probmask:table"),
+    *("large_dense", "rice", "rice.values", "large_rice.values"),
+    [2**31, 2**31],
+    [1] * 65,
+)
 
 
 def sample_model() -> nn.Module:
@@ -97,38 +105,12 @@ def container(fields: Any, data: bytes) -> bytes:
 # Damage: checksums are left as they were. A reader must detect it, or read the same tensors.
 
 
-def flip_bits(content: bytes, rng: random.Random) -> bytes:
-    """Flip one to four bits."""
-    changed = bytearray(content)
-    for _ in range(rng.randint(1, 4)):
-        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
 def flip_header_bits(content: bytes, rng: random.Random) -> bytes:
     """Flip a bit of the safetensors header."""
     changed = bytearray(content)
     start = 8 + struct.unpack("<Q", content[:8])[0]
     changed[rng.randrange(start)] ^= 1 << rng.randrange(8)
     return bytes(changed)
-
-
-def cut(content: bytes, rng: random.Random) -> bytes:
-    """Truncate the file."""
-    return content[: rng.randrange(len(content))]
-
-
-def splice(content: bytes, rng: random.Random) -> bytes:
-    """Replace, insert or delete a few bytes."""
-    at, dropped = rng.randrange(len(content)), rng.randrange(20)
-    return content[:at] + rng.randbytes(rng.randrange(20)) + content[at + dropped :]
-
-
-def move_blocks(content: bytes, rng: random.Random) -> bytes:
-    """Copy one block over another, as a torn write does."""
-    size = rng.choice([8, 64, 512])
-    source, target = (rng.randrange(len(content) - size) for _ in range(2))
-    return content[:target] + content[source : source + size] + content[target + size :]
 
 
 # Forgeries: checksums are recomputed, so that the later checks of the reader run.
@@ -138,7 +120,7 @@ def edit_table(content: bytes, rng: random.Random) -> bytes:
     """Change one or two values in the table."""
     pieces = unpack(content)
     for _ in range(rng.randint(1, 2)):
-        pieces.table = _edited(pieces.table, rng)
+        pieces.table = edited(pieces.table, rng, WORDS)
     return pack(pieces)
 
 
@@ -148,7 +130,7 @@ def edit_entry(content: bytes, rng: random.Random) -> bytes:
     entry = rng.choice(pieces.table["tensors"])
     key = rng.choice(["name", "dtype", "shape", "encoding", "nnz", "positions", "values"])
     other = rng.choice(pieces.table["tensors"]).get(key)
-    entry[key] = rng.choice([other, _near(entry.get(key), rng), _anything(rng)])
+    entry[key] = rng.choice([other, near(entry.get(key), rng, WORDS), anything(rng, WORDS)])
     return pack(pieces)
 
 
@@ -186,7 +168,7 @@ def edit_header(content: bytes, rng: random.Random) -> bytes:
     """Change the safetensors header: overlaps, holes, other dtypes."""
     start = 8 + struct.unpack("<Q", content[:8])[0]
     fields = json.loads(content[8:start])
-    return container(_edited(fields, rng), content[start:])
+    return container(edited(fields, rng, WORDS), content[start:])
 
 
 BOMB, NESTED = zlib.compress(b" " * 11_000_000), zlib.compress(b"[" * 100_000)
@@ -211,7 +193,6 @@ def change_table_bytes(content: bytes, rng: random.Random) -> bytes:
     return pack(pieces, table=table)
 
 
-Mutation = Callable[[bytes, random.Random], bytes]
 DAMAGE: list[Mutation] = [flip_bits, flip_header_bits, cut, splice, move_blocks]
 FORGERIES: list[Mutation] = [
     edit_table,
@@ -221,80 +202,3 @@ FORGERIES: list[Mutation] = [
     edit_header,
     change_table_bytes,
 ]
-
-
-def _edited(tree: Any, rng: random.Random) -> Any:
-    """Return the JSON with one node changed, removed, moved or duplicated."""
-    tree = copy.deepcopy(tree)
-    holders = [node for node in _nodes(tree) if isinstance(node, dict | list) and node]
-    if not holders:
-        return _anything(rng)
-    holder = rng.choice(holders)
-    key = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
-    action = rng.randrange(5)
-    if action == 0:
-        del holder[key]
-    elif action == 1:
-        holder[key] = _anything(rng)
-    elif action == 2:
-        holder[key] = copy.deepcopy(rng.choice(list(_nodes(tree))))
-    elif action == 3 and isinstance(holder, dict):
-        holder[rng.choice([f"{key}x", "name", "probmask:F32", "large_rice.values"])] = holder[key]
-    else:
-        holder[key] = _near(holder[key], rng)
-    return tree
-
-
-def _nodes(tree: Any) -> list[Any]:
-    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
-    return [tree, *(node for child in children for node in _nodes(child))]
-
-
-def _near(value: Any, rng: random.Random) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | list):
-        return _anything(rng)
-    if isinstance(value, list):
-        return [*value, rng.choice([0, 1, 2, 2**20, 2**40])]
-    return rng.choice([value + 1, value - 1, value + 8, value - 8, 2 * value, -value])
-
-
-def _anything(rng: random.Random) -> Any:
-    sizes = [0, 1, -1, 255, 256, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64, 10**400]
-    words = [
-        "",
-        "dense",
-        "bitmap",
-        "delta",
-        "rice",
-        "F64",
-        "F32",
-        "F16",
-        "BF16",
-        "U8",
-        "I8",
-        "BOOL",
-    ]
-    names = [
-        "probmask:U8",
-        "probmask:table",
-        "large_dense",
-        "rice",
-        "rice.values",
-        "\ud800",
-        "x" * 999,
-    ]
-    others = [
-        None,
-        True,
-        1.5,
-        1e308,
-        [],
-        {},
-        [2**40],
-        [0, 2**62],
-        [2**31, 2**31],
-        [1] * 65,
-        [[]],
-        {"": 0},
-    ]
-    return copy.deepcopy(rng.choice([*sizes, *words, *names, *others]))
