@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from fuzzing import Mutation, fuzz, parse_options
 
+from fuzzing import Mutation, fuzz, parse_options
 from probmask import artifact
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fuzzing import Mutation, anything, cut, edited, flip_bits, move_blocks, near, splice
 from torch import nn
+
+from fuzzing import Mutation, anything, cut, edited, flip_bits, move_blocks, near, splice
 
 N = 1000  # entries of the small tensors, which are packed
 LARGE = 12_000  # entries of the tensors that are stored under their own names
