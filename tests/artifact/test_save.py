@@ -118,17 +118,32 @@ def test_metadata_that_is_not_json_raises(path, metadata):
     assert not path.exists()
 
 
-def test_negative_zeros_are_stored_with_a_warning(path):
+@pytest.mark.parametrize("values", [None, "fp16"])
+def test_negative_zeros_are_zeros(path, values):
+    """Pruning by multiplication, as torch.nn.utils.prune does, leaves -0.0."""
     model = nn.Linear(100, 100)
-    with torch.no_grad():
-        model.weight.mul_(torch.rand(100, 100) < 0.05)
-    with pytest.warns(UserWarning, match=r"weights are -0.0 .*add 0.0 to the weights"):
-        artifact.save(model, path)
-    assert torch.equal(artifact.load_state(path)["weight"].signbit(), model.weight.signbit())
+    prune.l1_unstructured(model, "weight", 0.95)
+    prune.remove(model, "weight")
+    assert model.weight.signbit().sum() > 4000
+    artifact.save(model, path, values=values)
+    summary = artifact.inspect(path)
+    assert (summary.kept, summary.sparsity) == (500, 0.95)
+    loaded = artifact.load_state(path)["weight"]
+    assert loaded.count_nonzero() == 500
+    assert not loaded[loaded == 0].signbit().any()
     with torch.no_grad():
         model.weight.add_(0.0)
-    smaller = artifact.save(model, path.with_name("positive"))
-    assert smaller.file_bytes < 0.2 * path.stat().st_size
+    artifact.save(model, path.with_name("positive"), values=values)
+    assert path.read_bytes() == path.with_name("positive").read_bytes()
+
+
+def test_the_suffix_of_another_format_warns_and_the_file_is_written(tmp_path):
+    model = sparse_model()
+    message = r"model\.pt'\): this is a safetensors file, .* name it model\.safetensors"
+    with pytest.warns(UserWarning, match=message) as caught:
+        artifact.save(model, tmp_path / "model.pt")
+    assert caught[0].filename == __file__
+    assert_same(artifact.load_into(sparse_model(1), tmp_path / "model.pt"), model)
 
 
 def test_a_model_with_masks_raises(path):

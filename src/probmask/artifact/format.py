@@ -6,8 +6,8 @@ is compressed JSON stored as a tensor of bytes: uncompressed, the names and shap
 than the weights of a very sparse network.
 
 A tensor becomes one or two *parts* (`encode`, `decode`). Each part is stored under its own name, or
-packed with other small parts of its dtype (`pack`, `locate`). Entries are compared with zero bit by
-bit: -0.0 counts as a value, so a loaded tensor equals the saved one in every bit.
+packed with other small parts of its dtype (`pack`, `locate`). -0.0 is stored as 0.0. All other
+entries keep every bit: an entry is zero only if none of its bits is set.
 """
 
 import math
@@ -164,6 +164,7 @@ def encode(
     `dtype` is the dtype in the network, if the tensor has been rounded to another one.
     `sparse=False` forces the dense encoding.
     """
+    tensor = _with_positive_zeros(tensor)
     stored, words = DTYPE_NAMES[tensor.dtype], bits(tensor)
     encoding, parts = "dense", [tensor]
     if sparse and stored in SPARSE_DTYPES:
@@ -180,6 +181,23 @@ def encode(
     original = DTYPE_NAMES[dtype or tensor.dtype]
     length = 0 if encoding == "dense" else parts[1].numel()
     return Entry(name, original, tuple(tensor.shape), encoding, nnz, stored, length), parts
+
+
+def _with_positive_zeros(tensor: Tensor) -> Tensor:
+    """Return the tensor with 0.0 for every -0.0, copied only if there is one.
+
+    A negative weight times a mask of 0 is -0.0. Adding 0.0 would change the bits of some NaNs.
+    """
+    if tensor.is_complex():
+        return torch.view_as_complex(_with_positive_zeros(torch.view_as_real(tensor)))
+    if not tensor.is_floating_point():
+        return tensor
+    words = bits(tensor)
+    negative = words == (1 << 7 if words.itemsize == 1 else np.iinfo(words.dtype).min)
+    if not negative.any():
+        return tensor
+    positive = np.where(negative, words.dtype.type(0), words)
+    return torch.from_numpy(positive).view(tensor.dtype).reshape(tensor.shape)
 
 
 def decode(entry: Entry, parts: Sequence[Tensor]) -> Tensor:

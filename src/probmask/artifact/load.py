@@ -103,7 +103,7 @@ def _network(path: PathLike, info: ArtifactInfo, model: str | None) -> tuple[str
 
 
 def load_state(path: PathLike, *, max_bytes: int | None = None) -> dict[str, Tensor]:
-    """Return the dense state_dict of an artifact, equal to the saved one in every bit.
+    """Return the dense state_dict of an artifact, equal in every bit to what `save` stored.
 
     Args:
         path: The artifact.

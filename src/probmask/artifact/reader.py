@@ -44,10 +44,7 @@ _MAX_COUNT = 2**62
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor in the table of an artifact.
-
-    `nnz` is the number of entries with a bit set; unlike in PyTorch, -0.0 is one of them.
-    """
+    """One tensor in the table of an artifact. `nnz` is the number of its non-zero entries."""
 
     name: str
     shape: tuple[int, ...]

@@ -6,8 +6,9 @@ import math
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -42,6 +43,8 @@ from probmask.masking.sites import check_not_pruned_by_torch
 Model = TypeVar("Model", bound=nn.Module)
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors readers
+# Suffixes of files that other programs write and `torch.load` or ONNX Runtime read.
+_OTHER_FORMATS = (".bin", ".ckpt", ".onnx", ".pickle", ".pkl", ".pt", ".pth")
 _FP16_MAX = torch.finfo(torch.float16).max
 _FP16_TINY = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
 
@@ -57,12 +60,12 @@ def save(
 ) -> ArtifactInfo:
     """Write the parameters and persistent buffers of a model to one compact safetensors file.
 
-    Zeros are not stored. Equal models and metadata give equal bytes. The file is written in one
-    step: a crash leaves the old file or the new one.
+    Zeros are not stored; -0.0 is a zero and is loaded as 0.0. Equal models and metadata give equal
+    bytes. The file is written in one step: a crash leaves the old file or the new one.
 
     Args:
         model: A plain model. Call ``finalize()`` on the sparsifier first.
-        path: The file to write.
+        path: The file to write, with the suffix ``.safetensors``.
         metadata: Any JSON to store in the file.
         values: ``"fp16"`` stores fp32 and fp64 weights (tensors of two dimensions or more) in fp16.
             They are loaded in their original dtype, rounded. Default: exact values.
@@ -77,6 +80,9 @@ def save(
     Raises:
         InputError: The model still has masks or contains what the format cannot store, an
             argument is invalid, or the file exists and ``overwrite`` is False.
+
+    Warns:
+        UserWarning: The suffix of ``path`` is that of another format, such as ``.pt``.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -100,6 +106,7 @@ def save(
         raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")
     checked = _checked_metadata(metadata or {})
     writable_target(path, overwrite=overwrite)  # raises now, not after an hour of measuring
+    _warn_of_misleading_suffix(path)
     tensors, aliases = _distinct(model.state_dict())
     stored, rounding = tensors, None
     if values is not None:
@@ -107,12 +114,23 @@ def save(
         if measure is not None:
             rounding |= _measure_change(model, measure, stored)
     entries, parts = _encode(tensors, stored)
-    _warn_of_negative_zeros(entries, parts)
     packed = pack(parts)
     crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
     start, ordered = _serialize(Header(entries, aliases, crc32, checked, rounding), packed)
     write_atomically(path, chain([start], map(raw, ordered)), overwrite=overwrite)
     return read(path)
+
+
+def _warn_of_misleading_suffix(path: str | os.PathLike[str]) -> None:
+    """Warn only: an error after a long training could cost the network."""
+    target = Path(path)
+    if target.suffix.lower() in _OTHER_FORMATS:
+        warnings.warn(
+            f"save({str(path)!r}): this is a safetensors file, which torch.load cannot read; name "
+            f"it {target.with_suffix('.safetensors').name}, and load it with probmask.load or "
+            "probmask.load_into.",
+            stacklevel=3,
+        )
 
 
 def _encode(
@@ -129,19 +147,6 @@ def _encode(
         entries.append(entry)
         parts += zip(entry.parts, content, strict=True)
     return entries, parts
-
-
-def _warn_of_negative_zeros(entries: Iterable[Entry], parts: Iterable[tuple[Part, Tensor]]) -> None:
-    """Warn if many of the stored values are -0.0: the file would be smaller without them."""
-    sparse = {f"{entry.name}.values" for entry in entries if entry.encoding != "dense"}
-    values = [tensor for part, tensor in parts if part.name in sparse]
-    negative = sum(tensor.numel() - int(tensor.count_nonzero()) for tensor in values)
-    if negative >= 100 and 10 * negative > sum(tensor.numel() for tensor in values):
-        warnings.warn(
-            f"save(model): {negative} weights are -0.0 (a negative weight times a mask of 0), "
-            "which is stored like any other value; add 0.0 to the weights to make them zeros.",
-            stacklevel=3,
-        )
 
 
 def _check_finished(model: nn.Module) -> None:
