@@ -1,7 +1,9 @@
 """Downloads from a real server on this machine, including failures."""
 
+import contextlib
 import gzip
 import hashlib
+import io
 import logging
 import os
 import re
@@ -10,11 +12,13 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import requests
 
-from probmask.data.download import download
+from probmask.data.download import _check_response, _RefusedError, download
 from probmask.data.releases import REMOTES, Remote
 from probmask.errors import DownloadError, InputError
 
@@ -37,6 +41,7 @@ class Server(ThreadingHTTPServer):
         self.actions = {}
         self.requests = []
         self.closing = threading.Event()
+        self.flooded = 0  # bytes that `flood` sent
 
     def offer(self, name, *actions, content=CONTENT):
         """Serve the content or the actions; return the expected file."""
@@ -104,6 +109,25 @@ def stall(handler):
     cut(handler)
     handler.wfile.flush()
     handler.server.closing.wait(60)
+
+
+def flood(handler, code=200):
+    """Send data without end, until the client hangs up."""
+    handler.send_response(code)
+    handler.send_header("Location", handler.path)
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while not handler.server.closing.is_set():
+            handler.wfile.write(CONTENT)
+            handler.server.flooded += len(CONTENT)
+
+
+def trickle(handler):
+    """Send a few bytes at a time, each well before the timeout."""
+    handler.begin(len(CONTENT))
+    with contextlib.suppress(OSError):
+        while not handler.server.closing.wait(0.05):
+            handler.wfile.write(b"..")
 
 
 def interrupt(handler):
@@ -187,22 +211,34 @@ def test_existing_files_are_not_downloaded_again(server, tmp_path):
     assert server.requests == ["/b.bin"]
 
 
-def test_a_different_file_is_never_overwritten(server, tmp_path):
+@pytest.mark.parametrize(
+    ("mine", "reason"),
+    [
+        (b"mine", "its size is 4 bytes, expected 256,000"),
+        (
+            CONTENT[::-1],
+            f"its digest is {sha256(CONTENT[::-1])}, expected {sha256(CONTENT)}",
+        ),
+    ],
+    ids=["size", "digest"],
+)
+def test_a_different_file_is_never_overwritten(server, tmp_path, mine, reason):
     remotes = [server.offer("a.bin"), server.offer("b.bin")]
-    (tmp_path / "b.bin").write_bytes(b"mine")
+    (tmp_path / "b.bin").write_bytes(mine)
     with pytest.raises(InputError) as caught:
         download(remotes, tmp_path, progress=False)
     assert str(caught.value) == (
-        f"{tmp_path / 'b.bin'}: differs from the published file (its digest is {sha256(b'mine')}, "
-        f"expected {sha256(CONTENT)}); move it away to download it again."
+        f"{tmp_path / 'b.bin'}: differs from the published file ({reason}); move it away to "
+        "download it again."
     )
-    assert contents(tmp_path) == {"b.bin": b"mine"}
+    assert contents(tmp_path) == {"b.bin": mine}
     assert server.requests == []
 
 
-def test_a_directory_with_the_name_of_the_file(server, tmp_path):
-    (tmp_path / "a.bin").mkdir()
-    with pytest.raises(InputError, match=r"a.bin: cannot be read \(Is a directory\); move it away"):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_directory_or_fifo_with_the_name_of_the_file(server, tmp_path, make):
+    make(tmp_path / "a.bin")
+    with pytest.raises(InputError, match=r"a.bin: is not a regular file; move it away"):
         download([server.offer("a.bin")], tmp_path, progress=False)
 
 
@@ -212,10 +248,14 @@ def test_a_directory_with_the_name_of_the_file(server, tmp_path):
         (status(404), "the server answered 404 Not Found"),
         (status(503), "the server answered 503 Service Unavailable"),
         (redirect_forever, "Exceeded 30 redirects"),
+        (partial(flood, code=302), "Exceeded 30 redirects"),
         (hang_up, "the connection was interrupted"),
         (cut, "the connection was interrupted"),
         (stall, "the server sent nothing for 0.2 s"),
+        (trickle, r"the server sent only \d+ of 256,000 bytes in 0 s"),
         (serve(b"a page to log in"), "received 16 bytes, expected 256,000"),
+        (serve(CONTENT + b"."), "received more, expected 256,000"),
+        (flood, "received more, expected 256,000"),
         (serve_without_length(CONTENT[:-1]), "received 255,999 bytes, expected 256,000"),
         (
             serve(CONTENT[::-1]),
@@ -228,8 +268,11 @@ def test_a_failure_names_the_reason_and_leaves_no_file(server, tmp_path, action,
     remote = server.offer("a.bin", action)
     with pytest.raises(DownloadError) as caught:
         download([remote], tmp_path, progress=progress, timeout=0.2, retries=0)
-    assert str(caught.value) == f"{remote.url}: {reason}{ADVICE}{tmp_path}."
+    expected = f"{re.escape(remote.url)}: {reason}{re.escape(f'{ADVICE}{tmp_path}.')}"
+    assert re.fullmatch(expected, str(caught.value))
     assert contents(tmp_path) == {}
+    # A connection transfers at most the file and what the buffers of the system hold.
+    assert server.flooded < 100 * len(CONTENT) * len(server.requests)
 
 
 def test_a_refused_connection(server, tmp_path):
@@ -239,6 +282,17 @@ def test_a_refused_connection(server, tmp_path):
         remote = Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/a.bin", sha256(b""), 0)
         with pytest.raises(DownloadError, match=r"the connection failed \(Connection refused\)"):
             download([remote], tmp_path, progress=False, retries=0)
+
+
+def test_a_redirection_from_https_to_http_is_refused():
+    response = requests.Response()
+    response.raw = io.BytesIO()
+    response.url, response.status_code = "https://release.invalid/a.bin", 302
+    response.headers["Location"] = "HTTP://elsewhere.invalid/a.bin"
+    with pytest.raises(_RefusedError, match="redirects to an address without TLS"):
+        _check_response(response)
+    response.headers["Location"] = "https://elsewhere.invalid/a.bin"
+    _check_response(response)
 
 
 def test_files_before_a_failure_stay(server, tmp_path):
@@ -382,7 +436,7 @@ def test_without_pooch_the_error_names_the_package(server, tmp_path, monkeypatch
 @pytest.mark.parametrize("name", REMOTES)
 def test_the_urls_and_digests_are_well_formed(name):
     for remote in REMOTES[name]:
-        assert re.fullmatch(r"https?://[\w.-]+/(.+/)?[\w.-]+\.gz", remote.url)
+        assert re.fullmatch(r"https://[\w.-]+/(.+/)?[\w.-]+\.gz", remote.url)
         assert re.fullmatch(r"sha256:[0-9a-f]{64}", remote.digest)
         assert remote.size > 4000
         assert remote.filename == remote.url.split("/")[-1]

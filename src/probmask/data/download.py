@@ -1,8 +1,9 @@
 """Download of the published files of a data set.
 
-pooch transfers the files, verifies their digests, retries, and gives a file its name only after
-it is verified. This file adds what pooch does not have: a mirror, a check of the free space, no
-retries after a permanent refusal, files that are never replaced, and errors in one sentence.
+pooch verifies the digests of the files, retries, and gives a file its name only after it is
+verified. This file adds what pooch does not have: transfers that stop as soon as a file is larger
+than published or too slow, a mirror, a check of the free space, no retries after a permanent
+refusal, files that are never replaced, and errors in one sentence.
 """
 
 import hashlib
@@ -10,11 +11,13 @@ import logging
 import os
 import re
 import shutil
+import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from probmask.data.releases import Remote
 from probmask.errors import DownloadError, InputError
@@ -24,6 +27,8 @@ if TYPE_CHECKING:  # optional dependencies
     from rich.progress import Progress
 
 _CHUNK_SIZE = 1 << 16
+# Bytes per second. A slower server is treated as stalled: it could occupy a machine for days.
+_LOWEST_SPEED = 2_000
 # Client errors after which the same request may succeed later.
 _TEMPORARY_ERRORS = (408, 429)
 
@@ -39,7 +44,8 @@ def download(
     """Download the files that are not in the directory yet.
 
     A file gets its name only after its digest is verified. A failure or Ctrl-C leaves no partial
-    file; files that were completed before it stay. An existing file is never overwritten.
+    file; files that were completed before it stay. An existing file is never overwritten. A
+    transfer ends as soon as it exceeds the published size, or is slower than 2 kB/s.
 
     The environment variable ``PROBMASK_MIRROR=http://host/path`` replaces everything before the
     file name in every URL, for machines without access to the internet. MNIST and Fashion-MNIST
@@ -80,6 +86,11 @@ def _is_verified(remote: Remote, path: Path) -> bool:
     """Return whether the file exists; raise InputError if its content is different."""
     algorithm = remote.digest.partition(":")[0]
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: is not a regular file; move it away to download the file.")
+        if status.st_size != remote.size:
+            raise _differs(path, f"its size is {status.st_size:,} bytes, expected {remote.size:,}")
         with path.open("rb") as file:
             digest = f"{algorithm}:{hashlib.file_digest(file, algorithm).hexdigest()}"
     except (FileNotFoundError, NotADirectoryError):
@@ -89,11 +100,14 @@ def _is_verified(remote: Remote, path: Path) -> bool:
             f"{path}: cannot be read ({error.strerror}); move it away to download it again."
         ) from error
     if digest != remote.digest:
-        raise InputError(
-            f"{path}: differs from the published file (its digest is {digest}, expected "
-            f"{remote.digest}); move it away to download it again."
-        )
+        raise _differs(path, f"its digest is {digest}, expected {remote.digest}")
     return True
+
+
+def _differs(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path}: differs from the published file ({reason}); move it away to download it again."
+    )
 
 
 def _mirrored(remote: Remote) -> Remote:
@@ -166,42 +180,80 @@ class _RefusedError(Exception):
     """The server refuses the file permanently; pooch does not retry after this type."""
 
 
-class _WrongSizeError(ValueError):
-    """The downloaded file has the wrong size; pooch retries after a ValueError."""
+class _WrongContentError(ValueError):
+    """The server sends a file of the wrong size, or too slowly; pooch retries after this type."""
 
 
 class _Transfer:
     """One attempt to transfer a file; pooch calls this a downloader."""
 
     def __init__(self, remote: Remote, bar: "_Bar | None", timeout: float) -> None:
-        import pooch
-
-        self._size = remote.size
-        self._http = pooch.HTTPDownloader(
-            progressbar=bar or False,
-            chunk_size=_CHUNK_SIZE,
-            timeout=timeout,
-            headers={"Accept-Encoding": "identity"},
-            hooks={"response": _check_response},
-        )
+        self._size, self._bar, self._timeout = remote.size, bar, timeout
 
     def __call__(self, url: str, path: str, store: object) -> None:
+        import requests
+
         # pooch created the file with mode 0600. A new file gets the mode that the umask allows.
         Path(path).unlink()
-        self._http(url, path, store)
-        received = Path(path).stat().st_size
+        with requests.get(
+            url,
+            headers={"Accept-Encoding": "identity"},
+            hooks={"response": _check_response},
+            stream=True,
+            timeout=self._timeout,
+        ) as response:
+            response.raise_for_status()
+            with Path(path).open("wb") as file:
+                self._receive(response, file)
+
+    def _receive(self, response: "Response", file: BinaryIO) -> None:
+        received, started = 0, time.monotonic()
+        while received <= self._size:
+            chunk = _read_chunk(response)
+            if not chunk:
+                break
+            file.write(chunk)
+            received += len(chunk)
+            self._show(received)
+            seconds = time.monotonic() - started
+            if seconds > self._timeout + received / _LOWEST_SPEED:
+                raise _WrongContentError(
+                    f"the server sent only {received:,} of {self._size:,} bytes in {seconds:.0f} s"
+                )
         if received != self._size:
-            raise _WrongSizeError(f"received {received:,} bytes, expected {self._size:,}")
+            many = "more" if received > self._size else f"{received:,} bytes"
+            raise _WrongContentError(f"received {many}, expected {self._size:,}")
+
+    def _show(self, received: int) -> None:
+        if self._bar is not None:
+            self._bar.show(received)
+
+
+def _read_chunk(response: "Response") -> bytes:
+    """Return the next bytes as soon as some arrive; an empty result is the end.
+
+    They are not decoded: some servers declare a .gz file as compressed for the transfer. It would
+    be decompressed on arrival, and its digest would be wrong.
+    """
+    from requests import ConnectionError as BrokenConnectionError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        chunk: bytes = response.raw.read1(_CHUNK_SIZE, decode_content=False)
+    except HTTPError as error:
+        raise BrokenConnectionError(error) from error  # pooch retries after an error of requests
+    return chunk
 
 
 def _check_response(response: "Response", **_: Any) -> None:
-    # Some servers declare a .gz file as compressed for the transfer. It would be decompressed on
-    # arrival, and its digest would be wrong.
-    response.raw.headers.pop("Content-Encoding", None)
-    if response.status_code >= 400:
-        response.close()
+    """Refuse what a further attempt would not change; called for redirections too."""
+    if response.status_code >= 400 or response.is_redirect:
+        response.close()  # or requests would read a page of any length
     if 400 <= response.status_code < 500 and response.status_code not in _TEMPORARY_ERRORS:
         raise _RefusedError(_describe_status(response))
+    target = response.headers.get("Location", "") if response.is_redirect else ""
+    if response.url.startswith("https:") and target.lower().startswith("http:"):
+        raise _RefusedError("the server redirects to an address without TLS")
 
 
 def _describe_status(response: "Response") -> str:
@@ -212,7 +264,7 @@ def _describe(error: Exception, remote: Remote, timeout: float) -> str:
     """Return in a few words why a transfer failed."""
     from requests import RequestException, exceptions
 
-    if isinstance(error, _RefusedError | _WrongSizeError):
+    if isinstance(error, _RefusedError | _WrongContentError):
         return str(error)
     if not isinstance(error, RequestException):  # pooch raises a ValueError for a wrong digest
         return f"the downloaded file does not have the digest {remote.digest}"
@@ -262,32 +314,13 @@ def _progress_display() -> "Progress":
 
 
 class _Bar:
-    """The progress bar of one file, with the methods that pooch calls."""
+    """The progress bar of one file; it stays visible until the last file is complete."""
 
     def __init__(self, display: "Progress", remote: Remote) -> None:
         self._display = display
         self._size = remote.size
-        self._done = 0
         self._task = display.add_task(remote.filename, total=remote.size)
 
-    @property
-    def total(self) -> int:
-        """Published size of the file."""
-        return self._size
-
-    @total.setter
-    def total(self, _: int) -> None:
-        # pooch sets the total when an attempt starts, so a retry starts again at 0.
-        self._done = 0
-        self._display.reset(self._task)
-
-    def update(self, count: int) -> None:
-        """Advance the bar; pooch counts the last chunk as a full one."""
-        self._done = min(self._done + count, self._size)
-        self._display.update(self._task, completed=self._done)
-
-    def reset(self) -> None:
-        """Do nothing: pooch resets a finished bar to fill it again, which is not needed."""
-
-    def close(self) -> None:
-        """Do nothing: all bars stay visible until the last file is complete."""
+    def show(self, received: int) -> None:
+        """Show the number of bytes received; a new attempt starts at 0 again."""
+        self._display.update(self._task, completed=min(received, self._size))

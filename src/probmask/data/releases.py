@@ -122,8 +122,8 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 # PyTorch's copy: the original server often rejects downloads.
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-# The authors' address. It has no TLS, but the digests protect the content.
-_FASHION_MNIST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+# The authors' bucket. Its website, which they publish as the address, has no TLS.
+_FASHION_MNIST = "https://fashion-mnist.s3.eu-central-1.amazonaws.com"
 
 REMOTES: dict[str, tuple[Remote, ...]] = {
     "cifar10": (
