@@ -116,8 +116,7 @@ def _kernels(name: str) -> Any:
         return None
     try:
         return import_module(f"probmask.core.{name}")
-    # ImportError: Numba needs another NumPy. RuntimeError: Numba cannot write its cache.
-    except (ImportError, RuntimeError) as error:
+    except ImportError as error:  # Numba needs another NumPy
         warnings.warn(
             f"Numba cannot be used ({error}). PyTorch computes the masks instead, more slowly.",
             stacklevel=2,

@@ -12,10 +12,11 @@ LLVM does not vectorize over the rows of one array.)
 import numpy as np
 from numba import njit
 
+from probmask.core.kernel_cache import cached_njit
 from probmask.core.noise import MULTIPLIERS, SHIFTS
 from probmask.core.vector_math import exp2, log2
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract"}}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
 _ZERO, _HALF, _ONE = (np.float32(x) for x in (0, 0.5, 1))
 _STEP = np.float32(2.0**-24)
@@ -74,7 +75,7 @@ def _slope(s, t, a, at_ends):
     return slope if (s > _ZERO) & (s < _ONE) else slope * at_ends
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def uniforms(out, first, key0, key1):
     """Fill ``out`` with the uniforms of the positions from ``first`` on."""
     for i in range(len(out)):
@@ -111,7 +112,7 @@ def _padded(count):
     return min(-(-count // _VECTOR) * _VECTOR, _BLOCK)
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def forward(weight, prob, out, first, key0, key1, a):
     """out = w m, for the entries at the positions from ``first`` on."""
     everywhere = np.arange(_BLOCK).astype(np.int32)
@@ -137,7 +138,7 @@ def forward(weight, prob, out, first, key0, key1, a):
             o[places[j]] = few_out[j]
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def _forward(weight, prob, places, out, first, key0, key1, a):
     """out = w m, for the entries at ``places``, relative to ``first``."""
     for i in range(len(out)):
@@ -146,7 +147,7 @@ def _forward(weight, prob, places, out, first, key0, key1, a):
         out[i] = weight[i] * _mask(s, odds, _tail(odds, a))
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def backward(grad, weight, prob, grad_weight, grad_prob, first, key0, key1, a, at_ends):
     """grad_weight = g m and grad_prob = g w dm/ds, for the positions from ``first`` on.
 
@@ -181,7 +182,7 @@ def backward(grad, weight, prob, grad_weight, grad_prob, first, key0, key1, a, a
             gw[i], gs[i] = few_gw[j], few_gs[j]
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def _backward(grad, weight, prob, places, grad_weight, grad_prob, first, key0, key1, a, at_ends):
     """Backward pass for the entries at ``places``, relative to ``first``."""
     for i in range(len(grad)):

@@ -4,11 +4,11 @@ Numba infers the types; pyproject.toml excludes this file from mypy.
 """
 
 import numpy as np
-from numba import njit
 
+from probmask.core.kernel_cache import cached_njit
 from probmask.core.vector_math import cube_root, exp2, log2, log2_one_less, one_less_exp2
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"contract"}}
+_OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 _ZERO, _ONE, _THREE = np.float32(0), np.float32(1), np.float32(3)
 _SMALLEST = np.float32(2.0**-126)  # normal number
 _INFINITE = np.float32(np.inf)
@@ -18,7 +18,7 @@ _VECTOR = 8  # fp32 entries per vector
 _BELOW_ONE = np.float32(1 - 2.0**-24)  # the largest fp32 number below 1
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def power(weight, active, threshold, p, out):
     """out = w (1 - r^p)^(1/p) with r = θ / |w| where active, else 0.
 
@@ -55,7 +55,7 @@ def power(weight, active, threshold, p, out):
             o[places[j]] = computed[j]
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def _power(weight, active, threshold, p, out):
     inverse = _ONE / p
     for i in range(len(out)):
@@ -68,7 +68,7 @@ def _power(weight, active, threshold, p, out):
         out[i] = w * root if active[i] else _ZERO
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def _cube(weight, active, threshold, out):
     """`power` for p = 3, where 1 - r³ = (1 - r)(1 + r + r²) has no cancellation."""
     for i in range(len(out)):
@@ -82,7 +82,7 @@ def _cube(weight, active, threshold, out):
 
 
 # "reassoc" lets LLVM vectorize the sum. The order of its terms depends only on their number.
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+@cached_njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 def squares(grad, active):
     """Return Σ g² over the active entries, and their number."""
     total, count = 0.0, 0
@@ -94,7 +94,7 @@ def squares(grad, active):
     return total, count
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def temper(grad, active, share, limit, out):
     """out = g where active, else share · clip(g, -limit, limit); NaN stays NaN."""
     for i in range(len(grad)):

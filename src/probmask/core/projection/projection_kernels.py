@@ -7,22 +7,22 @@ pyproject.toml excludes this file from mypy.
 import numpy as np
 from numba import njit
 
+from probmask.core.kernel_cache import cached_njit
 from probmask.core.vector_math import bits_of, float_of
 
 # "reassoc" lets LLVM vectorize a sum; the order of its terms depends only on their number. "nnan"
 # is safe, because the projection raises first if `survey` finds a NaN.
 _SUMS = {
     "nogil": True,
-    "cache": True,
     "error_model": "numpy",
     "fastmath": {"contract", "reassoc", "nsz", "nnan"},
 }
-_PLAIN = {"nogil": True, "cache": True, "error_model": "numpy"}
+_PLAIN = {"nogil": True, "error_model": "numpy"}
 _SIGN, _MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)
 _LEAST, _MOST = np.int32(-0x80000000), np.int32(0x7FFFFFFF)
 
 
-@njit(**_PLAIN)
+@cached_njit(**_PLAIN)
 def survey(z):
     """Return the smallest and the largest entry; one of them is infinite or NaN if an entry is.
 
@@ -47,7 +47,7 @@ def _clipped(z, shift):
     return min(max(np.float64(z) - shift, 0.0), 1.0)
 
 
-@njit(**_SUMS)
+@cached_njit(**_SUMS)
 def clipped_sum(z, shift):
     """Σ clip(z - shift, 0, 1)."""
     total = 0.0
@@ -56,7 +56,7 @@ def clipped_sum(z, shift):
     return total
 
 
-@njit(**_SUMS)
+@cached_njit(**_SUMS)
 def sum_and_count(z, shift):
     """Return Σ s with s = clip(z - shift, 0, 1), and the number of entries with 0 < s < 1."""
     total, between = 0.0, 0
@@ -67,14 +67,14 @@ def sum_and_count(z, shift):
     return total, between
 
 
-@njit(**_SUMS)
+@cached_njit(**_SUMS)
 def write(z, shift):
     """z ← clip(z - shift, 0, 1), in place."""
     for i in range(len(z)):
         z[i] = _clipped(z[i], shift)
 
 
-@njit(**_SUMS)
+@cached_njit(**_SUMS)
 def write_mixed(z, one, other, share):
     """z ← share clip(z - one, 0, 1) + (1 - share) clip(z - other, 0, 1), in place."""
     for i in range(len(z)):

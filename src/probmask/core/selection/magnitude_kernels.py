@@ -5,25 +5,25 @@ types; pyproject.toml excludes this file from mypy.
 """
 
 import numpy as np
-from numba import njit
 
+from probmask.core.kernel_cache import cached_njit
 from probmask.core.vector_math import bits_of
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
 LOW = 15  # number of lower bits; there are 16 upper bits
 _LOW = np.int32(LOW)
 _BLOCK = 64  # entries handled together
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def count_upper(x, scale, counts):
     """Add the histogram of the upper bits of |x| scale to ``counts``."""
     for i in range(len(x)):
         counts[bits_of(abs(x[i]) * scale) >> _LOW] += 1
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def count_lower(x, scale, upper, counts):
     """Add the histogram of the lower bits of the entries with these upper bits to ``counts``."""
     for i in range(len(x)):
@@ -32,7 +32,7 @@ def count_lower(x, scale, upper, counts):
             counts[bits & _LOW_MASK] += 1
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def count_window(x, scale, base, counts):
     """Count each value of a window that begins at ``base``; ``counts`` has one bin per value.
 
@@ -58,7 +58,7 @@ def count_window(x, scale, base, counts):
     return above, top
 
 
-@njit(**_OPTIONS)
+@cached_njit(**_OPTIONS)
 def mark(x, scale, cut, out, places):
     """out = (bits of |x| scale) > cut.
 

@@ -15,6 +15,7 @@ from numba import carray, njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from probmask.core.kernel_cache import cached_njit
 from probmask.runtime.kernels.elementwise import (
     activate,
     combine,
@@ -174,7 +175,7 @@ def _stamp() -> int:
 def _make_driver(stamp: int) -> Any:
     # Numba's cache depends on this file's time and on the values that the function closes over,
     # but not on the other files. The stamp makes it depend on their content.
-    @njit(nogil=True, error_model="numpy", cache=True)
+    @cached_njit(nogil=True, error_model="numpy")
     def run(
         table,
         limits,
