@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import pickle
 import shutil
 import tarfile
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.memory_limit import memory_limit
 from probmask.data import load_data
 from probmask.errors import InputError
 
@@ -380,28 +382,50 @@ def test_a_link_in_an_archive_is_ignored(tmp_path):
     assert "cifar-100-binary/train.bin is missing" in refused("cifar100", path)
 
 
-def sparse_header(name, *, stored, declared):
-    """A GNU header of a file with a large declared size and little stored data."""
+def tar_header(name, size, kind=tarfile.REGTYPE):
     info = tarfile.TarInfo(name)
-    info.type, info.size = tarfile.GNUTYPE_SPARSE, stored
-    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
-    header[386:410] = b"%011o\0%011o\0" % (0, stored)  # the only stored part
-    header[483:495] = b"%011o\0" % declared
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def test_a_member_that_is_too_large_is_not_read(tmp_path):
-    declared = 8 * 10**9
+TRAIN = "cifar-100-binary/train.bin"
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (tar_header(TRAIN, 8 * 10**9), f"{TRAIN} has a declared size of 8,000,000,000 bytes"),
+        (tar_header(TRAIN, -1), f"{TRAIN} has a declared size of -1 bytes"),
+        (tar_header("any", 10**9, tarfile.XHDTYPE), "it unpacks to more than 400,000,000 bytes"),
+        (tar_header("any", -1, tarfile.GNUTYPE_LONGNAME), "invalid header"),
+    ],
+    ids=["member", "negative member", "extended header", "negative extended header"],
+)
+def test_a_bomb_is_refused_within_bounded_memory(tmp_path, header, reason):
     path = tmp_path / "cifar-100-binary.tar.gz"
-    header = sparse_header("cifar-100-binary/train.bin", stored=512, declared=declared)
-    path.write_bytes(gzip.compress(header + bytes(512 + 1024), mtime=0))
-    with tarfile.open(path) as archive:
-        assert archive.getmembers()[0].size == declared  # it works
-    assert refused("cifar100", path) == (
-        f"{path}: the content is damaged (cifar-100-binary/train.bin has a declared size of "
-        "8,000,000,000 bytes); download it again."
+    some = gzip.compress(b"x" * 2**24, 1, mtime=0)
+    path.write_bytes(gzip.compress(header, mtime=0) + 30 * some)  # 500 MB
+    with memory_limit(100_000_000):
+        assert reason in refused("cifar100", path)
+
+
+def test_extended_headers_are_skipped(tmp_path):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for file, content in contents("cifar10", "binary", FEW).items():
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{file}")
+            info.size, info.pax_headers = len(content), {"comment": "x" * 700, "mtime": "1.5"}
+            archive.addfile(info, io.BytesIO(content))
+    assert "the content is damaged (expected 50,000×3×32×32 pixels" in refused("cifar10", path)
+
+
+def test_a_fifo_is_not_read(tmp_path):
+    write_folder(tmp_path / "cifar-10-batches-bin", contents("cifar10", "binary", FEW))
+    file = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
+    file.unlink()
+    os.mkfifo(file)
+    assert refused("cifar10", tmp_path) == (
+        f"{file}: is not a regular file; unpack the release again."
     )
 
 

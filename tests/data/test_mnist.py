@@ -159,7 +159,7 @@ def test_an_unknown_home_directory():
     ("name", "size", "place"),
     [
         ("mnist", 12, "https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        ("fashion-mnist", 31, "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+        ("fashion-mnist", 31, "https://fashion-mnist.s3.eu-central-1.amazonaws.com/"),
     ],
 )
 @pytest.mark.parametrize("stem", STEMS)

@@ -6,6 +6,7 @@ pickled dictionary with the same content; see `pickle_reader`.
 """
 
 import gzip
+import stat
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,14 @@ CIFAR10 = Release("cifar10", 10, (3, 32, 32), train_images=50_000, test_images=1
 CIFAR100 = Release("cifar100", 100, (3, 32, 32), train_images=50_000, test_images=10_000)
 _PIXELS = 3 * 32 * 32
 _MAX_FILE_SIZE = 200_000_000  # the training images of CIFAR-100 take 155 MB
+_MAX_ARCHIVE_SIZE = 400_000_000  # each release unpacks to 190 MB
+_CHUNK_SIZE = 1 << 20
+# Types of members in a tar archive: files, and members without content whatever their size says.
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_WITHOUT_CONTENT = (
+    *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE),
+    *(tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE),
+)
 
 
 @dataclass(frozen=True)
@@ -130,10 +139,10 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
     if place.is_dir():
         return {name: _read_file(place / name) for name in names}
     try:
-        with gzip.open(place) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as archive:
-            files = _read_members(archive, layout.folder, names, place)
-            while unpacked.read(1 << 20):  # up to the checksum at the end
-                pass
+        with gzip.open(place) as opened:
+            unpacked = _Unpacked(opened, place)
+            files = _read_members(unpacked, layout.folder, names, place)
+            unpacked.skip(_MAX_ARCHIVE_SIZE)  # up to the checksum at the end
             return files
     except InputError:
         raise
@@ -145,33 +154,71 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
 
 def _read_file(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > _MAX_FILE_SIZE:
-            raise damaged(path, f"its size of {size:,} bytes exceeds that of every CIFAR file")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{path}: is not a regular file; unpack the release again.")
+        if status.st_size > _MAX_FILE_SIZE:
+            raise damaged(
+                path, f"its size of {status.st_size:,} bytes exceeds that of every CIFAR file"
+            )
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
 
 
+class _Unpacked:
+    """The content of an archive, which may be read in order, up to a total size."""
+
+    def __init__(self, file: gzip.GzipFile, source: Path) -> None:
+        self._file, self._source = file, source
+        self._left = _MAX_ARCHIVE_SIZE
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, fewer at the end of the archive."""
+        if size > self._left:
+            raise damaged(self._source, f"it unpacks to more than {_MAX_ARCHIVE_SIZE:,} bytes")
+        self._left -= size
+        return self._file.read(size)
+
+    def skip(self, size: int) -> None:
+        """Read and discard bytes in small parts; stop at the end of the archive."""
+        while size > 0 and self.read(min(size, _CHUNK_SIZE)):
+            size -= _CHUNK_SIZE
+
+
 def _read_members(
-    archive: tarfile.TarFile, folder: str, names: Sequence[str], source: Path
+    unpacked: _Unpacked, folder: str, names: Sequence[str], source: Path
 ) -> dict[str, bytes]:
-    """Read the files in the order of the archive, in memory; nothing is written to disk."""
+    """Read the files in the order of the archive, in memory; nothing is written to disk.
+
+    `tarfile` parses each header, but does not read the archive: it would load extended headers of
+    any size into memory. They are skipped, because the names and sizes of the release need none.
+    """
     members = {f"{folder}/{name}": name for name in names}
     files: dict[str, bytes] = {}
-    for member in archive:
+    while len(files) < len(names):
+        header = unpacked.read(tarfile.BLOCKSIZE)
+        if not header.strip(b"\0"):  # the end of the archive
+            absent = next(name for name in names if name not in files)
+            raise damaged(source, f"{folder}/{absent} is missing")
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         name = members.get(member.name.removeprefix("./"))
-        if name is None or not member.isfile():
-            continue
-        if member.size > _MAX_FILE_SIZE:
-            raise damaged(source, f"{member.name} has a declared size of {member.size:,} bytes")
-        content = archive.extractfile(member)
-        assert content is not None  # it is a regular file
-        files[name] = content.read()
-        if len(files) == len(names):
-            return files
-    absent = next(name for name in names if name not in files)
-    raise damaged(source, f"{folder}/{absent} is missing")
+        size = 0 if member.type in _WITHOUT_CONTENT else member.size
+        if name is not None and member.type in _REGULAR:
+            files[name] = _read_member(unpacked, member, source)
+        else:
+            unpacked.skip(size)
+        unpacked.skip(-size % tarfile.BLOCKSIZE)
+    return files
+
+
+def _read_member(unpacked: _Unpacked, member: tarfile.TarInfo, source: Path) -> bytes:
+    if not 0 <= member.size <= _MAX_FILE_SIZE:
+        raise damaged(source, f"{member.name} has a declared size of {member.size:,} bytes")
+    content = unpacked.read(member.size)
+    if len(content) < member.size:
+        raise damaged(source, f"it ends within {member.name}")
+    return content
 
 
 def _parse(release: Release, layout: _Layout, data: bytes, source: Path) -> Images:
