@@ -67,6 +67,43 @@ def test_links_are_followed(tmp_path):
     assert all(files.path(index).is_file() for index in range(3))
 
 
+def test_each_directory_is_listed_once(tmp_path):
+    """A link to a directory above itself would repeat the images, or never end."""
+    make_classes(tmp_path / "train", {"a": 2, "b/deep": 1})
+    make_classes(tmp_path / "test", {"a": 1})
+    (tmp_path / "store").mkdir()
+    write_color(tmp_path / "store" / "x.jpg", 0)
+    above = {"train/a/1": "train/a", "train/a/2": "train", "train/b/deep/3": ".", "store/4": "/"}
+    for link, target in above.items():
+        (tmp_path / link).symlink_to((tmp_path / target).resolve(), target_is_directory=True)
+    for link in ("train/a/5", "train/a/6"):
+        (tmp_path / link).symlink_to(tmp_path / "store", target_is_directory=True)
+    (tmp_path / "train/a/7.jpg").symlink_to("7.jpg")
+    files = listed(tmp_path).parts["train"]
+    expected = ["a/000.jpg", "a/001.jpg", "a/5/x.jpg", "a/7.jpg", "b/deep/000.jpg"]
+    assert paths(files) == expected
+
+
+@pytest.mark.parametrize(("link", "target"), [("b", "a"), ("b/more", "a"), ("b/more", "a/deep")])
+def test_a_directory_of_two_classes(tmp_path, link, target):
+    make_classes(tmp_path, {"a": 1, "a/deep": 1, "c": 1})
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / target, target_is_directory=True)
+    assert refused(tmp_path) == (
+        f"--data-dir {tmp_path / link}: is a link to a folder of the class 'a', so its images "
+        "would have two labels; remove the link."
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_directory_that_cannot_be_read(tmp_path):
+    make_classes(tmp_path, {"a": 1, "b/deep": 1})
+    (tmp_path / "b/deep").chmod(0)
+    assert refused(tmp_path) == (
+        f"--data-dir {tmp_path / 'b/deep'}: cannot be read (Permission denied)."
+    )
+
+
 def test_names_in_any_script_are_kept(tmp_path):
     names = [
         "Äpfel/grün.jpg",

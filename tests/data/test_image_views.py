@@ -4,9 +4,14 @@ import collections
 import contextlib
 import io
 import math
+import os
 import pickle
 import random
+import socket
 import statistics
+import struct
+import zlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.image_folders import make_classes
+from data.memory_limit import memory_limit
 from probmask.data.image_folder import (
     CentralViews,
     Failure,
@@ -188,39 +194,81 @@ def test_a_changed_byte_gives_an_image_or_the_error(tmp_path_factory, place, val
         (b"This is a text.\n", "UnidentifiedImageError"),
         (b"\0" * 1000, "UnidentifiedImageError"),
         (b"\xff\xd8\xff", "UnidentifiedImageError"),
-        (None, "IsADirectoryError"),
         ("gone", "FileNotFoundError"),
     ],
 )
 def test_the_error_names_the_cause_but_not_the_path(tmp_path, content, kind):
     path = tmp_path / "x.jpg"
-    if content is None:
-        path.mkdir()
-    elif content != "gone":
+    if content != "gone":
         path.write_bytes(content)
     with pytest.raises(UnreadableImageError, match=rf"^{kind}: .*\w$") as caught:
         decode(path)
     assert "x.jpg" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("limit", "refused"), [(150, False), (99, True)])
-def test_a_decompression_bomb_is_unreadable_above_the_limit_of_pillow(
-    tmp_path, monkeypatch, limit, refused
-):
-    """Between its limit and twice its limit Pillow only warns, which is ignored."""
-    photograph(20, 10).save(tmp_path / "a.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    if not refused:
-        assert decoded(tmp_path / "a.png").shape == (10, 20, 3)
-        return
-    with pytest.raises(UnreadableImageError, match="DecompressionBombError"):
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkdir, os.mkfifo, make_socket, partial(os.symlink, "/dev/zero")],
+    ids=["directory", "fifo", "socket", "device"],
+)
+def test_only_regular_files_are_read(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    make("x.jpg")
+    with pytest.raises(UnreadableImageError, match=r"^it is not a regular file$"):
+        decode(tmp_path / "x.jpg")
+
+
+def test_a_format_that_starts_a_program_is_not_read(tmp_path):
+    photograph(9, 5).save(tmp_path / "a.png", "EPS")
+    with pytest.raises(UnreadableImageError, match="UnidentifiedImageError"):
         decode(tmp_path / "a.png")
 
 
+def png(width, height, rows):
+    """A gray PNG of 16 bits, of which only some rows are stored."""
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 0, 0, 0, 0),
+        b"IDAT": zlib.compress(bytes(rows * (1 + 2 * width)), 1),
+        b"IEND": b"",
+    }
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks.items()
+    )
+
+
+@pytest.mark.parametrize("side", [9460, 14_000, 2**31 - 1])
+def test_a_decompression_bomb_is_unreadable_above_the_limit_of_pillow(tmp_path, side):
+    (tmp_path / "a.png").write_bytes(png(side, side, rows=0))
+    with memory_limit(50_000_000), pytest.raises(UnreadableImageError) as caught:
+        decode(tmp_path / "a.png")
+    assert str(caught.value) == "it has more than 89,478,485 pixels; scale it down"
+
+
+def test_sixteen_bits_take_little_more_memory_than_rgb(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(4000, 4000, rows=4000))
+    with memory_limit(14 * 4000 * 4000):
+        assert decode(tmp_path / "a.png").size == (4000, 4000)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    with (tmp_path / "a.webp").open("wb") as file:
+        file.write(b"RIFF\xff\xff\xff\xffWEBP")
+        file.truncate(10**12)  # sparse: it takes no space
+    with pytest.raises(UnreadableImageError, match=r"^it has more than 1,000,000,000 bytes"):
+        decode(tmp_path / "a.webp")
+
+
 def test_an_interrupt_is_not_mistaken_for_a_damaged_file(tmp_path, monkeypatch):
-    def interrupted(path):
+    def interrupted(path, formats):
         raise KeyboardInterrupt
 
+    photograph(4, 4).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "open", interrupted)
     with pytest.raises(KeyboardInterrupt):
         decode(tmp_path / "a.png")

@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import random
+import stat
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ if TYPE_CHECKING:  # Pillow is imported when the first file is read
 _EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 )
+# The formats with these extensions. Pillow detects more, among them some that start programs.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+_MAX_FILE_SIZE = 1_000_000_000  # the pixels of an image are limited by Pillow
 # After this many unreadable files in a row, the disk is at fault, not the files.
 MAX_FAILURES_IN_A_ROW = 100
 # A random crop has this fraction of the image's area, and this ratio of width to height.
@@ -117,7 +121,7 @@ def list_folder(argument: str, directory: Path, parts: tuple[str, ...] = ("val",
 
 
 def _class_names(argument: str, directory: Path) -> tuple[str, ...]:
-    names = sorted(entry.name for entry in os.scandir(directory) if _is_class(entry))
+    names = _folders(argument, directory)
     if len(names) < 2:
         raise InputError(
             f"{argument} {directory}: contains {len(names)} folder{'s' if len(names) != 1 else ''};"
@@ -127,8 +131,8 @@ def _class_names(argument: str, directory: Path) -> tuple[str, ...]:
 
 
 def _list_part(argument: str, directory: Path, class_names: tuple[str, ...]) -> Files:
-    folders = {entry.name for entry in os.scandir(directory) if _is_class(entry)}
-    unknown = sorted(folders - set(class_names))
+    folders = _folders(argument, directory)
+    unknown = sorted(set(folders) - set(class_names))
     if unknown:
         raise InputError(
             f"{argument} {directory}: folder {unknown[0]!r} is not a class of the training images; "
@@ -139,39 +143,104 @@ def _list_part(argument: str, directory: Path, class_names: tuple[str, ...]) -> 
             f"{argument} {directory}: contains no class folders; move its images into folders "
             "named as in train/."
         )
+    tree = _Tree(argument, directory, folders)
     names: list[bytes] = []
     labels: list[int] = []
     for label, class_name in enumerate(class_names):
         if class_name not in folders:
             continue
-        images = _list_images(directory / class_name)
+        images = tree.images(class_name)
         if not images:
             raise InputError(
                 f"{argument} {directory / class_name}: contains no images; remove the folder, or "
                 f"add files with the extension {', '.join(sorted(_EXTENSIONS))}."
             )
-        names += [os.fsencode(f"{class_name}/{image}") for image in images]
+        names += map(os.fsencode, images)
         labels += [label] * len(images)
     return Files(directory, np.array(names, dtype=np.bytes_), torch.tensor(labels))
 
 
-def _is_class(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
+class _Tree:
+    """The directories below a directory of class folders, each of which is listed once.
+
+    Links to directories are followed. A link to a directory above itself would otherwise repeat
+    its images until the path is too long, and would give them to other classes.
+    """
+
+    def __init__(self, argument: str, root: Path, folders: Sequence[str]) -> None:
+        self._argument, self._root = argument, root
+        above = root.resolve()
+        self._above = {_identity(path) for path in (above, *above.parents)}
+        self._owners: dict[tuple[int, int], str] = {}
+        for folder in folders:
+            self._claim(folder, folder)
+
+    def images(self, class_name: str) -> list[str]:
+        """Return the paths of all images of a class, relative to the root and sorted."""
+        found: list[str] = []
+        waiting = [class_name]
+        while waiting:
+            place = waiting.pop()
+            for entry in _entries(self._argument, self._root / place):
+                path = f"{place}/{entry.name}"
+                if _is_directory(self._argument, entry):
+                    if self._claim(path, class_name):
+                        waiting.append(path)
+                # FIFOs, devices and broken links are listed too; `decode` reports them.
+                elif os.path.splitext(path)[1].lower() in _EXTENSIONS:  # noqa: PTH122 - is fast
+                    found.append(path)
+        return sorted(found)
+
+    def _claim(self, path: str, class_name: str) -> bool:
+        """Return whether a directory is new.
+
+        Raises:
+            InputError: If it belongs to another class.
+        """
+        key = _identity(self._root / path)
+        if key in self._above:
+            return False
+        is_new = key not in self._owners
+        owner = self._owners.setdefault(key, class_name)
+        if owner != class_name:
+            raise InputError(
+                f"{self._argument} {self._root / path}: is a link to a folder of the class "
+                f"{owner!r}, so its images would have two labels; remove the link."
+            )
+        return is_new
 
 
-def _list_images(directory: Path) -> list[str]:
-    """Return the paths of all images below the directory, relative to it and sorted."""
-    found = []
-    for place, folders, files in os.walk(directory, followlinks=True):
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        inner = os.path.relpath(place, directory)
-        found += [
-            file if inner == "." else f"{inner}/{file}"
-            for file in files
-            if os.path.splitext(file)[1].lower() in _EXTENSIONS  # noqa: PTH122 - a million files
-            and not file.startswith(".")
-        ]
-    return sorted(found)
+def _identity(directory: Path) -> tuple[int, int]:
+    status = directory.stat()
+    return status.st_dev, status.st_ino
+
+
+def _folders(argument: str, directory: Path) -> list[str]:
+    entries = _entries(argument, directory)
+    return [entry.name for entry in entries if _is_directory(argument, entry)]
+
+
+def _entries(argument: str, directory: Path) -> list[os.DirEntry[str]]:
+    """Return what a directory contains, except for hidden files, sorted by name."""
+    try:
+        with os.scandir(directory) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise _unreadable(argument, directory, error) from error
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _is_directory(argument: str, entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return False
+        raise _unreadable(argument, entry.path, error) from error
+
+
+def _unreadable(argument: str, path: Path | str, error: OSError) -> InputError:
+    return InputError(f"{argument} {path}: cannot be read ({error.strerror}).")
 
 
 class UnreadableImageError(Exception):
@@ -284,21 +353,36 @@ def decode(path: Path) -> "Image.Image":
     """Return the file as an RGB `PIL.Image.Image`; gray, palette and CMYK images are converted.
 
     Raises:
-        UnreadableImageError: If the file cannot be read or decoded.
+        UnreadableImageError: If the file cannot be read or decoded, or is too large.
     """
     from PIL import Image
 
     try:
+        _check_file(path.stat())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about metadata, which is not used
-            with Image.open(path) as image:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=_FORMATS) as image:
                 return _to_rgb(image)
+    except UnreadableImageError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UnreadableImageError(
+            f"it has more than {Image.MAX_IMAGE_PIXELS:,} pixels; scale it down"
+        ) from error
     except Exception as error:  # decoders raise nearly any exception for a damaged file
         # The caller adds the path, so it is removed from Pillow's message.
         reason = " ".join(str(error).removesuffix(repr(str(path))).rstrip(" :").split())
         raise UnreadableImageError(
             f"{type(error).__name__}: {reason}", is_system_error=_is_system_error(error)
         ) from error
+
+
+def _check_file(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):  # reading a FIFO or a device might never end
+        raise UnreadableImageError("it is not a regular file")
+    if status.st_size > _MAX_FILE_SIZE:
+        raise UnreadableImageError(f"it has more than {_MAX_FILE_SIZE:,} bytes; compress it")
 
 
 def random_view(image: "Image.Image", size: int, rng: random.Random) -> Tensor:
@@ -353,7 +437,8 @@ def _to_rgb(image: "Image.Image") -> "Image.Image":
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits; Pillow would turn all values above 255 white
-        gray = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255)
+        gray = np.array(image)
+        np.clip(gray >> 8, 0, 255, out=gray)
         return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
 
