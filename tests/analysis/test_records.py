@@ -1,6 +1,7 @@
 """Finding records, and the identity of runs."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_run_counts_once(run, tmp_path):
 
 def test_a_directory_without_records_adds_nothing(tmp_path):
     assert find_records([tmp_path]) == []
+
+
+def test_what_is_not_a_regular_file_of_usual_size_is_not_read(run, tmp_path):
+    shutil.copy(run / "record.json", tmp_path / "copy.json")
+    (tmp_path / "folder.json").mkdir()
+    os.mkfifo(tmp_path / "fifo.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(10**12)  # sparse: it takes no space
+    assert [each.name for each in find_records([tmp_path])] == ["copy"]
+    assert "not the record of a run" in error(tmp_path / "fifo.json")
+    os.mkfifo(tmp_path / "record.json")
+    assert "(it is not a regular file of at most 16,000,000 bytes)" in error(tmp_path)
 
 
 def test_a_missing_file_or_other_json_raises(tmp_path):

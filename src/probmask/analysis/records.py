@@ -7,6 +7,7 @@ earlier formats are converted by `record_upgrade`.
 
 import functools
 import json
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _REQUIRED: dict[str, type] = {
     "layers": list,
 }
 _RECORD_KEYS = {"format", "method", "test"}
+_MAX_SIZE = 16_000_000  # far more than any record
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,10 @@ def _read_all(path: Path) -> Iterator[Run]:
 def _read(path: Path) -> Run | None:
     """Read the record in a file; return None if the file is other JSON."""
     try:
-        text = path.read_text(encoding="utf-8")
-        record = json.loads(text)
+        status = path.stat()
+        readable = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_SIZE
+        # Reading a FIFO or a device might never end.
+        record = json.loads(path.read_text(encoding="utf-8")) if readable else None
     except OSError as error:
         raise InputError(f"{path}: cannot read the file ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
@@ -191,7 +195,10 @@ def _read(path: Path) -> Run | None:
         raise _damaged(path, str(error)) from error
     if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
         if path.name == "record.json":
-            raise _damaged(path, f"it has no {', '.join(sorted(_RECORD_KEYS))}")
+            reason = f"it has no {', '.join(sorted(_RECORD_KEYS))}"
+            if not readable:
+                reason = f"it is not a regular file of at most {_MAX_SIZE:,} bytes"
+            raise _damaged(path, reason)
         return None
     _check(record, path)
     return Run(path, upgrade_record(record))
