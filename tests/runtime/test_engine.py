@@ -1,16 +1,22 @@
 """The engine: calls, choices, errors and the table of `explain`."""
 
 import json
+import re
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import prune
 
 import probmask
 from probmask import InputError, models
 from probmask.runtime.plan.partition import Timing, choose_sparse, choose_ungrouped, steps_of
+from probmask.runtime.run.engine import EngineModule
 from probmask.runtime.run.profile import print_table
+from runtime.comparing import assert_same
 from runtime.networks import masked
 
 
@@ -142,17 +148,74 @@ def test_groups_start_where_they_are_faster(engine):
     assert choose_ungrouped(step, timings) == last
 
 
+FITTING = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def fake(shape):
+    with FakeTensorMode():
+        return torch.empty(shape)
+
+
 @pytest.mark.parametrize(
-    ("x", "message"),
+    ("x", "found"),
     [
-        (torch.zeros(2, 3, 32, 31), r"takes images of N×3×32×32 float32 on the CPU, not 2×3×32×31"),
-        (torch.zeros(3, 32, 32), "not 3×32×32"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.float64), "not 2×3×32×32 float64"),
+        (torch.zeros(2, 3, 32, 31), "2×3×32×31 float32 on cpu"),
+        (torch.zeros(3, 32, 32), "3×32×32 float32 on cpu"),
+        (FITTING.double(), "2×3×32×32 float64 on cpu"),
+        (FITTING.to("meta"), "2×3×32×32 float32 on meta"),
+        (fake((2, 3, 32, 32)), "a FakeTensor of 2×3×32×32 float32"),
+        (FITTING.to_sparse(), "a tensor of 2×3×32×32 float32 in the layout sparse_coo; call"),
+        (FITTING.to_mkldnn(), "a tensor of 2×3×32×32 float32 in the layout _mkldnn; call"),
+        (FITTING.numpy().astype(np.float16), "an array of 2×3×32×32 float16"),
+        (np.array(["text", None]), "an array of 2 object"),
+        (np.ma.masked_array(FITTING.numpy(), mask=True), "a masked array"),
+        (None, "None"),
+        ("text", "an object of type str"),
+        (FITTING.tolist(), "an object of type list"),
+        ((FITTING,), "an object of type tuple"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_inputs_that_do_not_fit_raise(engine, x, message):
-    with pytest.raises(InputError, match=message):
+def test_inputs_that_do_not_fit_raise(engine, x, found):
+    expected = re.escape(f"takes images of N×3×32×32 float32 on the CPU, not {found}")
+    with pytest.raises(InputError, match=expected):
         engine(x)
+    assert not engine.takes(x)
+    with pytest.raises(InputError, match=r"network takes|the example is"):
+        engine.tuned_for((x,))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+def test_calls_that_an_engine_cannot_serve_raise(engine):
+    with pytest.raises(InputError, match="the network takes 1 input, not 2"):
+        engine(FITTING, FITTING)
+    with pytest.raises(InputError, match=r"images requires a gradient.* torch\.no_grad\(\)"):
+        engine(FITTING.clone().requires_grad_())
+    with torch.no_grad():
+        engine(FITTING.clone().requires_grad_())
+    with pytest.raises(InputError, match=r"not a tensor inside torch\.func or vmap"):
+        torch.vmap(lambda image: engine(image[None]))(FITTING)
+    with pytest.raises(InputError, match="trace the model instead"):
+        torch.jit.trace(EngineModule(engine), FITTING)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.numpy().astype(">f4"),
+        lambda x: x.flip(-1).numpy()[..., ::-1],
+        lambda x: np.asfortranarray(x.numpy()),
+        lambda x: torch._neg_view(-x),
+        lambda x: x.to(memory_format=torch.channels_last),
+        nn.Parameter,
+    ],
+    ids=["big-endian", "reversed", "fortran", "negative view", "channels last", "parameter"],
+)
+def test_the_representation_of_an_input_does_not_matter(convert):
+    engine = probmask.runtime.compile(nn.Linear(32, 2), FITTING, threads=1, layers="sparse")
+    with torch.no_grad():
+        found = torch.as_tensor(engine(convert(FITTING)))
+    assert torch.equal(found, engine(FITTING))
 
 
 def test_models_that_cannot_be_compiled_raise(tmp_path):
@@ -170,8 +233,27 @@ def test_models_that_cannot_be_compiled_raise(tmp_path):
         probmask.runtime.compile(tmp_path / "none.safetensors", x)
     with pytest.raises(InputError, match="threads=0"):
         probmask.runtime.compile(nn.Linear(3, 3), x, threads=0)
-    with pytest.raises(InputError, match="the example is a tensor"):
+    with pytest.raises(InputError, match=r"the example is a dense tensor.*, not an object of type"):
         probmask.runtime.compile(nn.Linear(3, 3), "x")
+    for lazy in (nn.Linear(3, 3, device="meta"), nn.LazyLinear(3)):
+        with pytest.raises(InputError, match=r"Linear\): weight has no values yet"):
+            probmask.runtime.compile(lazy, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_reparametrized_weights_are_computed_or_refused():
+    x = torch.randn(2, 3)
+    pruned = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+    for layer in pruned:
+        prune.l1_unstructured(layer, "weight", amount=0.5)
+    with pytest.raises(InputError, match=r"utils\.prune still masks 0\.weight .*prune\.remove"):
+        probmask.runtime.compile(pruned, x)
+    for layer in pruned:
+        prune.remove(layer, "weight")
+    with pytest.raises(InputError, match=r"cannot be copied: .*remove_weight_norm"):
+        probmask.runtime.compile(nn.utils.weight_norm(nn.Linear(3, 3)), x)
+    for model in (pruned, nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))):
+        assert_same(model, x)
 
 
 def test_a_network_with_a_fixed_batch_size_rejects_others():

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from probmask.artifact import load
 from probmask.checks import check_choice, check_count
 from probmask.errors import InputError
+from probmask.masking.sites import check_not_pruned_by_torch
+from probmask.messages import one_line
 
 if TYPE_CHECKING:  # the engine imports Numba, which is loaded when a network is compiled
     from probmask.runtime.run.engine import Engine
@@ -45,9 +48,9 @@ def compile(  # noqa: A001
         An engine, called like the model.
 
     Raises:
-        InputError: If the model cannot be exported by `torch.export`, if its ``forward`` changes
-            its own buffers, if the choices belong to another network or processor, or if an
-            argument is invalid.
+        InputError: If the model cannot be copied, or exported by `torch.export`, if
+            `torch.nn.utils.prune` still masks it, if its ``forward`` changes its own buffers, if
+            the choices belong to another network or processor, or if an argument is invalid.
 
     Example:
         >>> import torch, probmask
@@ -58,14 +61,15 @@ def compile(  # noqa: A001
     """
     from probmask.runtime.lower.lowering import export, lower
     from probmask.runtime.plan.partition import Choices, candidates, read_choices
-    from probmask.runtime.run.engine import Engine, as_tensors
+    from probmask.runtime.run.engine import Engine
+    from probmask.runtime.run.inputs import example_tensors
     from probmask.runtime.run.threads import Threads
 
     started = time.perf_counter()
     threads = torch.get_num_threads() if threads is None else threads
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
-    examples = as_tensors(example)
+    examples = example_tensors(example)
     network = lower(export(_frozen(model), examples))
     engine = Engine(network, examples, Threads(threads))
     if choices is not None:
@@ -87,4 +91,20 @@ def _frozen(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
             f"runtime.compile({type(model).__name__}): takes a torch.nn.Module or the path of an "
             "artifact."
         )
-    return copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    check_not_pruned_by_torch("runtime.compile", model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise InputError(
+                f"runtime.compile({type(model).__name__}): {name} has no values yet; load the "
+                "weights first, or pass one batch through the model if it is lazy."
+            )
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:  # a model can hold anything
+        reason = one_line(error)[:300]
+        if "weight_norm" in reason:  # PyTorch's message of a weight that a hook computes
+            reason = "a module computes its weight; remove weight_norm with remove_weight_norm."
+        raise InputError(
+            f"runtime.compile({type(model).__name__}): the model cannot be copied: {reason}"
+        ) from error
+    return copied.cpu().eval().requires_grad_(False)

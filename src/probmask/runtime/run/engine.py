@@ -23,6 +23,7 @@ from probmask.runtime.plan.partition import (
     steps_of,
 )
 from probmask.runtime.plan.program import build_program
+from probmask.runtime.run.inputs import check_inputs, example_tensors
 from probmask.runtime.run.kernel_step import KernelStep, NonFiniteResultError
 from probmask.runtime.run.profile import describe, measure, print_table, shortest
 from probmask.runtime.run.threads import Threads
@@ -71,17 +72,18 @@ class Engine:
         zeros, and 0 · ∞ is NaN.
 
         Args:
-            inputs: Tensors or NumPy arrays on the CPU, with the shapes and dtypes of the example.
-                The batch size may differ if the model allows it.
+            inputs: Dense tensors on the CPU or NumPy arrays, with the shapes and dtypes of the
+                example. The batch size may differ if the model allows it.
 
         Returns:
             The model's output. Its tensors are NumPy arrays if any input is one.
 
         Raises:
-            InputError: If the number, the shape or the dtype of the inputs does not fit.
+            InputError: If the number, the kind, the shape or the dtype of the inputs does not fit,
+                or if an input requires a gradient.
         """
         arrays = any(isinstance(item, np.ndarray) for item in inputs)
-        values = self._check(inputs)
+        values = check_inputs(self.network, inputs)
         with torch.no_grad():
             results = self._run_finite(values)
             if results is None:
@@ -101,7 +103,7 @@ class Engine:
             True if a call with these inputs would be accepted.
         """
         try:
-            self._check(inputs)
+            check_inputs(self.network, inputs)
         except InputError:
             return False
         return True
@@ -116,10 +118,11 @@ class Engine:
             A new engine. It shares the network and the threads with this one.
 
         Raises:
-            InputError: If the example is not a tensor, an array, or a tuple of them.
+            InputError: If the example does not fit the network.
         """
         started = time.perf_counter()
-        other = Engine(self.network, as_tensors(example), self._threads)
+        values = check_inputs(self.network, example_tensors(example))
+        other = Engine(self.network, tuple(values.values()), self._threads)
         other.use_fastest()
         other.compile_seconds = time.perf_counter() - started
         return other
@@ -163,30 +166,6 @@ class Engine:
         self.use(Choices(frozenset(sparse), ungrouped))
         if self._is_hardly_faster_than_pytorch():
             self.use(Choices(frozenset(), {}))
-
-    def _check(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Return the inputs as tensors by name. Raise if one does not fit."""
-        network = self.network
-        if len(inputs) != len(network.inputs):
-            raise InputError(f"the network takes {len(network.inputs)} inputs, not {len(inputs)}.")
-        values = {}
-        sizes: dict[str, int] = {}  # of dimensions that may vary, by name
-        specs = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
-        for item, (name, shape, dtype) in zip(inputs, specs, strict=True):
-            tensor = as_tensor(item)
-            fits = len(shape) == tensor.dim() and all(
-                given == (size if isinstance(size, int) else sizes.setdefault(size, given))
-                for size, given in zip(shape, tensor.shape, strict=True)
-            )
-            if not fits or tensor.dtype != dtype or tensor.device.type != "cpu":
-                expected = "×".join(str(size) if isinstance(size, int) else "N" for size in shape)
-                found = "×".join(str(size) for size in tensor.shape)
-                raise InputError(
-                    f"the network takes {name} of {expected} {str(dtype)[6:]} on the CPU, not "
-                    f"{found} {str(tensor.dtype)[6:]} on {tensor.device.type}."
-                )
-            values[name] = tensor
-        return values
 
     def _run_finite(self, values: dict[str, Any]) -> dict[str, Any] | None:
         """Run as chosen; return None if a result is not finite."""
@@ -238,24 +217,6 @@ class Engine:
         if ungrouped < len(step.nodes):
             grouped = build_program(step, threads=self.threads, lanes=LANES, ungrouped=ungrouped)
         return KernelStep(step, single, grouped, self._threads)
-
-
-def as_tensors(example: Any) -> tuple[Tensor, ...]:
-    """Return the example inputs as a tuple of tensors on the CPU."""
-    items = example if isinstance(example, tuple) else (example,)
-    if not items or not all(isinstance(item, Tensor | np.ndarray) for item in items):
-        raise InputError(
-            f"runtime.compile(example={type(example).__name__}): the example is a tensor, an "
-            "array, or a tuple of them."
-        )
-    return tuple(as_tensor(item).cpu() for item in items)
-
-
-def as_tensor(item: Any) -> Tensor:
-    """Return a tensor that shares memory with the item if PyTorch can, otherwise a copy."""
-    if isinstance(item, np.ndarray):
-        return torch.from_numpy(np.require(item, requirements=("C", "W")))
-    return item.detach() if isinstance(item, Tensor) else torch.as_tensor(item)
 
 
 @dataclass(frozen=True)

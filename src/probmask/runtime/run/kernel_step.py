@@ -152,7 +152,8 @@ class KernelStep:
 
     def __call__(self, values: dict[str, Any]) -> None:
         """Compute the step's outputs and add them to the values."""
-        inputs = [values[external.name].contiguous() for external in self.step.inputs]
+        # The memory of a negative view, such as the imaginary part of a conjugate, has other signs.
+        inputs = [values[x.name].resolve_neg().contiguous() for x in self.step.inputs]
         leading = inputs[0].shape[: len(self.step.inputs[0].form.leading)]
         images = leading.numel()
         self._check(inputs, images)

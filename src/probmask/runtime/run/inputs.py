@@ -1,0 +1,122 @@
+"""The inputs of a network: arrays become tensors, and what does not fit raises."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from probmask.errors import InputError
+from probmask.runtime.lower.nodes import Network
+
+
+def example_tensors(example: Any) -> tuple[Tensor, ...]:
+    """Return the example inputs as a tuple of tensors on the CPU."""
+    items = example if isinstance(example, tuple) else (example,)
+    tensors = [_as_tensor(item) for item in items]
+    usable = [t.cpu() for t in tensors if t is not None and t.device.type != "meta"]
+    if not items or len(usable) < len(items):
+        found = ", ".join(map(_description, items)) or "an empty tuple"
+        raise InputError(
+            f"runtime.compile(example=…): the example is a dense tensor, an array, or a tuple of "
+            f"them, not {found}."
+        )
+    return tuple(usable)
+
+
+def check_inputs(network: Network, inputs: Sequence[Any]) -> dict[str, Tensor]:
+    """Return the inputs of a call as tensors by name. Raise if one does not fit."""
+    if len(inputs) != len(network.inputs):
+        count = len(network.inputs)
+        raise InputError(f"the network takes {count} input{'s' * (count != 1)}, not {len(inputs)}.")
+    if torch._C._get_tracing_state() is not None:
+        raise InputError("torch.jit.trace cannot record an engine; trace the model instead.")
+    values = {}
+    sizes: dict[str, int] = {}  # of dimensions that may vary, by name
+    specs = zip(network.inputs, network.input_shapes, network.input_dtypes, strict=True)
+    for item, (name, shape, dtype) in zip(inputs, specs, strict=True):
+        tensor = _as_tensor(item)
+        if tensor is None or not _fits(tensor, shape, dtype, sizes):
+            expected = "×".join(str(size) if isinstance(size, int) else "N" for size in shape)
+            raise InputError(
+                f"the network takes {name} of {expected} {_name_of(dtype)} on the CPU, not "
+                f"{_description(item)}."
+            )
+        if torch.is_grad_enabled() and isinstance(item, Tensor) and item.requires_grad:
+            raise InputError(
+                f"{name} requires a gradient, but an engine computes none. Call the engine under "
+                f"torch.no_grad(), or pass {name}.detach()."
+            )
+        values[name] = tensor
+    return values
+
+
+def _as_tensor(item: Any) -> Tensor | None:
+    """Return a tensor that shares memory with the item if PyTorch can, otherwise a copy.
+
+    Return None for anything but tensors and arrays whose numbers are in memory.
+    """
+    if isinstance(item, np.ndarray) and not isinstance(item, np.ma.MaskedArray):
+        try:
+            native = np.require(item, item.dtype.newbyteorder("="), ("C", "W"))
+            return torch.from_numpy(native)
+        except TypeError:  # texts, objects, dates
+            return None
+    return item.detach() if isinstance(item, Tensor) and _is_dense(item) else None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether kernels can read the tensor from its memory.
+
+    Subclasses with a `__torch_dispatch__` of their own (fake tensors, DTensor), and the tensors of
+    vmap and grad, have no memory of their own.
+    """
+    return (
+        not tensor.is_nested
+        and tensor.layout == torch.strided
+        and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+        and not is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _fits(
+    tensor: Tensor, shape: tuple[int | str, ...], dtype: torch.dtype, sizes: dict[str, int]
+) -> bool:
+    return (
+        tensor.dtype == dtype
+        and tensor.device.type == "cpu"
+        and len(shape) == tensor.dim()
+        and all(
+            given == (size if isinstance(size, int) else sizes.setdefault(size, given))
+            for size, given in zip(shape, tensor.shape, strict=True)
+        )
+    )
+
+
+def _description(item: Any) -> str:
+    """Return what was passed instead of a tensor that fits."""
+    if isinstance(item, np.ma.MaskedArray):
+        return "a masked array; fill it first, with .filled(value)"
+    if isinstance(item, np.ndarray):
+        return f"an array of {_sizes(item.shape)} {item.dtype}"
+    if not isinstance(item, Tensor):
+        return "None" if item is None else f"an object of type {type(item).__name__}"
+    if item.is_nested or is_functorch_wrapped_tensor(item):
+        return "a nested tensor" if item.is_nested else "a tensor inside torch.func or vmap"
+    content = f"{_sizes(item.shape)} {_name_of(item.dtype)}"
+    if item.layout != torch.strided:
+        return f"a tensor of {content} in the layout {_name_of(item.layout)}; call .to_dense()"
+    if not _is_dense(item):
+        return f"a {type(item).__name__} of {content}"
+    return f"{content} on {item.device.type}"
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "one"
+
+
+def _name_of(value: Any) -> str:
+    """Return the name of a dtype or a layout."""
+    return str(value).removeprefix("torch.")
