@@ -3,12 +3,14 @@
 import io
 import os
 import pickle
+import struct
 import zipfile
 
 import numpy as np
 import pytest
 import torch
 
+from data.memory_limit import memory_limit
 from probmask.data import load_data
 from probmask.errors import InputError
 
@@ -240,10 +242,53 @@ def test_test_images_of_another_shape(path):
     )
 
 
-def test_a_class_without_training_images(path):
-    assert refused(path, two_parts(test_labels=np.array([0, 1, 2, 7, 5]))) == (
-        "a test image has label 7, but the largest label of the training images is 2; remove "
-        "classes without training images."
+@pytest.mark.parametrize(
+    ("labels", "which"), [([0, 1, 2, 7, 5], "labels 5, 7"), ([0, 1, 2, 7, 0], "label 7")]
+)
+@pytest.mark.parametrize("given", [{}, {"num_classes": 9}], ids=["counted", "given"])
+def test_a_class_without_training_images(path, labels, which, given):
+    assert refused(path, two_parts(test_labels=np.array(labels), **given)) == (
+        f"test images have the {which}, but no training image has; add training images of these "
+        "classes, or remove them."
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "largest", "absent"),
+    [
+        (np.arange(12) % 10 * 2, 18, "1, 3, 5, 7, 9, 11, 13, 15, 17"),
+        (np.arange(12) % 2 + 1, 2, "0"),
+        (np.arange(12) % 2 * 999, 999, "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 988 more"),
+    ],
+    ids=["even", "from 1", "far apart"],
+)
+def test_labels_with_gaps(path, labels, largest, absent):
+    arrays = {"images": pixels(12, 6, 7), "labels": labels}
+    assert refused(path, arrays) == (
+        f"labels has labels up to {largest}, but not {absent}; number the classes from 0 without "
+        "gaps (np.unique(labels, return_inverse=True)[1], for all labels together), or save "
+        f"num_classes={largest + 1} with the arrays if these classes have no images."
+    )
+    assert load(path, {**arrays, "num_classes": largest + 1}).classes == largest + 1
+    assert load(path, {**arrays, "num_classes": largest + 3}).classes == largest + 3
+    remapped = np.unique(labels, return_inverse=True)[1]
+    assert load(path, {**arrays, "labels": remapped}).classes == len(set(labels))
+
+
+def test_a_single_class(path):
+    assert refused(path, one_part(labels=np.zeros(10, int))) == (
+        "all labels in labels are 0; expected at least two classes."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [(2, "2"), (100_001, "100001"), (3.0, "3.0"), (np.array(["a", "b"]), "an array of shape (2,)")],
+)
+def test_an_invalid_number_of_classes(path, given, shown):
+    assert refused(path, two_parts(num_classes=given)) == (
+        f"num_classes is {shown}; expected one integer from 3, the largest label in train_labels "
+        "plus 1, to 100,000."
     )
 
 
@@ -341,7 +386,7 @@ def test_an_array_of_objects_is_an_error_and_not_executed(path, tmp_path, name):
     canary = tmp_path / "canary"
     trap = np.array([Canary(canary)], dtype=object)
     message = refused(path, two_parts(**{name: trap}))
-    assert "is not an .npz file of plain arrays (Object arrays cannot be loaded" in message
+    assert f"is not an .npz file of plain arrays ('{name}.npy' contains Python objects)" in message
     path.write_bytes(pickle.dumps(trap))
     assert "is not an .npz file of plain arrays" in refused(path)
     assert not canary.exists()
@@ -369,7 +414,7 @@ def saved(array):
 
 def test_a_member_that_is_not_an_array(path):
     write_members(path, images=b"abc", labels=b"abc")
-    assert refused(path).startswith("images is |S3 with 0 dimensions; expected uint8")
+    assert refused(path).startswith("is not an .npz file of plain arrays (EOF: reading magic")
 
 
 @pytest.mark.parametrize(
@@ -377,8 +422,13 @@ def test_a_member_that_is_not_an_array(path):
     [
         ("{'descr': (", "EOF in multi-line statement"),
         ("{'descr': '|u1'}", "Header does not contain the correct keys"),
-        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-3,), }", ""),
-        ("{'descr': '|u1', 'fortran_order': False, 'shape': (9, 5, 5), }", ""),
+        *(
+            (
+                f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}",
+                "'images.npy' does not have the size that its header declares",
+            )
+            for shape in ((-3,), (9, 5, 5), (2**33, 1, 1), (2**100, 2**100, 1))
+        ),
     ],
 )
 def test_a_damaged_array(path, header, reason):
@@ -389,10 +439,48 @@ def test_a_damaged_array(path, header, reason):
     assert reason in message
 
 
+def declare_size(path, old, new):
+    """Change the size of a member in the zip archive's headers."""
+    content = path.read_bytes()
+    path.write_bytes(content.replace(struct.pack("<I", old), struct.pack("<I", new)))
+
+
+def test_a_bomb_is_refused_within_bounded_memory(path):
+    """The sizes count that are declared in the archive; more is never read from a member."""
+    np.savez_compressed(path, images=np.zeros((2**20, 1), np.uint8), labels=np.zeros(9, int))
+    declare_size(path, 2**20 + 128, 3 * 10**9)
+    with memory_limit(100_000_000):
+        message = refused(path)
+    assert message == (
+        "the arrays take 3,000,000,200 bytes, but a compressed file of this size may contain at "
+        "most 268,435,456; save them with np.savez instead of np.savez_compressed."
+    )
+
+
 def test_an_array_that_does_not_fit_in_memory(path):
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({2**61}, 1, 1), }}"
-    write_members(path, **{"images.npy": npy(header), "labels.npy": saved(np.zeros(9, int))})
-    assert refused(path).startswith("the arrays do not fit in memory (")
+    np.savez(path, images=np.zeros((2**26, 1), np.uint8), labels=np.zeros(9, int))
+    with memory_limit(20_000_000):
+        assert refused(path).startswith("the arrays do not fit in memory (")
+
+
+def test_another_compression(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("images.npy", saved(pixels(9, 5, 5)))
+        archive.writestr("labels.npy", saved(np.arange(9)))
+    assert "('images.npy' has an unknown compression)" in refused(path)
+
+
+def test_a_fifo_is_not_read(path):
+    os.mkfifo(path)
+    assert refused(path) == "is not a regular file; expected an .npz file."
+
+
+def test_statistics_of_large_images_need_little_memory(path):
+    """Computed at once in fp64, they took 16 times the memory of the images."""
+    images = np.zeros((12, 512, 512, 4), np.uint8)
+    np.savez(path, images=images, labels=np.arange(12) % 2)
+    with memory_limit(8 * images.nbytes):
+        assert load_data("npz", path).settings.mean == (0.0,) * 4
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

@@ -28,6 +28,8 @@ from probmask.data.source import (
 )
 from probmask.errors import InputError
 
+_STATISTICS_CHUNK = 1 << 20  # pixel values
+
 
 @dataclass(frozen=True)
 class Images:
@@ -224,8 +226,10 @@ def _with_statistics(settings: SmallImages, train: Images, scale: float) -> Smal
     if settings.mean is not None:
         return settings
     total = torch.zeros(2, train.pixels.shape[1], dtype=torch.float64)
-    for begin in range(0, len(train), 4096):  # in chunks, since fp64 takes eight times the memory
-        values = train.pixels[begin : begin + 4096].double() / scale
+    # In chunks, since fp64 takes eight times the memory.
+    images = max(1, _STATISTICS_CHUNK // train.pixels[0].numel())
+    for begin in range(0, len(train), images):
+        values = train.pixels[begin : begin + images].double() / scale
         total += torch.stack([values.sum((0, 2, 3)), values.square().sum((0, 2, 3))])
     mean, square = total / (train.pixels.numel() / train.pixels.shape[1])
     std = (square - mean.square()).clamp(min=0).sqrt()
