@@ -16,7 +16,7 @@ SOURCE = Path(probmask.__file__).parent
 
 # In this order: a module imports only from its own part or from parts before it.
 PARTS = [
-    {"errors", "version", "launch", "checks", "messages", "parsing", "files"},
+    {"errors", "version", "launch", "checks", "messages", "parsing", "schema", "files"},
     {"core"},
     {"masking"},
     {"methods"},

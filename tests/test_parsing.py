@@ -1,4 +1,4 @@
-"""Dataclasses built from tables: accepted values, conversions and errors."""
+"""TOML and JSON of strangers, and dataclasses built from tables: values, conversions, errors."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from probmask.errors import InputError
-from probmask.parsing import parse, parse_fields
+from probmask.parsing import parse, parse_fields, parse_json, read_toml
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,6 @@ def test_the_word_none_is_none():
         ("count", None, "a whole number"),
         ("rate", "fast", "a number"),
         ("rate", False, "a number"),
-        ("rate", 10**400, "a number"),
         ("text", 3, "text"),
         ("switch", 1, "true or false"),
         ("switch", "true", "true or false"),
@@ -117,6 +116,14 @@ def test_a_wrong_type_raises(key, value, expected):
     assert refused({"count": 1, key: value}) == (
         f"run.toml: run.{key} = {value!r}: expected {expected}."
     )
+
+
+def test_a_large_value_is_shortened_in_the_message():
+    digits = "1" + "0" * 78
+    message = f"run.toml: run.rate = {digits}…: expected a number."
+    assert refused({"count": 1, "rate": 10**400}) == message
+    message = "run.toml: run.count = a very large list: expected a whole number."
+    assert refused({"count": [10**5000]}) == message
 
 
 def test_a_wrong_type_within_a_list_raises():
@@ -160,3 +167,69 @@ def test_some_fields_can_be_parsed_alone():
     assert parse_fields(Outer, {}, prefix="", source="here") == {}
     with pytest.raises(InputError, match=r"^here: unknown key rte; did you mean 'rate'\?$"):
         parse_fields(Outer, {"rte": 2}, prefix="", source="here")
+
+
+# Text that TOML or JSON decoders accept, or that makes them fail in their own ways.
+HUGE = "1" + "0" * 4999
+INFINITE = "a number must be finite and below 1e+300"
+OTHER_TYPE = "expected text, a number, true or false, a list or a table"
+
+
+TOO_DEEP = "tables and lists are nested too deeply"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("a = 1\nb = [1 2]", "not valid TOML: Unclosed array (at line 2, column 8)"),
+        (b"a = 1\nb = '\xff'", "not valid TOML: line 2 is not UTF-8 text"),
+        (f"a = {HUGE}", "not valid TOML: a number has more than 4,300 digits"),
+        (f"a = {HUGE[:60]}", f"a = {HUGE[:60]}: a whole number must fit in 64 bits"),
+        (f"a.b = [1, 0x{HUGE}]", "a.b[1] = a very large int: a whole number must fit in 64 bits"),
+        ("a = inf", f"a = inf: {INFINITE}"),
+        ("a = [{ b = -nan }]", f"a[0].b = nan: {INFINITE}"),
+        ("a = 1e999", f"a = inf: {INFINITE}"),
+        ('"\\n" = 07:32:00', f"\\n = datetime.time(7, 32): {OTHER_TYPE}"),
+        (f"a = {'[' * 5000}{']' * 5000}", f"not valid TOML: {TOO_DEEP}"),
+        (f"a = {'[' * 40}{']' * 40}", f"{TOO_DEEP}; at most 32 levels are allowed"),
+        (".".join("a" * 99) + " = 1", "not valid TOML: a key has more than 32 parts"),
+        ("'a b' . " * 120_000, "not valid TOML: a key has more than 32 parts"),
+        ("#" * 2**20 + "\n", "has 1,048,577 bytes, but such a file has at most 1,048,576"),
+    ],
+    ids=range(14),
+)
+def test_toml_that_no_record_can_store_raises(tmp_path, content, reason):
+    path = tmp_path / "run.toml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as caught:
+        read_toml(path)
+    assert str(caught.value) == f"{path}: {reason}."
+
+
+def test_ordinary_toml_is_read(tmp_path):
+    text = f'\ufeffa = {2**64 - 1}\r\nb.c = [{-(2**63)}, 1e300, "é", true]\r\n'
+    (tmp_path / "run.toml").write_bytes(text.encode())
+    expected = {"a": 2**64 - 1, "b": {"c": [-(2**63), 1e300, "é", True]}}
+    assert read_toml(tmp_path / "run.toml") == expected
+    deepest = f"a = {'[' * 31}{']' * 31}"
+    (tmp_path / "run.toml").write_text(deepest)
+    assert str(read_toml(tmp_path / "run.toml")["a"]) == deepest.removeprefix("a = ")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not valid JSON: Expecting value: line 1 column 1 (char 0)"),
+        ('{"a": 1, "b": 2, "a": 3}', "not valid JSON: the key 'a' occurs twice"),
+        ("[" * 100_000, "not valid JSON: tables and lists are nested too deeply"),
+        (f"[{HUGE}]", "not valid JSON: a number has more than 4,300 digits"),
+        ('{"a": {"b": [NaN]}}', f"a.b[0] = nan: {INFINITE}"),
+        ('{"a": "\\ud800"}', "a = '\\ud800': the text is not valid Unicode"),
+        ('[{"\\ud800": 1}]', "[0] = {'\\ud800': 1}: the text is not valid Unicode"),
+    ],
+    ids=range(7),
+)
+def test_json_that_no_record_can_store_raises(text, reason):
+    with pytest.raises(InputError) as caught:
+        parse_json(text.encode(), source="here")
+    assert str(caught.value) == f"here: {reason}."

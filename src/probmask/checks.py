@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from probmask.errors import InputError
+from probmask.messages import shown
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def check_value(caller: str, name: str, value: object, hint: Any) -> None:
         rule = constraints[0] if constraints else Range(-math.inf)
         _check_number(caller, name, value, base, rule)
     elif not isinstance(value, base):
-        raise InputError(f"{caller}({name}={value!r}): expected a {base.__name__}.")
+        raise InputError(f"{caller}({name}={shown(value)}): expected a {base.__name__}.")
 
 
 def _check_number(caller: str, name: str, value: object, base: type, rule: Range) -> None:
@@ -95,7 +96,9 @@ def check_order(settings: Any, *names: str) -> None:
     """
     values = [getattr(settings, name) for name in names]
     if any(later < earlier for earlier, later in pairwise(values)):
-        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
+        given = ", ".join(
+            f"{name}={shown(value)}" for name, value in zip(names, values, strict=True)
+        )
         raise InputError(f"{type(settings).__name__}({given}): the values must not decrease.")
 
 
@@ -116,7 +119,7 @@ def check_sparsity(caller: str, sparsity: object) -> None:
     else:
         hint = _wrong_type(sparsity)
     raise InputError(
-        f"{caller}(sparsity={sparsity!r}): sparsity is the fraction pruned, in [0, 1){hint}."
+        f"{caller}(sparsity={shown(sparsity)}): sparsity is the fraction pruned, in [0, 1){hint}."
     )
 
 
@@ -126,7 +129,7 @@ def check_choice(caller: str, name: str, value: object, choices: Sequence[object
         value is choice or (value == choice and type(value) is type(choice)) for choice in choices
     ):
         listed = ", ".join(repr(choice) for choice in choices)
-        raise InputError(f"{caller}({name}={value!r}): must be one of {listed}.")
+        raise InputError(f"{caller}({name}={shown(value)}): must be one of {listed}.")
 
 
 def check_within(
@@ -141,18 +144,22 @@ def check_within(
         bounds = ""
     else:
         bounds = f", at least {low:g}" if math.isinf(high) else f", from {low:g} to {high:g}"
-    raise InputError(f"{caller}({name}={value!r}): must be {meaning}{bounds}{_wrong_type(value)}.")
+    raise InputError(
+        f"{caller}({name}={shown(value)}): must be {meaning}{bounds}{_wrong_type(value)}."
+    )
 
 
 def check_count(caller: str, name: str, value: object, *, least: int, meaning: str) -> None:
-    """Raise an `InputError` for anything but an integer of at least ``least``."""
+    """Raise an `InputError` for anything but an integer from ``least`` to 2⁶³ - 1."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return
+        if value < 2**63:
+            return
+        raise InputError(f"{caller}({name}={shown(value)}): must be {meaning}, less than 2^63.")
     raise InputError(
-        f"{caller}({name}={value!r}): must be {meaning}, an integer of at least {least}."
+        f"{caller}({name}={shown(value)}): must be {meaning}, an integer of at least {least}."
     )
 
 
 def _wrong_type(value: object) -> str:
     right = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if right else f"; {value!r} is not a number"
+    return "" if right else f"; {shown(value)} is not a number"

@@ -1,8 +1,12 @@
-"""Atomic file writes: a reader sees the old content or the new content, never a partial file."""
+"""Read files within bounds, and write them atomically.
+
+A reader sees the old content or the new content, never a partial file.
+"""
 
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -10,6 +14,31 @@ from typing import BinaryIO
 from probmask.errors import InputError
 
 Content = bytes | Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
+
+
+def read_bounded(path: str | os.PathLike[str], *, most: int) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes.
+
+    A pipe or a device is refused at once, since reading it might never end.
+
+    Raises:
+        InputError: The file cannot be read, is larger, or is not a regular file.
+    """
+    # Opening a pipe would otherwise wait for a writer.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(path, flags), "rb") as file:  # noqa: PTH123
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"{path}: is not a regular file.")
+            content = file.read(min(status.st_size, most) + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
+    if len(content) > most:
+        raise InputError(
+            f"{path}: has {status.st_size:,} bytes, but such a file has at most {most:,}."
+        )
+    return content
 
 
 def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: bool) -> None:

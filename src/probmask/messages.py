@@ -47,3 +47,15 @@ def printable(text: str) -> str:
     A file can contain any text. Printed unescaped, it could clear the screen or fake a line.
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return the `repr` of a value for a message, shortened to at most ``most`` characters.
+
+    Values from files can be lists of millions, or integers that Python refuses to write in full.
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, or nested too deeply
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -273,7 +273,7 @@ def test_other_directories_raise(tmp_path, run, unfinished, capsys):
     (unfinished / "metrics.jsonl").write_text("rubbish\n")
     assert "line 1 is damaged" in error(capsys, unfinished, "--json")
     (unfinished / "record.json").write_text("{}")
-    assert "is not the record of a run" in error(capsys, unfinished)
+    assert "the record is damaged (bytes is missing)" in error(capsys, unfinished)
     (unfinished / "config.toml").write_text("epochs = ")
     assert "not valid TOML" in error(capsys, unfinished)
 

@@ -158,15 +158,10 @@ def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
         on: The images on which accuracy is compared.
 
     Raises:
-        InputError: If a run has no accuracy on these images, or an invalid sparsity.
+        InputError: If a run has no accuracy on these images.
     """
     settings: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        if not 0 <= run.sparsity < 1:
-            raise InputError(
-                f"{run.path}: sparsity.asked = {run.sparsity:g} is not in [0, 1); the record is "
-                "damaged."
-            )
         _accuracy(run, on)  # raises before anything is printed
         cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
         cells.setdefault(run.series, []).append(run)
@@ -175,7 +170,10 @@ def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
 
 
 def figure_in(record: Mapping[str, Any], *keys: str) -> float | None:
-    """Return the number under nested keys of a record, or None if there is none."""
+    """Return the number under nested keys, or None if there is none.
+
+    For what a record may lack, and for metrics, which may hold anything.
+    """
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -207,7 +205,7 @@ def _conditions(run: Run) -> dict[str, Any]:
     shared = {key: value for key, value in run.settings.items() if key not in _COMPARED}
     return {
         **shared,
-        "epochs": run.record.get("epochs"),
+        "epochs": run.record["epochs"],
         "batch_size": run.config.get("batch_size"),
     }
 
@@ -230,7 +228,7 @@ def _details(run: Run) -> list[str]:
     conditions = _conditions(run)
     epochs, images = conditions["epochs"], run.record.get("train_images")
     details = [f"{epochs} epochs" if epochs != 1 else "1 epoch"]
-    if is_number(images):
+    if images is not None:
         details.append(f"{images:,} training images")
     details.append(f"batches of {conditions['batch_size']}")
     other = {key: value for key, value in conditions.items() if key not in _TITLE}
@@ -258,13 +256,7 @@ def _reached_target(record: Mapping[str, Any]) -> bool:
     """Return whether the layers together keep what the target allows, within one weight."""
     target, layers = float(record["sparsity"]["asked"]), record["layers"]
     in_macs = record["method"].get("cost") == "flops"
-    kept_cost = total_cost = largest_cost = 0.0
-    for layer in layers:
-        kept, size = figure_in(layer, "kept"), figure_in(layer, "size")
-        cost = figure_in(layer, "macs_per_weight") if in_macs else 1
-        if kept is None or size is None or cost is None:
-            return False
-        kept_cost += cost * kept
-        total_cost += cost * size
-        largest_cost = max(largest_cost, cost)
-    return total_cost > 0 and abs(kept_cost - (1 - target) * total_cost) <= largest_cost
+    costs = [layer["macs_per_weight"] if in_macs else 1 for layer in layers]
+    kept = sum(cost * layer["kept"] for cost, layer in zip(costs, layers, strict=True))
+    total = sum(cost * layer["size"] for cost, layer in zip(costs, layers, strict=True))
+    return total > 0 and abs(kept - (1 - target) * total) <= max(costs)

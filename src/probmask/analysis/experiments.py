@@ -81,7 +81,7 @@ def experiments() -> dict[str, Experiment]:
             f"the files of the experiments (table1.toml, …) are missing from {_DIRECTORIES[0]}; "
             "reinstall probmask."
         )
-    return {name: _load(directory / f"{name}.toml") for name in _ORDER}
+    return {name: load_experiment(directory / f"{name}.toml") for name in _ORDER}
 
 
 def find_experiment(name: str) -> Experiment:
@@ -149,7 +149,8 @@ def _paper_rows() -> tuple[Mapping[str, Any], ...]:
     return tuple(row for each in experiments().values() for row in each.paper_results)
 
 
-def _load(path: Path) -> Experiment:
+def load_experiment(path: Path) -> Experiment:
+    """Return the experiment that a TOML file describes."""
     table = read_toml(path)
     return Experiment(
         name=path.stem,

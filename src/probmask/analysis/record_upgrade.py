@@ -13,6 +13,8 @@ method "probmask-tied"; "learned" is now the recipe "adaptive" of "probmask"; "p
 from collections.abc import Mapping
 from typing import Any
 
+from probmask.errors import InputError
+from probmask.messages import shown
 from probmask.training.record_format import RECORD_FORMAT
 
 # Values of the recipes up to format 2.
@@ -55,7 +57,11 @@ _NOT_OF_LEARNED = frozenset(("outside", "forget_by", "choose_at"))
 
 
 def upgrade_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record in the current format, or unchanged if no key changed its meaning."""
+    """Return the record in the current format, or unchanged if no key changed its meaning.
+
+    Raises:
+        InputError: The method has a recipe that its format does not have.
+    """
     method, written = record["method"], record["format"]
     if written == 1 and method["name"] in _NOW_CLIPPED and "clip_norm" not in method:
         method = {**method, "clip_norm": None}
@@ -112,7 +118,7 @@ def _split(method: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "recipe": "adaptive" if recipe == "learned" else recipe}
 
 
-def _recipe(method: Mapping[str, Any]) -> Any:
+def _recipe(method: Mapping[str, Any]) -> str:
     """Return the recipe up to format 3, which the other settings imply if it is None."""
     implied = (
         method.get("train_weights") is False
@@ -121,4 +127,7 @@ def _recipe(method: Mapping[str, Any]) -> Any:
         or method.get("draws") not in (None, 1)
         or method.get("select") not in (None, "top")
     )
-    return method.get("recipe") or ("learned" if implied else "tied")
+    recipe = method.get("recipe") or ("learned" if implied else "tied")
+    if not isinstance(recipe, str) or recipe not in _RECIPES:
+        raise InputError(f"method.recipe = {shown(recipe)} is not one of {', '.join(_RECIPES)}")
+    return recipe

@@ -7,7 +7,6 @@ earlier formats are converted by `record_upgrade`.
 
 import functools
 import json
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +14,13 @@ from typing import Any
 
 from probmask.analysis.identity import digest, method_label, relevant_settings
 from probmask.analysis.record_upgrade import upgrade_record
-from probmask.checks import is_number
 from probmask.errors import InputError
-from probmask.files import write_atomically
-from probmask.training.record_format import RECORD_FORMAT
+from probmask.files import read_bounded, write_atomically
+from probmask.training.record_format import LARGEST_RECORD, damaged_record, parse_record
 
-# Keys that every record has, with their types.
-_REQUIRED: dict[str, type] = {
-    "format": int,
-    "method": dict,
-    "test": dict,
-    "sparsity": dict,
-    "config": dict,
-    "seed": int,
-    "layers": list,
-}
+# Keys by which a record is recognized under any file name.
 _RECORD_KEYS = {"format", "method", "test"}
-_MAX_SIZE = 16_000_000  # far more than any record
+_RECORD_NAME = "record.json"
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,7 @@ class Run:
     @property
     def name(self) -> str:
         """The name of its directory, or of its record without suffix."""
-        return self.path.parent.name if self.path.name == "record.json" else self.path.stem
+        return self.path.parent.name if self.path.name == _RECORD_NAME else self.path.stem
 
     @property
     def data(self) -> str:
@@ -91,10 +80,7 @@ class Run:
         """Accuracy on the held-out training images, in percent; None if none were held out."""
         selection = self.record.get("selection")
         # A run that selects on the test images repeats their accuracy under this key.
-        if not isinstance(selection, Mapping) or selection.get("on") != "val":
-            return None
-        accuracy: Any = selection.get("accuracy")
-        return float(accuracy) if is_number(accuracy) else None
+        return float(selection["accuracy"]) if selection and selection["on"] == "val" else None
 
     @property
     def shown_accuracy(self) -> str:
@@ -166,7 +152,7 @@ def write_compact(record: Mapping[str, Any], path: Path) -> None:
 def _read_all(path: Path) -> Iterator[Run]:
     if path.is_dir():
         for file in sorted(path.rglob("*.json")):
-            run = _read(file)
+            run = _read(file) if file.is_file() or file.name == _RECORD_NAME else None
             if run is not None:
                 yield run
         return
@@ -182,56 +168,23 @@ def _read_all(path: Path) -> Iterator[Run]:
 
 def _read(path: Path) -> Run | None:
     """Read the record in a file; return None if the file is other JSON."""
-    try:
-        status = path.stat()
-        readable = stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_SIZE
-        # Reading a FIFO or a device might never end.
-        record = json.loads(path.read_text(encoding="utf-8")) if readable else None
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the file ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
-        if path.name != "record.json" and not _looks_like_record(path):
-            return None
-        raise _damaged(path, str(error)) from error
-    if not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
-        if path.name == "record.json":
-            reason = f"it has no {', '.join(sorted(_RECORD_KEYS))}"
-            if not readable:
-                reason = f"it is not a regular file of at most {_MAX_SIZE:,} bytes"
-            raise _damaged(path, reason)
+    other = path.name != _RECORD_NAME
+    if other and path.is_file() and path.stat().st_size > LARGEST_RECORD:
         return None
-    _check(record, path)
-    return Run(path, upgrade_record(record))
+    content = read_bounded(path, most=LARGEST_RECORD)
+    if other and not _is_record(content):
+        return None
+    record = parse_record(content, path)
+    try:
+        return Run(path, upgrade_record(record))
+    except InputError as error:
+        raise damaged_record(path, str(error)) from error
 
 
-def _check(record: Mapping[str, Any], path: Path) -> None:
-    for key, kind in _REQUIRED.items():
-        if not isinstance(record.get(key), kind):
-            raise _damaged(path, f"{key!r} is missing or has the wrong type")
-    if record["format"] > RECORD_FORMAT:
-        raise InputError(
-            f"{path}: the record has format {record['format']}, but this version of probmask "
-            f"reads formats up to {RECORD_FORMAT}; upgrade probmask."
-        )
-    figures = {
-        "test.accuracy": record["test"].get("accuracy"),
-        "sparsity.asked": record["sparsity"].get("asked"),
-        "sparsity.reached": record["sparsity"].get("reached"),
-    }
-    for key, value in figures.items():
-        if not is_number(value):
-            raise _damaged(path, f"{key} = {value!r} is not a number")
-    if not isinstance(record["method"].get("name"), str):
-        raise _damaged(path, "method.name is missing")
-
-
-def _looks_like_record(path: Path) -> bool:
-    """Return whether invalid JSON starts like a record."""
-    with path.open("rb") as file:
-        return b'"format":' in file.read(40)
-
-
-def _damaged(path: Path, reason: str) -> InputError:
-    return InputError(
-        f"{path}: the record is damaged ({reason}); delete it or restore it from a copy."
-    )
+def _is_record(content: bytes) -> bool:
+    """Return whether JSON has the keys of a record. Damaged JSON can only start like one."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return b'"format":' in content[:40]
+    return isinstance(value, dict) and value.keys() >= _RECORD_KEYS

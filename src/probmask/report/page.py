@@ -76,8 +76,9 @@ def render_page(runs: Sequence[Run]) -> str:
         >>> from pathlib import Path
         >>> from probmask.analysis.records import Run
         >>> record = {
-        ...     "method": {"name": "gmp"}, "config": {}, "seed": 0, "layers": [],
+        ...     "method": {"name": "gmp"}, "config": {}, "seed": 0, "epochs": 30, "layers": [],
         ...     "test": {"accuracy": 90.0}, "sparsity": {"asked": 0.9, "reached": 0.9},
+        ...     "kept": 1, "size": 10, "macs": {"dense": 10, "sparse": 1}, "bytes": 4, "seconds": 1,
         ... }
         >>> render_page([Run(Path("record.json"), record)]).splitlines()[0]
         '<!doctype html>'

@@ -92,8 +92,8 @@ def _setting_table(
                 "verified": cell.verified,
                 "reached": round(cell.reached, 6),
                 "paper": cell.paper,
-                "size": figure_in(cell.runs[0].record, "size"),
-                "dense_macs": figure_in(cell.runs[0].record, "macs", "dense"),
+                "size": cell.runs[0].record["size"],
+                "dense_macs": cell.runs[0].record["macs"]["dense"],
                 "batch": None if cell.timed is None else cell.timed[0],
                 "layers": _kept_of(cell, layers),
                 "curves": _curves(cell, curves, points),
@@ -109,7 +109,6 @@ def _run_row(
 ) -> list[Any]:
     """Return the values of a run, in the order of RUN_FIELDS in page.js."""
     record = run.record
-    seconds = figure_in(record, "seconds")
     return [
         name,
         setting,
@@ -117,10 +116,10 @@ def _run_row(
         run.seed,
         run.accuracy,
         run.validation_accuracy,
-        figure_in(record, "kept"),
-        figure_in(record, "macs", "sparse"),
-        figure_in(record, "bytes"),
-        None if seconds is None else round(seconds, 1),
+        record["kept"],
+        record["macs"]["sparse"],
+        record["bytes"],
+        round(record["seconds"], 1),
         figure_in(record, "latency", "milliseconds") if timed else None,
         variant,
     ]
@@ -131,20 +130,16 @@ def _layers(setting: Setting) -> dict[str, int]:
     layers: dict[str, int] = {}
     for cell in setting.cells:
         for layer in cell.runs[0].record["layers"]:
-            size = figure_in(layer, "size")
-            if size and isinstance(layer.get("name"), str):
-                layers.setdefault(layer["name"], int(size))
+            layers.setdefault(layer["name"], layer["size"])
     return layers
 
 
 def _kept_of(cell: Cell, layers: Mapping[str, int]) -> list[float]:
-    """Return the mean number of weights kept in each layer, or [] if a record lacks it."""
+    """Return the mean number of weights kept in each layer, or [] if the layers differ."""
     kept: dict[str, list[float]] = {}
     for run in cell.runs:
         for layer in run.record["layers"]:
-            count = figure_in(layer, "kept")
-            if count is not None:
-                kept.setdefault(str(layer.get("name")), []).append(count)
+            kept.setdefault(layer["name"], []).append(layer["kept"])
     if any(len(kept.get(name, ())) != len(cell.runs) for name in layers):
         return []
     return [round(statistics.fmean(kept[name]), 1) for name in layers]
@@ -154,7 +149,7 @@ def _curve_names(runs: Iterable[Run]) -> list[str]:
     """Return the metrics that most histories contain."""
     found: Counter[str] = Counter()
     for run in runs:
-        for line in _history(run)[-1:]:
+        for line in run.history[-1:]:
             found.update(
                 name
                 for name in line
@@ -167,10 +162,9 @@ def _curves(cell: Cell, names: Sequence[str], points: int) -> dict[str, Any] | N
     """Return means over seeds for at most `points` epochs, including the last."""
     lines: dict[float, list[Mapping[str, Any]]] = {}
     for run in cell.runs:
-        for line in _history(run):
-            epoch = figure_in(line, "epoch")
-            if epoch is not None:
-                lines.setdefault(epoch, []).append(line)
+        for line in run.history:
+            if "epoch" in line:
+                lines.setdefault(line["epoch"], []).append(line)
     complete = sorted(epoch for epoch, found in lines.items() if len(found) == len(cell.runs))
     epochs = _thinned(complete, points)
     values = {
@@ -187,13 +181,10 @@ def _histograms(cell: Cell, snapshots: int) -> dict[str, Any] | None:
     """Return the histograms of the cell's first run over its epochs, by name."""
     run = cell.runs[0]
     found: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
-    for line in _history(run):
-        epoch, shapes = figure_in(line, "epoch"), line.get("histograms")
-        if epoch is None or not isinstance(shapes, Mapping):
-            continue
-        for name, shape in shapes.items():
-            if _is_histogram(shape):
-                found.setdefault(name, []).append((epoch, shape))
+    for line in run.history:
+        for name, shape in line.get("histograms", {}).items():
+            if "epoch" in line and shape["low"] < shape["high"] and shape["counts"]:
+                found.setdefault(name, []).append((line["epoch"], shape))
     return {
         name: _over_epochs(_same_bins(shapes), run.seed, snapshots)
         for name, shapes in found.items()
@@ -224,23 +215,6 @@ def _same_bins(
         for epoch, shape in shapes
         if (shape["low"], shape["high"], len(shape["counts"])) == bins
     ]
-
-
-def _is_histogram(shape: Any) -> bool:
-    low, high = figure_in(shape, "low"), figure_in(shape, "high")
-    if low is None or high is None or low >= high:
-        return False
-    counts = shape.get("counts")
-    return (
-        isinstance(counts, list)
-        and bool(counts)
-        and all(isinstance(n, int) and n >= 0 for n in counts)
-    )
-
-
-def _history(run: Run) -> list[Mapping[str, Any]]:
-    lines = run.record.get("history")
-    return [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
 
 
 def _thinned(values: Sequence[Any], most: int) -> list[Any]:

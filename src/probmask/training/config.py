@@ -15,7 +15,7 @@ from probmask.masking.method import Method
 from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import check_model_settings
-from probmask.parsing import parse, read_toml
+from probmask.parsing import check_plain, parse, parse_toml, read_toml
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
 
 DEFAULT_METHOD = "probmask-tied"
@@ -278,14 +278,22 @@ def to_table(config: TrainConfig) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value as TOML, or as Python's True or False; any other text is a string."""
+    """Parse a value as TOML, or as Python's True or False; any other text is a string.
+
+    Raises:
+        InputError: The value is one that `check_plain` refuses.
+    """
     if text in ("True", "False"):
         return text == "True"
     try:
-        table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return table["value"] if len(table) == 1 else text
+        table = parse_toml(f"value = {text}", source="--set")
+    except InputError as error:
+        if not isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            raise
+        table = {}
+    value = table["value"] if len(table) == 1 else text
+    check_plain({"value": value}, source="--set")
+    return value
 
 
 def as_dense_twin(config: TrainConfig) -> TrainConfig:

@@ -25,14 +25,13 @@ from probmask.files import write_atomically
 from probmask.masking.method import Phase
 from probmask.training.config import TrainConfig, load_config, make_method, to_table
 from probmask.training.metrics import read_log
+from probmask.training.record_format import read_record
 
 _CONFIG = "config.toml"
 _TWIN = "dense"
 _TEMPORARY = ".probmask-*.tmp"  # unfinished files of `write_atomically`
 # A process that only asks whether the directory is locked holds the lock for a moment.
 _LOCK_SECONDS = 0.2
-# Keys of a record that `probmask watch` shows.
-_SHOWN_KEYS = {"method", "layers", "kept", "size", "macs", "test", "bytes", "seconds"}
 
 
 class RunDirectory:
@@ -127,15 +126,12 @@ class RunDirectory:
         write_atomically(self.record, text.encode(), overwrite=True)
 
     def read_record(self) -> dict[str, Any]:
-        """Return the record of a finished run."""
-        try:
-            record: dict[str, Any] = json.loads(self.record.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(
-                f"{self.record}: is damaged ({error}); delete it and pass --resume to finish the "
-                "run again."
-            ) from error
-        return record
+        """Return the record of a finished run.
+
+        Raises:
+            InputError: The record is damaged.
+        """
+        return read_record(self.record)
 
     def remove_leftovers(self) -> None:
         """Delete temporary files that a killed process left."""
@@ -276,7 +272,7 @@ def _stamp(path: Path, part: str) -> object:
 def _read_state(path: Path, *, busy: bool) -> RunState:
     directory = RunDirectory(path)
     config = load_config(directory.config)
-    record = _read_complete_record(directory) if directory.finished else None
+    record = directory.read_record() if directory.finished else None
     twin = path / _TWIN
     return RunState(
         path=path,
@@ -287,13 +283,6 @@ def _read_state(path: Path, *, busy: bool) -> RunState:
         record=record,
         twin=_read_state(twin, busy=busy) if (twin / _CONFIG).exists() else None,
     )
-
-
-def _read_complete_record(directory: RunDirectory) -> dict[str, Any]:
-    record: object = directory.read_record()
-    if not isinstance(record, dict) or not record.keys() >= _SHOWN_KEYS:
-        raise InputError(f"{directory.record}: is not the record of a run.")
-    return record
 
 
 def _owner(path: Path) -> Path:
