@@ -1,12 +1,15 @@
 """Data sets of image files: parts, deterministic batches, unreadable files, worker processes."""
 
+import hashlib
 import os
+import shutil
 import signal
 import threading
 import time
 import warnings
 from multiprocessing import active_children
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -42,6 +45,45 @@ def assert_same_batches(ours, theirs):
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.labels, other.labels)
+
+
+# --- fingerprints
+
+
+def test_a_fingerprint_covers_names_labels_sizes_and_contents(tmp_path):
+    make_classes(tmp_path / "images", {"a": 6, "b": 6})
+    original = load(tmp_path / "images").fingerprint()
+    assert load(tmp_path / "images").fingerprint() == original
+    shutil.copytree(tmp_path / "images", tmp_path / "elsewhere")
+    assert load(tmp_path / "elsewhere").matches(original)
+    for change in ("content", "size", "name", "class", "access"):
+        directory = tmp_path / change
+        shutil.copytree(tmp_path / "images", directory)
+        image = directory / "b" / "003.jpg"
+        data = image.read_bytes()
+        if change == "content":
+            image.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        elif change == "size":
+            image.write_bytes(data + b"x")
+        elif change == "access":
+            image.unlink()
+            os.mkfifo(image)
+        else:
+            image.rename(directory / {"name": "b/0.jpg", "class": "a/x.jpg"}[change])
+        assert not load(directory).matches(original), change
+
+
+def test_a_fingerprint_of_the_first_version_covers_names_and_labels(tmp_path):
+    """A run that was started with it can be resumed."""
+    make_classes(tmp_path, {"a": 6, "b": 6})
+    names = np.array([f"{c}/{n:03}.jpg" for c in "ab" for n in range(5)], dtype=np.bytes_)
+    test_names = np.array(["a/005.jpg", "b/005.jpg"], dtype=np.bytes_)
+    digest = hashlib.blake2b(names.tobytes(), digest_size=16)
+    digest.update(np.repeat([0, 1], 5).tobytes())
+    digest.update(test_names.tobytes())
+    digest.update(np.array([0, 1]).tobytes())
+    assert load(tmp_path, test_images=2).matches(digest.hexdigest())
+    assert not load(tmp_path, test_images=1).matches(digest.hexdigest())
 
 
 # --- parts

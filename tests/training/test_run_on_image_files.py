@@ -413,7 +413,7 @@ def test_wrong_directories_print_one_line(tmp_path, capsys, counts):
 def test_a_class_without_training_images_is_warned_about_in_one_line(tmp_path, capsys):
     labels = np.tile(np.arange(1, 5), 20)
     pixels = np.random.default_rng(0).integers(0, 256, (80, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "own.npz", images=pixels, labels=labels)
+    np.savez(tmp_path / "own.npz", images=pixels, labels=labels, num_classes=5)
     settings = {"batch_size": 32, "epochs": 1, "threads": 1, "tensorboard": "false"}
     settings |= {"model_args.width": 4, "method.sparsity": 0.5}
     assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -47,6 +47,9 @@ from probmask.messages import one_line
 
 IMAGENET = Release("imagenet", 1000, (3, 224, 224), train_images=1_281_167, test_images=50_000)
 _CHECK_BATCH_SIZE = 64
+_SIZES_IN_FINGERPRINT = 50_000
+_CONTENTS_IN_FINGERPRINT = 500
+_BYTES_IN_FINGERPRINT = 1 << 18
 # More processes than this read faster than any GPU trains, and a container may report all cores
 # of a large host.
 _MAX_WORKERS = 16
@@ -174,12 +177,30 @@ class ImageFiles(DataSource):
         self._unreadable.update(files)
 
     def fingerprint(self) -> str:
-        """Return a digest of all file names and labels."""
+        """Return a digest of all file names and labels, and of a sample of sizes and contents.
+
+        The sample is evenly spaced. In each part, it has the sizes of at most 50,000 files, and the
+        first and last 256 KiB of at most 500. The digest does not depend on the directory's place.
+        """
+        digest = self._digest_of_names()
+        for part in self._parts.values():
+            for index in _sample(part, _SIZES_IN_FINGERPRINT):
+                digest.update(b"%d " % part.size(index))
+            for index in _sample(part, _CONTENTS_IN_FINGERPRINT):
+                digest.update(part.content(index, _BYTES_IN_FINGERPRINT))
+        return f"2:{digest.hexdigest()}"  # the version, and the digest
+
+    def matches(self, fingerprint: str) -> bool:
+        """Return whether a fingerprint is that of these files; the first version had names only."""
+        first_version = self._digest_of_names().hexdigest()
+        return fingerprint == first_version or fingerprint == self.fingerprint()
+
+    def _digest_of_names(self) -> "hashlib.blake2b":
         digest = hashlib.blake2b(digest_size=16)
         for part in self._parts.values():
             digest.update(part.names.tobytes())
             digest.update(part.labels.numpy().data)
-        return digest.hexdigest()
+        return digest
 
     def check(self, *, progress: bool) -> None:
         """Read every file once if the settings refuse unreadable files.
@@ -342,6 +363,11 @@ def _unused_validation(name: str, parts: dict[str, Files], settings: Photographs
     used = torch.zeros(len(train), dtype=torch.bool)
     used[evenly_spaced(len(train), train_count)] = True
     return train[select_unused_validation(name, train.labels, used, count)]
+
+
+def _sample(files: Files, count: int) -> list[int]:
+    indices: list[int] = evenly_spaced(len(files), min(len(files), count)).tolist()
+    return indices
 
 
 def _limited(name: str, setting: str, limit: int | None, files: Files) -> Files:

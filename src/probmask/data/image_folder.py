@@ -73,6 +73,39 @@ class Files:
         """Return the path of an image."""
         return self.root / os.fsdecode(bytes(self.names[index]))
 
+    def size(self, index: int) -> int:
+        """Return the size of an image in bytes, or -1 if the file cannot be read.
+
+        Raises:
+            OSError: If the disk fails, rather than the file.
+        """
+        try:
+            status = self.path(index).stat()
+        except OSError as error:
+            if _is_system_error(error):
+                raise
+            return -1
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+    def content(self, index: int, limit: int) -> bytes:
+        """Return the first and last `limit` bytes of an image; b"" if the file cannot be read.
+
+        Raises:
+            OSError: If the disk fails, rather than the file.
+        """
+        if self.size(index) < 0:
+            return b""
+        try:
+            with self.path(index).open("rb") as file:
+                first = file.read(limit)
+                rest = file.seek(0, os.SEEK_END) - len(first)
+                file.seek(-min(rest, limit), os.SEEK_END)
+                return first + file.read(limit)
+        except OSError as error:
+            if _is_system_error(error):
+                raise
+            return b""
+
 
 @dataclass(frozen=True)
 class Folder:

@@ -186,6 +186,10 @@ class DataSource(ABC):
     def fingerprint(self) -> str:
         """Return a digest of the data, by which a resumed run recognizes it."""
 
+    def matches(self, fingerprint: str) -> bool:
+        """Return whether a fingerprint, also of an earlier version, is that of this data."""
+        return fingerprint == self.fingerprint()
+
     @abstractmethod
     def training(
         self, epoch: int, *, batch_size: int, seed: int, start: int = 0, shard: Shard = WHOLE

@@ -180,7 +180,7 @@ class TrainingRun:
                 f"{path}: belongs to a run with another configuration; resume without changing "
                 "settings."
             )
-        if state["data"] != self.data.fingerprint():
+        if not self.data.matches(state["data"]):
             raise CheckpointError(
                 f"{path}: was written while training on different data; restore the original data, "
                 "or pass its new place as --data-dir."
