@@ -31,9 +31,11 @@ def inverse_diagonal(M: Tensor, damping: float) -> Tensor:
     """diag((M + λ I)⁻¹) for each matrix, with λ = damping · tr(M) / d, in float64.
 
     The trace has a lower bound, so that a matrix of zeros (an input that is always 0) is not
-    singular.
+    singular. If an entry is NaN or infinite, so is the result.
     """
     M = M.double()
+    if not M.isfinite().all():
+        return torch.full_like(M.diagonal(dim1=-2, dim2=-1), torch.nan)
     mean = M.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp_min(1e-30)
     identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
     damped = M + (damping * mean)[..., None, None] * identity

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from probmask.checks import check_count
 from probmask.errors import InputError
 from probmask.masking.distributed import from_first_rank
+from probmask.masking.divergence import check_initial_weights
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers
@@ -83,6 +84,7 @@ def attach(
     )
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
     sites = find_sites(model, include=include, exclude=exclude)
+    check_initial_weights(sites)
 
     def count_macs() -> tuple[int, ...]:
         if example_inputs is None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from probmask.errors import InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
+from probmask.masking.divergence import check_network, check_statistics
 from probmask.masking.parametrization import (
     MaskedWeight,
     apply_masks_,
@@ -83,14 +84,19 @@ class FrozenMasks:
 
         Raises:
             InputError: If it was called before.
+            NonFiniteError: If a kept weight, another trained parameter or a BatchNorm statistic is
+                NaN or infinite.
         """
         if self._finalized:
             raise InputError(
                 "finalize(): these masks are already finalized; call freeze_masks again."
             )
         batches = None if data is None else batches_for_batchnorm(self._model, data)
+        names, weights = [s.name for s in self.sites], [s.weight for s in self.sites]
+        check_network(self._model, names, weights, self._masked)
         if batches is not None:
             reestimate_batchnorm(self._model, batches)
+        check_statistics(self._model)
         apply_masks_(self.sites, self._masked)
         self._finalized = True
         return self.summary()

@@ -14,6 +14,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from probmask.errors import LayerCollapseWarning
+from probmask.masking.divergence import diagnosing
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight, map_tensors, restore_attribute
 from probmask.masking.sites import Site
@@ -162,9 +164,13 @@ class Masker(ABC):
         pairs = list(zip(self.masked, self.weights, strict=True))
         if all(each.is_current(weight) for each, weight in pairs):
             return
-        with torch.no_grad():
+        with torch.no_grad(), self.diagnosing("choosing the masks"):
             for (each, weight), mask in zip(pairs, self.choose(), strict=True):
                 each.update_mask(mask, weight)
+
+    def diagnosing(self, moment: str) -> AbstractContextManager[None]:
+        """Return a context in which errors caused by NaNs name the weight that contains them."""
+        return diagnosing(moment, self.names, self.weights, self.masked)
 
     def move_tensors(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply ``fn`` to the tensors in ``saved``: the model moves to another device."""

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from probmask.core.noise import Stream, fold
-from probmask.errors import InputError
+from probmask.errors import InputError, NonFiniteError
 from probmask.masking.batchnorm import evaluating
 from probmask.masking.distributed import averaged, rank
 
@@ -79,6 +79,20 @@ def batches_of(caller: str, probe: Probe, device: torch.device) -> Iterator[tupl
         yield inputs, targets
     if empty:
         raise InputError(f"{caller}: the probe contains no batch.")
+
+
+def check_measured(caller: str, names: Sequence[str], scores: Sequence[Tensor]) -> None:
+    """Raise unless the scores measured on a probe are finite.
+
+    Raises:
+        NonFiniteError: With the name of the first weight whose scores are not.
+    """
+    for name, score in zip(names, scores, strict=True):
+        if not bool(score.isfinite().all()):
+            raise NonFiniteError(
+                f"{caller}: the scores of {name}, measured on the probe, contain NaN or infinity; "
+                "look for such values in the probe's batches, and for a loss that overflows."
+            )
 
 
 def network_at(model: nn.Module, weights: dict[str, Tensor]) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.distributed import average_gradients_
+from probmask.masking.divergence import check_network, check_statistics
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, is_abrupt
 from probmask.masking.optimizers import WeightOptimizers, checked_optimizers, clear_with_zero_grad
@@ -135,12 +137,14 @@ class Sparsifier:
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Return numbers that describe the current masks."""
-        return self._masker.metrics()
+        with self._diagnosing():
+            return self._masker.metrics()
 
     @torch.no_grad()
     def histograms(self) -> dict[str, Histogram]:
         """Return distributions that show the method's progress, by name."""
-        return self._masker.histograms()
+        with self._diagnosing():
+            return self._masker.histograms()
 
     def summary(self) -> Summary:
         """Return the number of weights that each layer would keep if training ended now."""
@@ -161,6 +165,8 @@ class Sparsifier:
 
         Raises:
             InputError: If it was called before, or ``data`` is needed but empty.
+            NonFiniteError: If a kept weight, another trained parameter or a BatchNorm statistic is
+                NaN or infinite. Load an earlier state, or pass ``data``, and call it again.
 
         Warns:
             EarlyEndWarning: If training ended while the budget was still falling, so that many
@@ -184,12 +190,15 @@ class Sparsifier:
             raise InputError("finalize(): this sparsifier is already finalized; attach a new one.")
         batches = None if data is None else batches_for_batchnorm(self._model, data)
         pruned = self.metrics().get("expected_sparsity", 1.0)
-        self._masker.freeze()
+        with self._diagnosing():
+            self._masker.freeze()
+        check_network(self._model, self._masker.names, self._masker.weights, self._masker.masked)
         summary = self.summary()
         self._warn_of_early_end(pruned, summary.sparsity)
         self._masker.warn_of_collapse([layer.kept for layer in summary.layers])
         if batches is not None:  # before the masks are removed, so that a failure can be repaired
             reestimate_batchnorm(self._model, batches)
+        check_statistics(self._model)
         apply_masks_(self.sites, self._masker.masked)
         self._release_optimizers()
         self._unwatch()
@@ -312,7 +321,7 @@ class Sparsifier:
                 f"{type(self.method).__name__}: the loss of this update lacks the method's "
                 "penalty; train with loss + sparsifier.penalty()."
             )
-        with torch.no_grad():
+        with torch.no_grad(), self._diagnosing():
             self._unscale()
             average_gradients_(self._own_parameters())
             self._masker.after_backward(self.now, WeightOptimizers(self._optimizers))
@@ -331,11 +340,13 @@ class Sparsifier:
         if not self._masker.frozen:
             self._train_own_parameters(now, optimizers.rate)
         self._clear_gradients()
-        self._masker.after_update(now, optimizers)
+        with self._diagnosing():
+            self._masker.after_update(now, optimizers)
         self._step += 1
         ended = [phase for phase, end in enumerate(self._context.phase_ends) if end == self._step]
         for phase in ended[:-1] if self._step == self._context.total_steps else ended:
-            self._masker.begin_phase(phase + 1, self.now, optimizers)
+            with self._diagnosing():
+                self._masker.begin_phase(phase + 1, self.now, optimizers)
         self._updating = self._penalty_requested = False
         self._seen_version = None
         self._prepare(0)
@@ -343,7 +354,11 @@ class Sparsifier:
     @torch.no_grad()
     def _prepare(self, draw: int) -> None:
         self._draw = draw
-        self._masker.before_forward(self.now, draw)
+        with self._diagnosing():
+            self._masker.before_forward(self.now, draw)
+
+    def _diagnosing(self) -> AbstractContextManager[None]:
+        return self._masker.diagnosing(f"after {self._step:,} updates")
 
     def _train_own_parameters(self, now: Progress, rate: float) -> None:
         for group in self._trainables:

@@ -31,7 +31,7 @@ from probmask.masking.masker import Histogram, Masker, Progress
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.probe import batches_of
+from probmask.masking.probe import batches_of, check_measured
 from probmask.masking.sites import Site
 from probmask.methods.families.fine_tuning import (
     EpochFraction,
@@ -181,6 +181,7 @@ class MLPruneMasker(Masker):
                 self._loss,
                 damping=self.method.damping,
             )
+        check_measured("MLPrune", self.names, costs)
         if self.method.normalize:
             costs = [cost / cost.sum().clamp_min(1e-300) for cost in costs]
         return costs

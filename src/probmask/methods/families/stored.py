@@ -17,6 +17,7 @@ from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Method
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.probe import check_measured
 from probmask.masking.sites import Site
 
 
@@ -180,6 +181,8 @@ def keep_largest_scores(
     """
     masker = StoredMasker(method, sites)
     if masker.keep < masker.size:
-        masker.activate(select_top(scores(), masker.keep, names=masker.names))
+        measured = scores()
+        check_measured(f"attach({type(method).__name__})", masker.names, measured)
+        masker.activate(select_top(measured, masker.keep, names=masker.names))
     masker.freeze()
     return masker
