@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 # Set before PyTorch is imported, and inherited by the processes that tests start. One thread each:
 # tests run in parallel, and small problems do not need more.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Notes about trusted runs belong to the tests, not to the user who runs them.
+_state = tempfile.TemporaryDirectory(prefix="probmask-tests-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 
 def bf16_crashes():

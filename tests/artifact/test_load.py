@@ -47,7 +47,7 @@ def own(tmp_path, monkeypatch):
 
 def test_code_named_only_by_the_file_is_not_imported(path, own):
     save(nn.Linear(2, 2), path, metadata=described(own, size=2))
-    with pytest.raises(ArtifactError, match=r"pass model='own_loaded:build' \(--model 'own_loaded"):
+    with pytest.raises(ArtifactError, match=r"in Python: model='own_loaded:build'\)"):
         load(path)
     assert "own_loaded" not in sys.modules
 

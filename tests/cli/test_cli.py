@@ -56,7 +56,7 @@ def error(capsys, *arguments):
         (["--model", "smalconv"], "--model smalconv: no such model; did you mean 'smallconv'?"),
         (
             ["--model", "xyz"],
-            "--model xyz: no such model; choose from conv4, mobilenetv1, resnet14",
+            "--model xyz: no such model; choose from conv4, lenet300, mobilenetv1",
         ),
         (["--model", "nowhere:build"], "cannot be imported"),
         (["--method", "probmsk"], "--method probmsk: no such method; did you mean 'probmask'?"),
@@ -253,34 +253,6 @@ def test_input_errors_of_the_real_command(tmp_path):
         "for 98 % pass 0.98.\n"
     )
     assert snapshot(tmp_path) == {}
-
-
-def test_own_network_in_the_working_directory(tmp_path):
-    """`--model module:function` imports from the working directory, also in evaluate."""
-    text = (
-        "from torch import nn\n"
-        "def build(classes, channels, hidden=16):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, hidden), nn.ReLU(),\n"
-        "                         nn.Linear(hidden, classes))\n"
-    )
-    (tmp_path / "my_networks.py").write_text(text)
-    command = (
-        "import sys; sys.path.pop(0); from probmask.cli import main; sys.exit("
-        "main({train!r}) or main({evaluate!r}))"
-    )
-    own = ["--model", "my_networks:build"]
-    settings = ["--epochs", "1", "--batch-size", "256", "--no-dense-twin", "--json"]
-    settings += ["--set", "threads=1", "--set", "tensorboard=false"]
-    script = command.format(
-        train=["train", *own, *settings, "--out", "run"],
-        evaluate=["evaluate", "run/model.safetensors", *own, "--json"],
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert f'"correct": {record["test"]["correct"]}' in done.stdout.rpartition("}\n{")[2]
 
 
 def output(capsys, *arguments):

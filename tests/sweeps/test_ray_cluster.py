@@ -1,6 +1,7 @@
 """Sweeps on Ray: the same files as local training, and clear errors without a cluster."""
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
@@ -53,24 +54,59 @@ def test_ray_reserves_gpus_for_runs_that_can_use_them():
     assert required_resources(auto, {"GPU": 4}) == {"num_cpus": 2, "num_gpus": 1}
 
 
+# A network that stores the addresses on which the processes of Ray listen.
+SPY = """
+import json, socket, struct
+from pathlib import Path
+
+def listening():
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A":
+                sockets[f"socket:[{inode}]"] = local.rpartition(":")[0]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if "ray" in (process / "cmdline").read_text() and "SPIED" in (
+                process / "environ").read_text():
+                links = [str(fd.readlink()) for fd in (process / "fd").iterdir()]
+                yield from (sockets[link] for link in links if link in sockets)
+        except OSError:
+            pass
+
+def build(**settings):
+    Path("listening.json").write_text(json.dumps(list(listening())))
+    raise RuntimeError("seen enough")
+"""
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
 @pytest.mark.slow
 @needs_ray
-def test_a_local_ray_writes_the_same_files(tmp_path):
+def test_a_local_ray_writes_the_same_files_and_listens_on_this_machine_only(tmp_path):
     out = tmp_path / "out"
-    grid = '[[grid]]\nsparsity = 0.9\n[[grid]]\nmodel = "nowhere_to_be_found:build"'
+    grid = '[[grid]]\nsparsity = 0.9\n[[grid]]\nmodel = "spying_network:build"'
     file = write_sweep(tmp_path / "s.toml", grid)
-    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--jobs", "2"]
+    (tmp_path / "spying_network.py").write_text(SPY)
+    (tmp_path / "dill.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    command = [sys.executable, "-m", "probmask.cli", "sweep", str(file), "--jobs", "2", "--trust"]
     done = subprocess.run(
         [*command, "--ray", "local", "--out", str(out)],
         capture_output=True,
         text=True,
-        env={**os.environ, "HOME": str(tmp_path / "home")},
+        env={**os.environ, "HOME": str(tmp_path / "home"), "SPIED": "1"},
+        cwd=tmp_path,
         timeout=800,
     )
     assert done.returncode == 1, done.stderr
     good, bad = load_grid(file)
-    assert f"{bad.name}: failed: --model nowhere_to_be_found:build: cannot be" in done.stderr
+    assert f"{bad.name}: failed: RuntimeError: seen enough" in done.stderr
     assert (out / "failed" / f"{bad.name}.json").exists()
+    addresses = json.loads((tmp_path / "listening.json").read_text())
+    assert len(addresses) > 2
+    assert set(addresses) <= LOOPBACK
+    assert not (tmp_path / "executed").exists()
     (run,) = find_records([out / "records"])
     assert run.identity == good.identity
     whole = train(good.config, out=tmp_path / "whole").directory

@@ -93,12 +93,12 @@ def test_a_failed_run_is_listed_with_its_reason_and_retried_on_request(
     tmp_path, capsys, monkeypatch
 ):
     (tmp_path / "flaky_network.py").write_text(FLAKY)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
+    (tmp_path / "dill.py").write_text("print('imported by PyTorch')")
+    monkeypatch.chdir(tmp_path)
     models = '["flaky_network:build", "flaky_network:die"]'
     file = write_sweep(tmp_path / "s.toml", f"[grid]\nmodel = {models}")
     out = tmp_path / "out"
-    command = ["sweep", str(file), "--jobs", "2", "--out", str(out)]
+    command = ["sweep", str(file), "--jobs", "2", "--out", str(out), "--trust"]
 
     assert main(command) == 1
     printed = capsys.readouterr()
@@ -108,6 +108,7 @@ def test_a_failed_run_is_listed_with_its_reason_and_retried_on_request(
     assert "--retry trains them again" in printed.err
     log = next(out.glob("logs/*build*.log")).read_text()
     assert "Traceback" in log
+    assert "imported by PyTorch" not in log  # the working directory is not on the import path
 
     (tmp_path / "mended").touch()
     assert main([*command, "--json"]) == 1  # not retried without --retry

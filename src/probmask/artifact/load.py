@@ -12,6 +12,7 @@ from probmask.artifact.format import bits, shared_names
 from probmask.artifact.reader import ArtifactInfo, check_dense_size, open_artifact, read
 from probmask.errors import ArtifactError, InputError
 from probmask.models import MODELS, build_model
+from probmask.models.own_network import untrusted_model
 
 PathLike = str | os.PathLike[str]
 Model = TypeVar("Model", bound=nn.Module)
@@ -94,10 +95,12 @@ def _network(path: PathLike, info: ArtifactInfo, model: str | None) -> tuple[str
         raise ArtifactError(
             f"{path}: does not name its network; build the network and use probmask.load_into."
         )
+    if ":" in recorded:
+        raise ArtifactError(untrusted_model(path, recorded, in_python=f"model={recorded!r:.200}"))
     if recorded not in MODELS:
         raise ArtifactError(
             f"{path}: was made from the model {recorded!r:.200}, which is not part of probmask; "
-            f"if you trust it, pass model={recorded!r:.200} (--model {recorded!r:.200})."
+            "build the network and use probmask.load_into."
         )
     return recorded, settings
 

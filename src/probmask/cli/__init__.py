@@ -86,8 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [...
         0
     """
-    if "" not in sys.path:  # the working directory, where the user's own network may be
-        sys.path.append("")
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], None] = options.command
     try:

@@ -11,7 +11,7 @@ from probmask.errors import InputError
 if TYPE_CHECKING:
     from probmask.analysis.records import Run
 
-MODEL_HELP = "package.module:function of your own network; the function is imported and called"
+_MODEL_HELP = "package.module:function of your own network; the function is imported and called"
 MODEL_NAME_HELP = "see 'probmask list models', or package.module:function of your own network"
 
 
@@ -26,6 +26,42 @@ def artifact_path(options: argparse.Namespace) -> Path:
     """Return the path of the artifact, which may be in a run's directory."""
     given: Path = options.artifact
     return given / "model.safetensors" if given.is_dir() else given
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Add ``--model`` and ``--trust``, for commands that build the network of an artifact."""
+    command.add_argument("--model", help=_MODEL_HELP)
+    add_trust(command, "the network that ARTIFACT names")
+
+
+def add_trust(command: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--trust``."""
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help=f"import {what}, though it is not part of probmask; this executes its code. Runs that "
+        "you started on this machine do not need it",
+    )
+
+
+def model_to_import(options: argparse.Namespace) -> str | None:
+    """Return the network that the user allows to import, or None for networks of probmask.
+
+    It is ``--model``, or else the name in the artifact if the user passes ``--trust`` or started
+    the run on this machine.
+    """
+    from probmask.artifact import read
+    from probmask.training.run_directory import RunDirectory
+    from probmask.training.trusted_runs import is_trusted_run
+
+    if options.model is not None:
+        return str(options.model)
+    artifact = artifact_path(options)
+    name = read(artifact).metadata.get("model")
+    if not isinstance(name, str) or ":" not in name:
+        return None
+    run = RunDirectory(artifact.parent)
+    return name if options.trust or is_trusted_run(run.path, run.config, name) else None
 
 
 def add_runs(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.cli.arguments import MODEL_HELP, add_artifact, artifact_path, parse_shape
+from probmask.cli.arguments import (
+    add_artifact,
+    add_model,
+    artifact_path,
+    model_to_import,
+    parse_shape,
+)
 from probmask.cli.terminal import print_json, print_rows
 from probmask.errors import InputError
 from probmask.messages import one_line
@@ -33,7 +39,7 @@ def add(commands: Any) -> None:
     )
     add_artifact(bench)
     add_conditions(bench)
-    bench.add_argument("--model", help=MODEL_HELP)
+    add_model(bench)
     bench.add_argument(
         "--input-shape", metavar="C,H,W", help="shape of one input (default: as in training)"
     )
@@ -48,12 +54,11 @@ def run(options: argparse.Namespace) -> None:
     from probmask.runtime.speed import measure_speed
 
     artifact = artifact_path(options)
-    shape = input_shape_of(
-        artifact, read(artifact), options.model, parse_shape(options.input_shape)
-    )
+    model = model_to_import(options)
+    shape = input_shape_of(artifact, read(artifact), model, parse_shape(options.input_shape))
     batches, threads = set_conditions(options)
     check_sizes(shape, batches)
-    network = load(artifact, model=options.model)
+    network = load(artifact, model=model)
     check_accepts(network, shape)
     measured = [measure_speed(network, shape, batch=b, threads=threads) for b in batches]
     speeds = [speed for speed, _ in measured]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from probmask.checks import is_number
 from probmask.cli.arguments import (
-    MODEL_HELP,
     add_artifact,
     add_data_location,
+    add_model,
     artifact_path,
     download,
+    model_to_import,
 )
 from probmask.cli.terminal import format_setting, print_json
 from probmask.errors import InputError
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
     add_artifact(evaluate)
     evaluate.add_argument("--data", help="data set (default: as in training)")
     add_data_location(evaluate)
-    evaluate.add_argument("--model", help=MODEL_HELP)
+    add_model(evaluate)
     evaluate.add_argument(
         "--set",
         action="append",
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
     sparse = options.engine == "sparse"
     device = torch.device("cuda" if torch.cuda.is_available() and not sparse else "cpu")
     source = load_data(data, directory, settings)
-    network = load(artifact, model=options.model).to(device)
+    network = load(artifact, model=model_to_import(options)).to(device)
     check_fits(network, source, device=device, trained_on=metadata.get("class_names"))
     if sparse:
         network = _compiled(network, source.image_shape)

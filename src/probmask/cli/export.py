@@ -5,7 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from probmask.cli.arguments import MODEL_HELP, add_artifact, artifact_path, parse_shape
+from probmask.cli.arguments import (
+    add_artifact,
+    add_model,
+    artifact_path,
+    model_to_import,
+    parse_shape,
+)
 from probmask.cli.terminal import print_json
 
 
@@ -26,7 +32,7 @@ def add(commands: Any) -> None:
         help="default: by the suffix of OUT (.onnx, .safetensors, .pt)",
     )
     export.add_argument("--force", action="store_true", help="replace OUT if it exists")
-    export.add_argument("--model", help=MODEL_HELP)
+    add_model(export)
     export.add_argument(
         "--input-shape",
         metavar="C,H,W",
@@ -43,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         artifact_path(options),
         options.out,
         format=options.format,
-        model=options.model,
+        model=model_to_import(options),
         input_shape=parse_shape(options.input_shape),
         overwrite=options.force,
     )

@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.cli.arguments import add_assignments, add_data_location, assignments, download
+from probmask.cli.arguments import (
+    add_assignments,
+    add_data_location,
+    add_trust,
+    assignments,
+    download,
+)
 from probmask.cli.terminal import print_json, print_message, print_rows, shows_progress
 from probmask.errors import FailedRunsError, InputError
 
@@ -25,6 +31,7 @@ def add(commands: Any) -> None:
     sweep.add_argument(
         "grid", type=Path, metavar="FILE.toml", help="file with the tables [run] and [grid]"
     )
+    add_trust(sweep, "the networks that FILE.toml names")
     add_sweep_arguments(sweep)
     sweep.set_defaults(command=run)
 
@@ -34,6 +41,8 @@ def run(options: argparse.Namespace) -> None:
     from probmask.sweeps.grid import load_grid
 
     planned = load_grid(options.grid, sweep_overrides(options))
+    if not (options.trust or options.dry_run or "model" in dict(assignments(options))):
+        _check_models_are_trusted(planned, options.grid)
     out = options.out or Path("runs") / options.grid.stem
     plan = execute_sweep(planned, out, options)
     print_plan(plan, out, options)
@@ -186,6 +195,15 @@ def raise_if_failed(plan: "Plan", out: Path) -> None:
             f"{count} of {total} runs failed (first: {plan.failed[0][1]}); the logs are in "
             f"{out / 'logs'}; --retry trains them again."
         )
+
+
+def _check_models_are_trusted(planned: Sequence["PlannedRun"], grid: Path) -> None:
+    """Raise if the file of the sweep names a network that would have to be imported."""
+    from probmask.models.own_network import untrusted_model
+
+    for run in planned:
+        if ":" in run.config.model:
+            raise InputError(untrusted_model(grid, run.config.model))
 
 
 def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:

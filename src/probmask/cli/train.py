@@ -9,6 +9,7 @@ from probmask.cli.arguments import (
     MODEL_NAME_HELP,
     add_assignments,
     add_data_location,
+    add_trust,
     assignments,
     download,
 )
@@ -19,6 +20,7 @@ from probmask.launch import is_first_rank
 if TYPE_CHECKING:
     from probmask.training.config import TrainConfig
     from probmask.training.progress import MakeReporter
+    from probmask.training.run_directory import RunDirectory
 
 # Keys of the configuration by the flag that sets them.
 _FLAGS = {
@@ -56,6 +58,7 @@ def add(commands: Any) -> None:
         "test images (test), or none, which trains on all training images",
     )
     train.add_argument("--model", help=MODEL_NAME_HELP)
+    add_trust(train, "the network that RUN.toml or the resumed run names")
     train.add_argument("--method", help="sparsification method; see 'probmask list methods'")
     train.add_argument("--sparsity", type=float, help="fraction of the weights pruned, in [0, 1)")
     train.add_argument("--epochs", type=int, help="passes over the training data")
@@ -91,8 +94,7 @@ def run(options: argparse.Namespace) -> None:
     out = _directory(options)
     config = _configuration(options, out)
     if options.download:
-        needed = config or RunDirectory(Path(str(out))).read_config()
-        download(needed.data, needed.data_dir, options)
+        download(config.data, config.data_dir, options)
     finished = resume and out is not None and RunDirectory(out).finished
     outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
     if not is_first_rank():
@@ -110,6 +112,8 @@ def run(options: argparse.Namespace) -> None:
 def _directory(options: argparse.Namespace) -> Path | None:
     """Return the directory of the run, which ``--out`` or ``--resume`` gives."""
     out: Path | None = options.out
+    if options.resume is True and out is None:
+        raise InputError("--resume: which run? Pass its directory: --resume DIR.")
     if not isinstance(options.resume, str):
         return out
     if out is not None:
@@ -119,8 +123,8 @@ def _directory(options: argparse.Namespace) -> Path | None:
     return Path(options.resume)
 
 
-def _configuration(options: argparse.Namespace, out: Path | None) -> "TrainConfig | None":
-    """Load the configuration; None resumes a run with its own."""
+def _configuration(options: argparse.Namespace, out: Path | None) -> "TrainConfig":
+    """Load the configuration of a new run, or of the run to resume."""
     from probmask.training.config import load_config
     from probmask.training.run_directory import RunDirectory
 
@@ -131,13 +135,27 @@ def _configuration(options: argparse.Namespace, out: Path | None) -> "TrainConfi
         if getattr(options, flag) is not None
     ]
     overrides += assignments(options)
+    run = RunDirectory(out) if options.resume is not None and out is not None else None
     source: Path | None = options.config
-    resume = options.resume is not None
-    if resume and source is None and out is not None and overrides:
-        source = RunDirectory(out).config  # keys that are not given stay those of the run
-    if resume and source is None and not overrides:
-        return None
-    return load_config(source, overrides)
+    if run is not None and source is None:
+        run.read_config()  # raises if there is no run
+        source = run.config  # keys that are not given stay those of the run
+    config = load_config(source, overrides)
+    if not options.trust and "model" not in dict(overrides):
+        _check_model_is_trusted(config, source, run)
+    return config
+
+
+def _check_model_is_trusted(
+    config: "TrainConfig", source: Path | None, run: "RunDirectory | None"
+) -> None:
+    """Raise if a file names a network that would have to be imported."""
+    from probmask.models.own_network import untrusted_model
+
+    if run is not None:
+        run.check_trusted(config)
+    elif ":" in config.model:
+        raise InputError(untrusted_model(source, config.model))
 
 
 def _reporter(options: argparse.Namespace) -> "MakeReporter":

@@ -1,6 +1,5 @@
 """The table of networks, and functions that check, build and describe them by name."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from probmask.messages import lookup, one_line, suggestion
 from probmask.models.blocks import check_arguments
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
+from probmask.models.own_network import import_function
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
 from probmask.parsing import Source, unknown_key
 
@@ -229,15 +229,4 @@ def _takes_any_keyword(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    return _import(name) if ":" in name else lookup("model", "--model", name, MODELS).build
-
-
-def _import(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"--model {name}: cannot be imported: {error}.") from error
-    if not callable(found):
-        raise InputError(f"--model {name}: is not a function that returns a model.")
-    return found  # type: ignore[no-any-return]
+    return import_function(name) if ":" in name else lookup("model", "--model", name, MODELS).build

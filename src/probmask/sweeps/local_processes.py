@@ -82,7 +82,7 @@ class _Pool:
         request = Request(str(job.directory), job.resume, to_table(config))
         with log.open("a", encoding="utf-8") as errors:
             process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                [sys.executable, "-m", "probmask.sweeps.training_process", request.to_text()],
+                [sys.executable, "-P", "-m", "probmask.sweeps.training_process", request.to_text()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

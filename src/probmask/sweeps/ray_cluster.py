@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,16 @@ from probmask.sweeps.sweep_progress import SweepProgress
 from probmask.sweeps.training_process import Request, execute
 from probmask.training.config import TrainConfig, to_table
 from probmask.training.run_directory import RunDirectory
+from probmask.training.trusted_runs import remember_run
 
 _SECONDS_BETWEEN_POLLS = 0.5
 _SECONDS_TO_CONNECT = 10.0
 _MAX_PORT = 65535
+_LOOPBACK = {
+    "_node_ip_address": "127.0.0.1",
+    "include_dashboard": False,
+    "dashboard_host": "127.0.0.1",
+}
 # Files of a run that are copied. The record is last, because it marks the run as finished.
 _FILES = ("config.toml", "metrics.jsonl", "model.safetensors", "record.json")
 
@@ -54,6 +60,8 @@ def run_on_ray(
 def connected(address: str) -> Iterator[Any]:
     """Connect to the cluster at ``address``, or start one on this machine ("local").
 
+    A cluster on this machine listens on 127.0.0.1 only.
+
     Yields:
         The module ``ray``.
 
@@ -64,13 +72,18 @@ def connected(address: str) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
     # Ray's future default: leave CUDA_VISIBLE_DEVICES of tasks without GPUs alone. Else Ray warns.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address == "local":
+        # Ray then uses the loopback address, so that no other machine can reach its processes.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray: Any = importlib.import_module("ray")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
-        if address == "local":
-            ray.init(address="local", include_dashboard=False, num_cpus=available_cores(), **quiet)
-        else:
-            ray.init(address=address, **quiet)
+        # Ray adds the working directory to the import path of its workers; see `own_network`.
+        with chdir(Path.cwd().anchor):
+            if address == "local":
+                ray.init(address="local", num_cpus=available_cores(), **_LOOPBACK, **quiet)
+            else:
+                ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise _unreachable(address, error) from error
     try:
@@ -121,7 +134,9 @@ class _Cluster:
         config = with_threads(planned.config, self._threads)
         resources = required_resources(config, self._ray.cluster_resources())
         task = self._ray.remote(**resources, max_retries=0)(train_on_node)
-        return task.remote(planned.name, planned.identity, to_table(config), self._messages)
+        return task.remote(
+            planned.name, planned.identity, to_table(config), self._messages, str(Path.cwd())
+        )
 
     def _update(self, jobs: Iterable[Job]) -> None:
         messages = self._ray.get(self._messages.read.remote())
@@ -145,7 +160,9 @@ class _Cluster:
             self._directory.write_failure(planned, result["reason"])
             self._progress.fail(planned.name, result["reason"])
             return
-        _write_files(RunDirectory(job.directory), result["files"])
+        run = RunDirectory(job.directory)
+        _write_files(run, result["files"])
+        remember_run(run.path, run.config, planned.config.model)
         self._progress.finish(planned.name, self._directory.write_record(planned))
 
 
@@ -172,7 +189,7 @@ class _LastMessages:
 
 
 def train_on_node(
-    name: str, identity: str, config: Mapping[str, Any], messages: Any
+    name: str, identity: str, config: Mapping[str, Any], messages: Any, working_directory: str
 ) -> dict[str, Any]:
     """Train a run on the node that executes the task.
 
@@ -181,10 +198,13 @@ def train_on_node(
         identity: Identity of the run, which names its directory on the node.
         config: Configuration as a table.
         messages: Handle of the `_LastMessages` actor.
+        working_directory: Directory of the user's own network, if the node has this directory.
 
     Returns:
         The contents of the run's files as "files", or why it failed as "reason".
     """
+    if Path(working_directory).is_dir():
+        os.chdir(working_directory)
     path = Path.home() / ".cache" / "probmask" / "ray" / identity
     directory = RunDirectory(path)
     resume = directory.config.exists()

@@ -83,9 +83,11 @@ def _train(request: Request, send: Send) -> None:
     if request.resume:
         with suppress(InputError), directory.locked(timeout=_LOCK_SECONDS):
             pass  # a process of a killed sweep has released the directory
-        # Keep the settings that the run was started with, such as its number of threads.
+        # Keep the settings that the run was started with, such as its number of threads. But the
+        # grid alone, never a file in the directory, decides which network is imported.
         started = directory.read_config()
-        config = replace(started, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
+        given = {key: getattr(config, key) for key in NEUTRAL_KEYS | {"model"}}
+        config = replace(started, **given)
 
     def make_reporter(_: str, total_steps: int) -> _StatusSender:
         return _StatusSender(send, total_steps)

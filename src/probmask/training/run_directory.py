@@ -23,9 +23,11 @@ from filelock import FileLock, Timeout
 from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.masking.method import Phase
+from probmask.models.own_network import untrusted_model
 from probmask.training.config import TrainConfig, load_config, make_method, to_table
 from probmask.training.metrics import read_log
 from probmask.training.record_format import read_record
+from probmask.training.trusted_runs import is_trusted_run, remember_run
 
 _CONFIG = "config.toml"
 _TWIN = "dense"
@@ -91,6 +93,17 @@ class RunDirectory:
         except OSError as error:
             raise not_writable(self.path, error) from error
         write_atomically(self.config, tomli_w.dumps(to_table(config)).encode(), overwrite=False)
+        remember_run(self.path, self.config, config.model)
+
+    def check_trusted(self, config: TrainConfig) -> None:
+        """Raise `InputError` unless the user started the run here with this network.
+
+        A run from elsewhere must not decide which code is imported.
+        """
+        model = config.model
+        if ":" in model and not is_trusted_run(self.path, self.config, model):
+            remedy = f"config=probmask.load_config({str(self.config)!r})"
+            raise InputError(untrusted_model(self.path, model, in_python=remedy))
 
     def read_config(self) -> TrainConfig:
         """Return the configuration of the run in the directory."""

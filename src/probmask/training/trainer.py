@@ -46,7 +46,8 @@ def train(
     Args:
         config: Configuration of the run, as `probmask.load_config` returns it. The default trains
             a small network on scikit-learn's handwritten digits. With ``resume``, it may be
-            omitted; if given, it must agree with the configuration of the run.
+            omitted; if given, it must agree with the configuration of the run. Pass it to resume
+            a run from elsewhere whose network is not part of probmask.
         out: Directory of the run. It must be empty or not exist, unless ``resume`` is set. The
             default is a new directory under ``runs/``.
         resume: Continue the unfinished run in ``out`` from its checkpoint.
@@ -71,9 +72,7 @@ def train(
         >>> outcome.record["size"], outcome.record["kept"]
         (4264, 2132)
     """
-    launch = config or (
-        RunDirectory(Path(out)).read_config() if resume and out is not None else load_config(None)
-    )
+    launch = config or (_resumed_config(Path(out)) if resume and out else load_config(None))
     data = load_run_data(launch)
     _set_threads(launch)
     run = None if resume else _new_run(launch, data, out, visible=make_reporter is Bar)
@@ -121,6 +120,12 @@ def warn_of_absent_classes(data: DataSource) -> None:
         AbsentClassWarning,
         stacklevel=2,
     )
+
+
+def _resumed_config(path: Path) -> TrainConfig:
+    config = RunDirectory(path).read_config()
+    RunDirectory(path).check_trusted(config)
+    return config
 
 
 def _new_run(
