@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.image_folders import make_classes, write_color
-from probmask.data.image_folder import Files, list_folder
+from probmask.data.image_folder import CentralViews, Files, list_folder
 from probmask.errors import InputError
 
 
@@ -123,8 +123,13 @@ def test_names_in_any_script_are_kept(tmp_path):
 def test_names_that_are_not_valid_text_are_kept(tmp_path):
     for name in (b"a/\xff\xfe.jpg", b"\xe9/x.jpg"):
         write_color(tmp_path / os.fsdecode(name), 0)
-    files = listed(tmp_path).parts["train"]
+    found = listed(tmp_path)
+    files = found.parts["train"]
     assert all(files.path(index).is_file() for index in range(2))
+    assert found.class_names == ("a", r"\udce9")  # a record holds valid text only
+    (tmp_path / os.fsdecode(b"\xe9/x.jpg")).write_bytes(b"damaged")
+    (failure,) = CentralViews(files, 8)[1].failures
+    assert failure.path == rf"{tmp_path}/\udce9/x.jpg"
 
 
 def test_files_are_indexed_by_numbers_or_booleans(tmp_path):

@@ -143,14 +143,15 @@ def list_folder(argument: str, directory: Path, parts: tuple[str, ...] = ("val",
                     "images in train/."
                 )
         class_names = _class_names(argument, directory)
-        return Folder(class_names, {"train": _list_part(argument, directory, class_names)})
+        part = _list_part(argument, directory, class_names)
+        return Folder(tuple(map(_valid_text, class_names)), {"train": part})
     class_names = _class_names(argument, directory / "train")
     found = {
         part: _list_part(argument, directory / part, class_names)
         for part in ("train", *parts)
         if (directory / part).is_dir()
     }
-    return Folder(class_names, found)
+    return Folder(tuple(map(_valid_text, class_names)), found)
 
 
 def _class_names(argument: str, directory: Path) -> tuple[str, ...]:
@@ -274,6 +275,11 @@ def _is_directory(argument: str, entry: os.DirEntry[str]) -> bool:
 
 def _unreadable(argument: str, path: Path | str, error: OSError) -> InputError:
     return InputError(f"{argument} {path}: cannot be read ({error.strerror}).")
+
+
+def _valid_text(name: str) -> str:
+    """Return a file name with escapes for what is not valid text, so that a record can hold it."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class UnreadableImageError(Exception):
@@ -487,4 +493,4 @@ def _is_system_error(error: Exception) -> bool:
 
 
 def _failure(path: Path, error: UnreadableImageError) -> Failure:
-    return Failure(str(path), str(error), error.is_system_error)
+    return Failure(_valid_text(str(path)), _valid_text(str(error)), error.is_system_error)
