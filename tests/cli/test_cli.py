@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -354,6 +355,23 @@ def test_evaluate_uses_the_settings_of_training_unless_set(tmp_path, capsys):
     printed = json.loads(output(capsys, *every, "--json"))
     assert (printed["total"], printed["recorded"]) == (355, None)
     assert "test_images" not in printed["data_args"]
+
+
+def test_evaluate_finds_the_data_of_a_relative_path_from_elsewhere(tmp_path, monkeypatch, capsys):
+    images, labels = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 2
+    arrays = {"train_images": images, "train_labels": labels}
+    np.savez(tmp_path / "own.npz", **arrays, test_images=images, test_labels=labels)
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", "npz", "--data-dir", "own.npz", "--out", "run"]
+    output(capsys, "train", *data, *flags(epochs=1, batch_size=4))
+    monkeypatch.chdir("/")
+    assert "npz: 50.00 % (10 of 20 correct), as recorded" in output(
+        capsys, "evaluate", tmp_path / "run"
+    )
+    (tmp_path / "own.npz").rename(tmp_path / "moved.npz")
+    assert f"{tmp_path / 'own.npz'}" in error(capsys, "evaluate", tmp_path / "run")
+    moved = ["--data-dir", tmp_path / "moved.npz"]
+    assert "(10 of 20 correct)" in output(capsys, "evaluate", tmp_path / "run", *moved)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ class TrainConfig:
 
     Args:
         data: Name of the data set.
-        data_dir: Directory of the data set, for data sets that are files.
+        data_dir: Directory of the data set, for data sets that are files. A relative path becomes
+            absolute, so that the run can be evaluated from any working directory.
         data_args: Settings of the data set.
         select_on: Score by which runs are compared when one of them is selected. "val" holds out a
             part of the training images, and measures the finished network on it, so that the test
@@ -129,6 +130,8 @@ class TrainConfig:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
+        if self.data_dir and not str(self.data_dir).startswith("~"):
+            object.__setattr__(self, "data_dir", str(Path(self.data_dir).absolute()))
         for name, least, meaning in _COUNTS:
             check_count("train", name, getattr(self, name), least=least, meaning=meaning)
         if self.threads is not None:
