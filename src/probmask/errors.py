@@ -13,6 +13,13 @@ class CheckpointError(InputError):
     """A file is not an intact checkpoint of the run."""
 
 
+class UnknownNameError(KeyError):
+    """A table, such as `METHODS`, has no entry of this name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show the message in quotes
+
+
 class NonFiniteError(ArithmeticError):
     """A computation yielded a NaN or an infinity, as when training diverges."""
 

@@ -7,9 +7,20 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from probmask.errors import InputError
+from probmask.errors import InputError, UnknownNameError
 
 T = TypeVar("T")
+
+
+class NamedTable(dict[str, T]):
+    """A dictionary of named things of one ``kind`` whose `KeyError` suggests a known name."""
+
+    def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
+        super().__init__(entries)
+        self.kind = kind
+
+    def __missing__(self, name: object) -> T:
+        raise UnknownNameError(f"{shown(name)}: no such {self.kind}; {suggestion(str(name), self)}")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -19,10 +30,17 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean …?" with the closest known name, or a list of all known names."""
+    """Return "did you mean …?" with the closest known names, or a list of all known names.
+
+    Several names are suggested if they are equally close.
+    """
     known = sorted(known)
-    close = closest(name, known)
-    return f"choose from {', '.join(known)}." if close is None else f"did you mean {close!r}?"
+    similar = difflib.get_close_matches(name, known, n=4, cutoff=0.6)
+    if not similar:
+        return f"choose from {', '.join(known)}."
+    ratios = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in similar}
+    *others, last = sorted(repr(each) for each in similar if ratios[each] == ratios[similar[0]])
+    return f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
 
 
 def lookup(kind: str, argument: str, name: str, known: Mapping[str, T]) -> T:

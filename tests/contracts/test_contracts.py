@@ -187,7 +187,7 @@ def test_sparsity_and_name_match_the_command_line():
             "compared in the paper",
             "discussed in the paper",
             "newer rivals",
-            "floors",
+            "baselines",
         )
         if name != "dense":
             assert method(sparsity=SPARSITY).sparsity == SPARSITY

@@ -13,7 +13,7 @@ from probmask.data.npz import npz
 from probmask.data.releases import REMOTES, Release, default_directory, expand_home
 from probmask.data.source import DataSource, Photographs, SmallImages, validation_count
 from probmask.errors import InputError
-from probmask.messages import lookup
+from probmask.messages import NamedTable, lookup
 from probmask.parsing import Source, parse_fields
 
 
@@ -43,30 +43,33 @@ class DataSet:
 # The statistics of the ProbMask paper, for CIFAR-10 and for CIFAR-100.
 _CIFAR = SmallImages(padding=4, flip=True, mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262))
 
-DATA: dict[str, DataSet] = {
-    "digits": DataSet(
-        mnist_and_digits.digits,
-        SmallImages(padding=1, flip=False, mean=(0.3051,), std=(0.3762,)),
-        mnist_and_digits.DIGITS,
-    ),
-    "cifar10": DataSet(cifar.cifar10, _CIFAR, cifar.CIFAR10, cifar.locate),
-    "cifar100": DataSet(cifar.cifar100, _CIFAR, cifar.CIFAR100, cifar.locate),
-    "mnist": DataSet(
-        mnist_and_digits.mnist,
-        SmallImages(padding=2, flip=False, mean=(0.1307,), std=(0.3081,)),
-        mnist_and_digits.MNIST,
-        mnist_and_digits.locate,
-    ),
-    "fashion-mnist": DataSet(
-        mnist_and_digits.fashion_mnist,
-        SmallImages(padding=2, flip=True, mean=(0.2860,), std=(0.3530,)),
-        mnist_and_digits.FASHION_MNIST,
-        mnist_and_digits.locate,
-    ),
-    "imagenet": DataSet(imagenet, Photographs(), IMAGENET),
-    "folder": DataSet(folder, Photographs()),
-    "npz": DataSet(npz, SmallImages(padding=0, flip=False)),
-}
+DATA = NamedTable(
+    "data set",
+    {
+        "digits": DataSet(
+            mnist_and_digits.digits,
+            SmallImages(padding=1, flip=False, mean=(0.3051,), std=(0.3762,)),
+            mnist_and_digits.DIGITS,
+        ),
+        "cifar10": DataSet(cifar.cifar10, _CIFAR, cifar.CIFAR10, cifar.locate),
+        "cifar100": DataSet(cifar.cifar100, _CIFAR, cifar.CIFAR100, cifar.locate),
+        "mnist": DataSet(
+            mnist_and_digits.mnist,
+            SmallImages(padding=2, flip=False, mean=(0.1307,), std=(0.3081,)),
+            mnist_and_digits.MNIST,
+            mnist_and_digits.locate,
+        ),
+        "fashion-mnist": DataSet(
+            mnist_and_digits.fashion_mnist,
+            SmallImages(padding=2, flip=True, mean=(0.2860,), std=(0.3530,)),
+            mnist_and_digits.FASHION_MNIST,
+            mnist_and_digits.locate,
+        ),
+        "imagenet": DataSet(imagenet, Photographs(), IMAGENET),
+        "folder": DataSet(folder, Photographs()),
+        "npz": DataSet(npz, SmallImages(padding=0, flip=False)),
+    },
+)
 
 
 def load_data(

@@ -6,10 +6,11 @@ that holds all state. A method that trains, prunes and trains again divides one 
 phases.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
@@ -19,6 +20,7 @@ from probmask.errors import InputError
 from probmask.masking.masker import Masker
 from probmask.masking.probe import Probe
 from probmask.masking.sites import Site
+from probmask.messages import suggestion
 
 # Warn if one step reduces the number of kept weights by more than this factor.
 _ABRUPT = 1.1
@@ -92,6 +94,16 @@ class Method(ABC):
     ordered: ClassVar[tuple[str, ...]] = ()
 
     sparsity: Sparsity
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Check the names of the settings: the error of a dataclass suggests none."""
+        known = inspect.signature(cls.__init__).parameters
+        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        for name in settings:
+            if name not in known and not any_name:
+                hint = suggestion(name, set(known) - {"self"})
+                raise TypeError(f"{cls.__name__}({name}=…): no such setting; {hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

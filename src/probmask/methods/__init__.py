@@ -14,6 +14,7 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.probe import Probe
 from probmask.masking.sites import Site
+from probmask.messages import NamedTable
 from probmask.methods.ac_dc import ACDC
 from probmask.methods.autoprune import AutoPrune
 from probmask.methods.deepr import DeepR
@@ -83,12 +84,12 @@ _ALL: tuple[type[Method], ...] = (
     OptG,
     Spartan,
     ST3,
-    # floors
+    # baselines
     Dense,
     Magnitude,
     Random,
 )
-METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
+METHODS = NamedTable("method", {method.name: method for method in _ALL})
 
 __all__ = [
     "ACDC",

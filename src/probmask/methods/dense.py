@@ -29,7 +29,7 @@ class Dense(Method):
 
     name: ClassVar[str] = "dense"
     summary: ClassVar[str] = "keeps every weight: the baseline"
-    group: ClassVar[str] = "floors"
+    group: ClassVar[str] = "baselines"
 
     sparsity: Sparsity = 0.0
 

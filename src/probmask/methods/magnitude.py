@@ -31,8 +31,8 @@ class Magnitude(Method):
     """
 
     name: ClassVar[str] = "magnitude"
-    summary: ClassVar[str] = "prunes the smallest weights once: a floor"
-    group: ClassVar[str] = "floors"
+    summary: ClassVar[str] = "prunes the smallest weights once"
+    group: ClassVar[str] = "baselines"
     year: ClassVar[int | None] = 1989
     reference: ClassVar[str] = (
         "S. A. Janowsky, Pruning versus clipping in neural networks, Physical Review A 39, 1989"

@@ -28,8 +28,8 @@ class Random(Method):
     """
 
     name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "keeps weights at random: the floor"
-    group: ClassVar[str] = "floors"
+    summary: ClassVar[str] = "keeps weights at random"
+    group: ClassVar[str] = "baselines"
     year: ClassVar[int | None] = 2022
     reference: ClassVar[str] = (
         "S. Liu et al., The Unreasonable Effectiveness of Random Pruning: Return of the Most Naive "

@@ -11,7 +11,7 @@ from torch import nn
 from probmask.errors import InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
-from probmask.messages import lookup, one_line, suggestion
+from probmask.messages import NamedTable, lookup, one_line, suggestion
 from probmask.models.blocks import check_arguments
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
@@ -42,17 +42,20 @@ class Network:
         return (self.build.__doc__ or "").strip().split("\n")[0].rstrip(".")
 
 
-MODELS: dict[str, Network] = {
-    "smallconv": Network(smallconv, _DIGITS, (10,)),
-    "lenet300": Network(lenet300, _MNIST, (10,)),
-    "conv4": Network(conv4, _CIFAR, (10,)),
-    "resnet14": Network(resnet14, _CIFAR, (10,)),
-    "resnet20": Network(resnet20, _CIFAR, (10,)),
-    "resnet32": Network(resnet32, _CIFAR, (10, 100)),
-    "vgg19": Network(vgg19, _CIFAR, (10, 100)),
-    "mobilenetv1": Network(mobilenetv1, _IMAGENET, (1000,)),
-    "resnet50": Network(resnet50, _IMAGENET, (1000,)),
-}
+MODELS = NamedTable(
+    "model",
+    {
+        "smallconv": Network(smallconv, _DIGITS, (10,)),
+        "lenet300": Network(lenet300, _MNIST, (10,)),
+        "conv4": Network(conv4, _CIFAR, (10,)),
+        "resnet14": Network(resnet14, _CIFAR, (10,)),
+        "resnet20": Network(resnet20, _CIFAR, (10,)),
+        "resnet32": Network(resnet32, _CIFAR, (10, 100)),
+        "vgg19": Network(vgg19, _CIFAR, (10, 100)),
+        "mobilenetv1": Network(mobilenetv1, _IMAGENET, (1000,)),
+        "resnet50": Network(resnet50, _IMAGENET, (1000,)),
+    },
+)
 # Every network takes these, so a function with **settings can pass them on to any network.
 _COMMON_SETTINGS = ("classes", "channels")
 

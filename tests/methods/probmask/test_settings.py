@@ -134,8 +134,14 @@ def test_invalid_settings_raise_with_value_and_rule(kind, settings, text):
     ],
 )
 def test_each_class_takes_only_its_own_settings(kind, name):
-    with pytest.raises(TypeError, match=name):
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\({name}=…\): no such setting; "):
         kind(sparsity=0.9, **{name: 1})
+
+
+def test_a_misspelt_setting_suggests_the_closest_one():
+    message = r"TiedProbMask\(sparsty=…\): no such setting; did you mean 'sparsity'\?"
+    with pytest.raises(TypeError, match=message):
+        TiedProbMask(sparsty=0.9)
 
 
 def test_settings_are_keywords_and_rebuild_the_method():
