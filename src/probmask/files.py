@@ -31,13 +31,12 @@ def read_bounded(path: str | os.PathLike[str], *, most: int) -> bytes:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{path}: is not a regular file.")
-            content = file.read(min(status.st_size, most) + 1)
+            size = status.st_size
+            content = file.read(size + 1) if size <= most else b""
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
-    if len(content) > most:
-        raise InputError(
-            f"{path}: has {status.st_size:,} bytes, but such a file has at most {most:,}."
-        )
+    if max(size, len(content)) > most:
+        raise InputError(f"{path}: has {size:,} bytes, but such a file has at most {most:,}.")
     return content
 
 

@@ -409,6 +409,14 @@ def test_wrong_directories_print_one_line(tmp_path, capsys, counts):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_directory_whose_name_is_not_text_prints_one_line(tmp_path, capsys):
+    images = tmp_path / os.fsdecode(b"\xff")
+    make_classes(images, {"a": 20, "b": 20})
+    assert main(arguments(images, tmp_path / "run")) == 2
+    assert r"\udcff': the text is not valid Unicode." in one_line(capsys)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.filterwarnings("default::probmask.errors.AbsentClassWarning")
 def test_a_class_without_training_images_is_warned_about_in_one_line(tmp_path, capsys):
     labels = np.tile(np.arange(1, 5), 20)

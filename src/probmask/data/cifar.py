@@ -6,7 +6,6 @@ pickled dictionary with the same content; see `pickle_reader`.
 """
 
 import gzip
-import stat
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from probmask.data.releases import (
 )
 from probmask.data.source import SmallImages
 from probmask.errors import InputError
+from probmask.files import read_bounded
 from probmask.messages import one_line
 
 CIFAR10 = Release("cifar10", 10, (3, 32, 32), train_images=50_000, test_images=10_000)
@@ -137,7 +137,7 @@ def locate(release: Release, path: Path) -> tuple[_Layout, Path]:
 def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
     names = (*layout.train, *layout.test)
     if place.is_dir():
-        return {name: _read_file(place / name) for name in names}
+        return {name: read_bounded(place / name, most=_MAX_FILE_SIZE) for name in names}
     try:
         with gzip.open(place) as opened:
             unpacked = _Unpacked(opened, place)
@@ -150,20 +150,6 @@ def _read(place: Path, layout: _Layout) -> dict[str, bytes]:
         if isinstance(error, OSError) and error.strerror:
             raise unreadable(place, error) from error
         raise damaged(place, one_line(error)) from error
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: is not a regular file; unpack the release again.")
-        if status.st_size > _MAX_FILE_SIZE:
-            raise damaged(
-                path, f"its size of {status.st_size:,} bytes exceeds that of every CIFAR file"
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 class _Unpacked:

@@ -24,6 +24,7 @@ from probmask.errors import InputError
 from probmask.files import write_atomically
 from probmask.masking.method import Phase
 from probmask.models.own_network import untrusted_model
+from probmask.parsing import check_plain
 from probmask.training.config import TrainConfig, load_config, make_method, to_table
 from probmask.training.metrics import read_log
 from probmask.training.record_format import read_record
@@ -85,8 +86,10 @@ class RunDirectory:
         """Create the directory of a new run.
 
         Raises:
-            InputError: The directory is in use, and stays as it is, or it cannot be written.
+            InputError: The directory is in use, and stays as it is, or it cannot be written, or a
+                value of the configuration cannot be stored, for example a path that is not text.
         """
+        check_plain(to_table(config), source="train")
         self.check_unused()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
