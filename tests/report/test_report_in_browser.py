@@ -129,6 +129,15 @@ def test_table_equals_compare(opened, grid):
             assert shown[cell.label] == expected
 
 
+def test_every_sparsity_has_a_tile(opened, tmp_path):
+    levels = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+    write_grid(tmp_path, methods=("dense", "probmask", "gmp"), sparsities=levels, seeds=(0,))
+    browser = opened(tmp_path)
+    expected = ["dense", *(f"best at {100 * level:g} %" for level in levels)]
+    shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in texts(browser, "#tiles .what")]
+    assert shown == expected
+
+
 def test_unequal_numbers_of_seeds_are_shown(opened, tmp_path):
     write_grid(tmp_path / "two", methods=("probmask",), sparsities=(0.9, 0.98))
     write_grid(tmp_path / "one", methods=("gmp",), sparsities=(0.9, 0.98), seeds=(0,))

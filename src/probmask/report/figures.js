@@ -158,15 +158,7 @@ function drawTiles(view) {
       tiles.push(
         tile("dense", `${fixed(dense.mean)} %`, spreadText(dense), `${whole(dense.size)} weights`),
       );
-    const most = 5 - tiles.length;
-    const shown =
-      levels.length <= most
-        ? levels
-        : Array.from(
-            { length: most },
-            (_, i) => levels[Math.round((i * (levels.length - 1)) / (most - 1))],
-          );
-    for (const level of shown) {
+    for (const level of levels) {
       const best = bestAt(level),
         methods = sparse.filter((cell) => cell.sparsity === level).length;
       tiles.push(
