@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as error:
         hint = str(error) or "--resume DIR continues from the checkpoint"
-        print(f"probmask: interrupted; {hint}", file=sys.stderr)
+        print_message(f"interrupted; {hint}")
         return _INTERRUPTED
     except tuple(_EXIT_CODES) as error:
         code = next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))

@@ -14,7 +14,7 @@ from probmask.cli.arguments import (
     model_to_import,
     parse_shape,
 )
-from probmask.cli.terminal import print_json, print_rows
+from probmask.cli.terminal import print_json, print_rows, print_text
 from probmask.errors import InputError
 from probmask.messages import one_line
 
@@ -71,10 +71,11 @@ def run(options: argparse.Namespace) -> None:
         return
     print_speeds(speeds)
     if written is not None:
-        print(f"written to {written}; 'compare' and 'report' show batch size {batches[0]}")
+        print_text(f"written to {written}; 'compare' and 'report' show batch size {batches[0]}")
     if options.layers:
         for speed, engine in measured:
-            print(f"\nbatch {speed.batch}")
+            print_text()
+            print_text(f"batch {speed.batch}")
             engine.explain()
 
 
@@ -189,7 +190,7 @@ def print_speeds(speeds: Sequence["Speed"]) -> None:
     print_rows(headings, rows)
     seconds = sum(speed.compile_seconds for speed in speeds)
     threads = speeds[0].threads
-    print(
+    print_text(
         f"medians, {threads} thread{'s' * (threads > 1)}; compiled in {seconds:.1f} s "
         "(the kernels are cached on disk, the measurements are not)"
     )

@@ -1,14 +1,11 @@
 """`probmask compare`: print tables of runs, with mean and standard deviation over seeds."""
 
 import argparse
-import csv
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from probmask.cli.arguments import add_runs, finished_runs
-from probmask.cli.terminal import print_rows
+from probmask.cli.terminal import print_csv, print_json, print_rows, print_text
 
 if TYPE_CHECKING:
     from probmask.analysis.comparison import Cell, Setting
@@ -67,25 +64,24 @@ def print_comparison(settings: "Sequence[Setting]", form: str) -> None:
             }
             for setting in settings
         ]
-        print(json.dumps({"settings": tables}, indent=2, ensure_ascii=False))
+        print_json({"settings": tables})
     elif form == "csv":
-        _print_csv(settings)
+        print_csv(_csv_rows(settings))
     else:
         for index, setting in enumerate(settings):
             if index:
-                print()
+                print_text()
             _print_table(setting, markdown=form == "markdown")
 
 
-def _print_csv(settings: "Sequence[Setting]") -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+def _csv_rows(settings: "Sequence[Setting]") -> Iterator[list[Any]]:
     for index, setting in enumerate(settings):
         lines = [_line(setting, position) for position in range(len(setting.cells))]
         if index == 0:
-            writer.writerow(["network and data", "training", *lines[0]])
+            yield ["network and data", "training", *lines[0]]
         about = [setting.title, "; ".join(setting.details)]
         for line in lines:
-            writer.writerow([*about, *("" if value is None else value for value in line.values())])
+            yield [*about, *("" if value is None else value for value in line.values())]
 
 
 def _line(setting: "Setting", index: int) -> dict[str, Any]:
@@ -114,7 +110,9 @@ def _line(setting: "Setting", index: int) -> dict[str, Any]:
 
 def _print_table(setting: "Setting", *, markdown: bool) -> None:
     title = ", ".join((setting.title, *setting.details))
-    print(f"**{_escaped(title)}**\n" if markdown else title)
+    print_text(f"**{_escaped(title)}**" if markdown else title)
+    if markdown:
+        print_text()
     labels = setting.ranking
     levels = sorted({cell.level for cell in setting.cells})
     indices = {(cell.label, cell.level): index for index, cell in enumerate(setting.cells)}
@@ -127,11 +125,11 @@ def _print_table(setting: "Setting", *, markdown: bool) -> None:
             columns[f"paper, {_heading(level)}"] = [_paper_entry(cell) for cell in cells]
     print_rows(list(columns), list(zip(*columns.values(), strict=True)), markdown=markdown)
     if markdown:
-        print()
+        print_text()
     for note in _notes(setting):
-        print(note)
+        print_text(note)
     if any(cell.milliseconds is not None for cell in setting.cells):
-        print()
+        print_text()
         _print_latencies(setting, markdown=markdown)
 
 
@@ -153,8 +151,8 @@ def _print_latencies(setting: "Setting", *, markdown: bool) -> None:
     ]
     print_rows(_SPEED_HEADINGS, rows, markdown=markdown)
     if markdown:
-        print()
-    print("ms: one forward pass of a batch, timed by `probmask bench`; mean over seeds")
+        print_text()
+    print_text("ms: one forward pass of a batch, timed by `probmask bench`; mean over seeds")
 
 
 def _figure(value: float | None) -> str:

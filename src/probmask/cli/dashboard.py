@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from probmask.checks import is_number
+from probmask.cli.terminal import add_row, verbatim
+from probmask.messages import printable
 from probmask.training.run_directory import RunState
 
 _LABEL = 6  # characters of the labels left of a curve
@@ -87,7 +89,7 @@ _CURVES = (
 def render_run(state: RunState, *, width: int, height: int, seconds_left: float | None) -> Group:
     """Draw the curves of a run in at most `height` lines, with its state above them."""
     shown = state.at_work
-    head = [Text(_title(state), style="bold"), Text(state_line(state, seconds_left))]
+    head = [verbatim(_title(state), "bold"), verbatim(state_line(state, seconds_left))]
     curves = [curve for curve in _CURVES if _values(shown.history, curve)]
     if not curves:
         note = [Text("the first epoch has not finished", style="dim")] if _unfinished(state) else []
@@ -151,13 +153,13 @@ def render_runs(
         words = heading in ("state", "progress")
         table.add_column(heading, no_wrap=True, justify="left" if words else "right")
     for path, row in zip(ordered, rows, strict=False):
-        name = _truncated(str(path.relative_to(root)), left)
-        table.add_row(Text(name), *(row[heading] for heading in shown))
-    lines: list[Text | Table] = [Text(head, overflow="ellipsis", no_wrap=True), table]
+        name = _truncated(printable(str(path.relative_to(root))), left)
+        add_row(table, name, *(row[heading] for heading in shown))
+    lines: list[Text | Table] = [_one_line(head), table]
     if room < len(ordered):
         lines.append(Text(f"… and {len(ordered) - room} more", style="dim"))
     lines += [
-        Text(f"{path.relative_to(root)}: {reason}", overflow="ellipsis", no_wrap=height is not None)
+        verbatim(f"{path.relative_to(root)}: {reason}")
         for path, reason in runs.items()
         if isinstance(reason, str) and height is None
     ]
@@ -321,6 +323,12 @@ def _cells(run: RunState | str) -> dict[str, str]:
         "sparsity": sparsity,
         "test": "–" if run.record is None else f"{run.record['test']['accuracy']:.2f} %",
     }
+
+
+def _one_line(text: str) -> Text:
+    line = verbatim(text)
+    line.overflow, line.no_wrap = "ellipsis", True
+    return line
 
 
 def _truncated(name: str, room: int | None) -> str:

@@ -14,7 +14,7 @@ from probmask.cli.arguments import (
     download,
     model_to_import,
 )
-from probmask.cli.terminal import format_setting, print_json
+from probmask.cli.terminal import format_setting, print_json, print_text
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def run(options: argparse.Namespace) -> None:
         used = {key: value for key, value in asdict(source.settings).items() if value is not None}
         print_json({**result, "data_args": used, "recorded": before})
         return
-    print(f"{data}: {_score_text(result)}{_difference(result, before)}")
+    print_text(f"{data}: {_score_text(result)}{_difference(result, before)}")
     conditions = _settings_text(data, settings, in_training)
     if conditions:
-        print(conditions)
+        print_text(conditions)
 
 
 def _compiled(network: "nn.Module", image_shape: Sequence[int]) -> "nn.Module":

@@ -12,7 +12,7 @@ from probmask.cli.arguments import (
     model_to_import,
     parse_shape,
 )
-from probmask.cli.terminal import print_json
+from probmask.cli.terminal import print_json, print_text
 
 
 def add(commands: Any) -> None:
@@ -56,12 +56,12 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json({**asdict(done), "path": str(done.path)})
         return
-    print(f"{done.path}: {done.format}, {done.bytes:,} bytes")
+    print_text(f"{done.path}: {done.format}, {done.bytes:,} bytes")
     if done.agreement is not None:
         found = done.agreement
-        print(
+        print_text(
             f"ONNX Runtime against PyTorch on {found.inputs} random inputs: largest difference "
             f"{found.largest_difference:.2g}, same top-1 class for {found.same_top1}"
         )
     elif done.format == "onnx":
-        print("not compared with PyTorch: onnxruntime is not installed")
+        print_text("not compared with PyTorch: onnxruntime is not installed")

@@ -12,6 +12,7 @@ from probmask.checks import is_number
 from probmask.cli.arguments import add_artifact, artifact_path
 from probmask.cli.terminal import (
     MACS_NOTE,
+    add_row,
     format_bytes,
     format_percent,
     format_setting,
@@ -19,10 +20,9 @@ from probmask.cli.terminal import (
     make_console,
     make_table,
     print_json,
-    print_line,
     print_pairs,
     print_table,
-    verbatim,
+    print_text,
 )
 
 if TYPE_CHECKING:
@@ -94,20 +94,18 @@ def _print_artifact(path: Path, summary: "ArtifactSummary") -> None:
     console = make_console()
     print_table(console, table, optional=("MACs", "of", "stored as", "bytes"))
     ratio = summary.file_bytes / max(1, summary.dense_bytes)
-    print_line(console, str(path))
-    print_line(
-        console,
+    print_text(str(path))
+    print_text(
         f"{format_bytes(summary.file_bytes)}, {100 * ratio:.1f} % of the "
         f"{format_bytes(summary.dense_bytes)} of dense storage",
     )
-    print_line(
-        console,
+    print_text(
         f"{format_bytes(summary.layer_bytes)} for these layers, "
         f"{format_bytes(summary.other_bytes)} for other tensors, "
         f"{format_bytes(summary.header_bytes)} for the header",
     )
     if any(heading.header == "MACs" for heading in table.columns):
-        print_line(console, MACS_NOTE)
+        print_text(MACS_NOTE)
     training = training_summary(summary.metadata, summary.rounding)
     if training:
         print_pairs(console, training)
@@ -116,8 +114,9 @@ def _print_artifact(path: Path, summary: "ArtifactSummary") -> None:
 def _layer_table(summary: "ArtifactSummary") -> "Table":
     table = make_table("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes")
     for layer in summary.layers:
-        table.add_row(
-            verbatim(layer.name),
+        add_row(
+            table,
+            layer.name,
             format_shape(layer.shape),
             f"{layer.kept:,}",
             f"{layer.size:,}",
@@ -127,7 +126,8 @@ def _layer_table(summary: "ArtifactSummary") -> "Table":
             f"{layer.bytes:,}",
         )
     table.add_section()
-    table.add_row(
+    add_row(
+        table,
         "all",
         "",
         f"{summary.kept:,}",

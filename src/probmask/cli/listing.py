@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from probmask.cli.terminal import format_bytes, format_shape, print_json, print_rows
+from probmask.cli.terminal import format_bytes, format_shape, print_json, print_rows, print_text
 
 _METHOD_HEADINGS = ("name", "group", "year", "what it does")
 _MODEL_HEADINGS = (
@@ -96,7 +96,8 @@ def _list_models(options: argparse.Namespace) -> None:
         optional=("what it is", "pooling", "parameters"),
         markdown=options.markdown,
     )
-    print(f"\n{CONVENTION}")
+    print_text()
+    print_text(CONVENTION)
 
 
 def _list_data(options: argparse.Namespace) -> None:

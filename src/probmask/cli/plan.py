@@ -13,7 +13,7 @@ from probmask.cli.bench import (
     print_speeds,
     set_conditions,
 )
-from probmask.cli.terminal import print_json
+from probmask.cli.terminal import print_json, print_text
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,12 +61,13 @@ def run(options: argparse.Namespace) -> None:
             {"model": options.model, "sparsity": options.sparsity, **sizes, "results": results}
         )
         return
-    print(
+    print_text(
         f"{options.model} at {100 * options.sparsity:g} %: {kept:,} of {total:,} weights kept; "
-        f"file size {size / 1e6:.2f} MB instead of {dense / 1e6:.2f} MB\n"
+        f"file size {size / 1e6:.2f} MB instead of {dense / 1e6:.2f} MB"
     )
+    print_text()
     print_speeds(speeds)
-    print("measured with random masks; 'probmask bench' measures a trained network")
+    print_text("measured with random masks; 'probmask bench' measures a trained network")
 
 
 def _default_shape(model: str) -> tuple[int, ...]:

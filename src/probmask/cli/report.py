@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from probmask.cli.arguments import add_runs, finished_runs
-from probmask.cli.terminal import print_json
+from probmask.cli.terminal import print_json, print_text
 
 
 def add(commands: Any) -> None:
@@ -39,5 +39,5 @@ def run(options: argparse.Namespace) -> None:
         print_json({"page": str(options.out), "runs": len(runs), "bytes": size})
     else:
         count = f"{len(runs):,} run{'s' * (len(runs) != 1)}"
-        print(f"wrote a page of {size / 1000:,.0f} kB with {count}; open it in a browser:")
-        print(options.out.absolute())
+        print_text(f"wrote a page of {size / 1000:,.0f} kB with {count}; open it in a browser:")
+        print_text(str(options.out.absolute()))

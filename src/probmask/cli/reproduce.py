@@ -12,7 +12,7 @@ from probmask.cli.sweep import (
     raise_if_failed,
     sweep_overrides,
 )
-from probmask.cli.terminal import print_json, print_rows
+from probmask.cli.terminal import print_json, print_rows, print_text
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def _print_results(experiment: "Experiment", plan: "Plan", out: Path) -> None:
     from probmask.report import write_page
 
     runs = [run for _, run in plan.finished]
-    print(f"{experiment.title}\n{experiment.about}\n")
+    _print_title(experiment)
     print_comparison(compare(runs), "text")
     for planned, reason in plan.failed:
-        print(f"{planned.name}: {reason}")
+        print_text(f"{planned.name}: {reason}")
     page = out / "report.html"
     write_page(runs, page)
-    print(f"{page} shows {experiment.shows}; records to commit are in {out / 'records'}")
+    print_text(f"{page} shows {experiment.shows}; records to commit are in {out / 'records'}")
 
 
 def _compute_curve(experiment: "Experiment", options: argparse.Namespace) -> None:
@@ -107,10 +107,16 @@ def _compute_curve(experiment: "Experiment", options: argparse.Namespace) -> Non
     table = [
         (f"{at:.3f}", *(f"{slopes[prob, at]:.4g}" for prob in probs)) for at in dict.fromkeys(shown)
     ]
-    print(f"{experiment.title}\n{experiment.about}\n")
+    _print_title(experiment)
     print_rows(("temperature", *(f"S at s = {prob:g}" for prob in probs)), table)
     if path is not None:
-        print(f"all points: {path}")
+        print_text(f"all points: {path}")
+
+
+def _print_title(experiment: "Experiment") -> None:
+    print_text(experiment.title)
+    print_text(experiment.about)
+    print_text()
 
 
 def _list(options: argparse.Namespace) -> None:

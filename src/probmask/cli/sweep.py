@@ -12,7 +12,7 @@ from probmask.cli.arguments import (
     assignments,
     download,
 )
-from probmask.cli.terminal import print_json, print_message, print_rows, shows_progress
+from probmask.cli.terminal import print_json, print_message, print_rows, print_text, shows_progress
 from probmask.errors import FailedRunsError, InputError
 
 if TYPE_CHECKING:
@@ -143,11 +143,11 @@ def print_plan(plan: "Plan", out: Path, options: argparse.Namespace) -> None:
     )
     for row in rows:
         if row["reason"] is not None:
-            print(f"{row['name']}: {row['reason']}")
+            print_text(f"{row['name']}: {row['reason']}")
     for line in missing:
-        print(f"data: {line}")
+        print_text(f"data: {line}")
     counts = f"{len(plan.finished)} finished, {len(plan.failed)} failed, {len(plan.jobs)} to do"
-    print(f"{counts}; runs are in {out / 'runs'}, records to commit in {out / 'records'}")
+    print_text(f"{counts}; runs are in {out / 'runs'}, records to commit in {out / 'records'}")
 
 
 def plan_rows(plan: "Plan") -> list[dict[str, Any]]:

@@ -1,6 +1,12 @@
-"""Print messages, JSON and tables. Rich is imported with the first table, so that help is fast."""
+"""Print messages, texts, JSON and tables. Everything that commands print goes through here.
+
+Names in files can be anything: terminal escapes, or markup of rich. All text is therefore made
+printable here, and rich never interprets markup. Rich is imported with the first table, so that
+help is fast.
+"""
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,16 +27,28 @@ PIPE_WIDTH = 220  # characters per line where output does not go to a terminal
 
 def print_message(message: str, *, every_rank: bool = False) -> None:
     """Print a message to stderr, on the first rank only unless `every_rank` is set."""
-    message = "\n".join(map(printable, message.split("\n")))
+    message = printable(message)
     if is_first_rank():
         print(f"probmask: {message}", file=sys.stderr)
     elif every_rank:
         print(f"probmask (rank {launched_rank()}): {message}", file=sys.stderr)
 
 
+def print_text(text: str = "") -> None:
+    """Print a line to stdout, unwrapped."""
+    print(printable(text))
+
+
 def print_json(value: Any) -> None:
-    """Print a result as JSON."""
-    print(json.dumps(value, indent=2))
+    """Print a result as JSON, in ASCII."""
+    print(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
+
+
+def print_csv(rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows as CSV."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for row in rows:
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
 
 
 def shows_progress(options: argparse.Namespace) -> bool:
@@ -49,14 +67,14 @@ def print_training(
     results = make_table("network", *accuracies, "weights", "MACs", "file", "trained in")
     for name, run in (("dense", dense), (record["method"]["name"], record)):
         if run is not None:
-            results.add_row(name, *_result(run, with_validation=selected))
+            add_row(results, name, *_result(run, with_validation=selected))
     print_table(console, results, optional=("trained in",))
-    print_line(console, MACS_NOTE)
+    print_text(MACS_NOTE)
     unreadable = record.get("unreadable", [])
     if unreadable:
-        print_line(console, f"{len(unreadable)} image files are unreadable; record.json lists them")
+        print_text(f"{len(unreadable)} image files are unreadable; record.json lists them")
     files = "config.toml, metrics.jsonl, model.safetensors, record.json"
-    print_line(console, f"in {directory}: {files}")
+    print_text(f"in {directory}: {files}")
 
 
 def print_rows(
@@ -73,27 +91,26 @@ def print_rows(
     rows = list(rows)
     right = [all(_is_figure(row[column]) for row in rows) for column in range(len(headings))]
     if markdown:
-        print("| " + " | ".join(headings) + " |")
-        print("|" + "|".join("---:" if figures else "---" for figures in right) + "|")
+        print_text("| " + " | ".join(headings) + " |")
+        print_text("|" + "|".join("---:" if figures else "---" for figures in right) + "|")
         for row in rows:
-            print("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+            print_text("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
         return
     table = _empty_table()
     for heading, figures in zip(headings, right, strict=True):
         table.add_column(heading, justify="right" if figures else "left")
     for row in rows:
-        table.add_row(*row)
+        add_row(table, *row)
     print_table(make_console(), table, optional=optional)
 
 
 def print_pairs(console: "Console", pairs: Iterable[tuple[str, str]]) -> None:
     """Print headings and texts in two columns; long texts wrap within their column."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading, text in pairs:
-        table.add_row(Text(heading, style="bold"), verbatim(text))
+        table.add_row(verbatim(heading, style="bold"), verbatim(text))
     console.print()
     console.print(table)
 
@@ -113,17 +130,14 @@ def print_table(console: "Console", table: "Table", *, optional: Sequence[str] =
     console.print(table)
 
 
-def print_line(console: "Console", text: str) -> None:
-    """Print a line as it is: without markup, since paths may contain brackets, and unwrapped."""
-    console.print(text, markup=False, soft_wrap=True)
-
-
 def make_console() -> "Console":
     """Return a console; its lines are wide where the output goes to a file or a pipe."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def make_table(*headings: str) -> "Table":
@@ -135,11 +149,16 @@ def make_table(*headings: str) -> "Table":
     return table
 
 
-def verbatim(text: str) -> "Text":
-    """Return a table cell with this text, without markup or control codes."""
+def add_row(table: "Table", *cells: str, style: str | None = None) -> None:
+    """Add a row of texts to a table."""
+    table.add_row(*map(verbatim, cells), style=style)
+
+
+def verbatim(text: str, style: str = "") -> "Text":
+    """Return a text for rich without markup or control codes."""
     from rich.text import Text
 
-    return Text(printable(text))
+    return Text(printable(text), style=style)
 
 
 def format_shape(shape: Sequence[int]) -> str:
@@ -167,8 +186,9 @@ def format_bytes(count: int) -> str:
 def _layer_table(record: Mapping[str, Any]) -> "Table":
     table = make_table("layer", "shape", "kept", "of", "sparsity")
     for layer in record["layers"]:
-        table.add_row(
-            verbatim(layer["name"]),
+        add_row(
+            table,
+            layer["name"],
             format_shape(layer["shape"]),
             f"{layer['kept']:,}",
             f"{layer['size']:,}",
@@ -177,7 +197,7 @@ def _layer_table(record: Mapping[str, Any]) -> "Table":
     table.add_section()
     kept, size = record["kept"], record["size"]
     total = ("all", "", f"{kept:,}", f"{size:,}", format_percent(1 - kept / size))
-    table.add_row(*total, style="bold")
+    add_row(table, *total, style="bold")
     return table
 
 

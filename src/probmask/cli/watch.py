@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.cli.terminal import PIPE_WIDTH, print_json, print_training
+from probmask.cli.terminal import PIPE_WIDTH, print_json, print_text, print_training
 from probmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class _RunView:
         console.print(self.render(console.width, console.height - 1))
         record, twin = self.state.record, self.state.twin
         if record is not None:
-            print()
+            print_text()
             print_training(self._path, record, None if twin is None else twin.record)
         elif self.state.status == "stopped":
             directory = shlex.quote(str(self.state.owner))
-            print(f"stopped; continue with probmask train --resume {directory}")
+            print_text(f"stopped; continue with probmask train --resume {directory}")
 
     def as_json(self) -> Any:
         """Return the state with its curves."""
@@ -190,4 +190,4 @@ def _follow(view: _RunView | _TableView) -> None:
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(highlight=False, markup=False)
+    return Console(highlight=False, markup=False, emoji=False)

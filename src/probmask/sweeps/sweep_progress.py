@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from probmask.analysis.records import Run
+from probmask.messages import printable
 
 _MAX_ROWS = 20  # the table hides further runs, so that it fits a terminal
 
@@ -105,7 +106,7 @@ def live_table(progress: SweepProgress) -> Iterator[None]:
     console = Console(stderr=True, highlight=False)
 
     def print_above(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)
 
     before, progress.print_line = progress.print_line, print_above
     try:
@@ -133,7 +134,7 @@ def progress_table(progress: SweepProgress) -> Table:
     for heading in ("epoch", "loss", "accuracy", "sparsity", "left"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, run in list(progress.running.items())[:_MAX_ROWS]:
-        table.add_row(Text(name.rpartition("-")[0] or name), *_cells(run))
+        table.add_row(Text(printable(name.rpartition("-")[0] or name)), *_cells(run))
     return table
 
 

@@ -8,6 +8,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Protocol, Self
 
+from probmask.messages import printable
+
 _SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -71,7 +73,7 @@ class Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("{task.description}", style="bold"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=None),  # the width that the other columns leave
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True),
@@ -79,7 +81,7 @@ class Bar:
             console=Console(stderr=True),
             expand=True,
         )
-        self._task = self._progress.add_task(title, total=total_steps, status="")
+        self._task = self._progress.add_task(printable(title), total=total_steps, status="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -101,7 +103,7 @@ class Lines:
     """
 
     def __init__(self, title: str, total_steps: int) -> None:
-        self._title, self._total = title, total_steps
+        self._title, self._total = printable(title), total_steps
         self._first: tuple[int, float] | None = None  # step and time of the first status
         self._tenths = 0
         self._last_line = time.monotonic()

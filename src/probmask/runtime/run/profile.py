@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probmask.messages import printable
 from probmask.runtime.lower.nodes import Convolution, Network, Node
 from probmask.runtime.plan.partition import (
     LANES,
@@ -147,7 +148,7 @@ def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int
 def _cells(row: dict[str, Any], time: Callable[[float], str]) -> tuple[str, ...]:
     density = "" if row["density"] is None else f"{100 * row['density']:.2f} %"
     times = ("" if row[key] is None else time(row[key]) for key in ("kernels_ms", "pytorch_ms"))
-    return (row["layer"], row["output"], density, row["runs"], *times, row["why"])
+    return (printable(row["layer"]), row["output"], density, row["runs"], *times, row["why"])
 
 
 def _milliseconds(value: float) -> str:
