@@ -157,6 +157,14 @@ def test_a_wrong_grid_raises(text, expected):
     assert expected in str(caught.value)
 
 
+def test_a_grid_that_is_too_large_raises_before_it_is_expanded(tmp_path, capsys):
+    """Nine million runs would take hours to expand."""
+    axes = "\n".join(f"{key} = {list(range(1, 210))}" for key in ("seed", "epochs", "batch_size"))
+    (tmp_path / "huge.toml").write_text(f"[[grid]]\n{axes}\n[[grid]]\nseed = [0]\n")
+    assert main(["sweep", str(tmp_path / "huge.toml"), "--dry-run"]) == 2
+    assert "the grid has 9,129,330 runs, but at most 10,000 are allowed" in capsys.readouterr().err
+
+
 def test_an_empty_file_raises_on_the_command_line(tmp_path, capsys):
     (tmp_path / "empty.toml").write_text("# nothing yet\n")
     assert main(["sweep", str(tmp_path / "empty.toml"), "--set", "seed=1", "--dry-run"]) == 2

@@ -6,6 +6,7 @@
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from probmask.training.config import TrainConfig, assign, complete_config, make_
 from probmask.training.origins import Origins
 
 _MAX_LABEL = 60  # characters
+_MAX_RUNS = 10_000  # of one file; a thousand take seconds to expand
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,16 @@ def expand(
             f"{source}: describes no run; put common settings in [run], or lists of values in "
             "[grid], such as seed = [0, 1]."
         )
+    axes = [_axes_of(grid, source) for grid in grids]
+    total = sum(math.prod(len(values) for values in each.values()) for each in axes)
+    if total > _MAX_RUNS:
+        raise InputError(
+            f"{source}: the grid has {total:,} runs, but at most {_MAX_RUNS:,} are allowed; list "
+            "fewer values, or split it into several files."
+        )
     planned: dict[str, PlannedRun] = {}
-    for grid in grids:
-        for values in _combinations(grid, source):
+    for each in axes:
+        for values in _combinations(each):
             config = _make_config(common, values, overrides, source)
             identity = run_identity(config)
             planned.setdefault(identity, PlannedRun(config, identity, _run_name(config, identity)))
@@ -99,11 +108,15 @@ def _grids(table: Mapping[str, Any], source: str) -> list[Mapping[str, Any]]:
     return grids
 
 
-def _combinations(grid: Mapping[str, Any], source: str) -> Iterator[dict[str, Any]]:
+def _axes_of(grid: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
     axes = dict(_axes(grid))
     for key, values in axes.items():
         if not values:
             raise InputError(f"{source}: grid.{key} = []: lists no value; add one, or remove it.")
+    return axes
+
+
+def _combinations(axes: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     for chosen in itertools.product(*axes.values()):
         yield dict(zip(axes, chosen, strict=True))
 
