@@ -141,10 +141,16 @@ def test_a_checkpoint_of_another_training_raises(other, message):
 
 
 def test_a_checkpoint_of_a_longer_training_raises():
-    saved = begin(METHODS["tied"])[3].state_dict()
+    saved = probmask.attach(build("conv"), METHODS["tied"], total_steps=STEPS).state_dict()
     shorter = probmask.attach(build("conv"), METHODS["tied"], total_steps=STEPS // 2)
-    with pytest.raises(probmask.InputError, match="total_steps was 20 and is 10"):
+    # It names what was passed: by default, steps_per_epoch differs too.
+    with pytest.raises(probmask.InputError, match=r"training: total_steps was 20 and is 10\. Call"):
         shorter.load_state_dict(saved)
+    epochs = probmask.attach(
+        build("conv"), METHODS["tied"], total_steps=STEPS, steps_per_epoch=STEPS
+    )
+    with pytest.raises(probmask.InputError, match="steps_per_epoch was None and is 20"):
+        epochs.load_state_dict(saved)
 
 
 def test_a_state_of_another_object_raises():

@@ -82,6 +82,11 @@ class Sparsifier:
         return self._masker.frozen
 
     @property
+    def own_optimizers(self) -> tuple[Optimizer, ...]:
+        """Optimizers of the parameters that the method trains in addition to the weights."""
+        return tuple(group.optimizer for group in self._trainables)
+
+    @property
     def draw_count(self) -> int:
         """Number of masks to draw per update."""
         return self._masker.draws
@@ -268,11 +273,13 @@ class Sparsifier:
 
     def _training(self) -> dict[str, Any]:
         """Return the settings that identify this training, for checkpoints."""
+        context = self._context
+        epochs = {"steps_per_epoch": context.steps_per_epoch} if context.epochs_known else {}
         return {
             "method": self.method.name,
             **self.method.full_settings(),
-            "total_steps": self._context.total_steps,
-            "steps_per_epoch": self._context.steps_per_epoch,
+            "total_steps": context.total_steps,
+            **epochs,
         }
 
     def _before_step(
@@ -402,11 +409,11 @@ class Sparsifier:
 
 def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise an `InputError` that lists the differences between two trainings."""
-    keys = list(here) if saved["method"] == here["method"] else ["method"]
+    keys = [*here, *(saved.keys() - here)] if saved["method"] == here["method"] else ["method"]
     different = [
-        f"{key} was {saved.get(key)!r} and is {here[key]!r}"
+        f"{key} was {saved.get(key)!r} and is {here.get(key)!r}"
         for key in keys
-        if saved.get(key) != here[key]
+        if saved.get(key) != here.get(key)
     ]
     if different:
         raise InputError(
