@@ -1,5 +1,6 @@
 """The configuration: precedence of sources, errors, and the written form."""
 
+import itertools
 import tomllib
 
 import pytest
@@ -122,7 +123,16 @@ def test_a_value_of_the_wrong_type_raises(table, expected):
         ({"optimizer": {"nesterov": True, "momentum": 0.0}}, "nesterov"),
         ({"optimizer": {"warmup_epochs": -1}}, "warmup_epochs"),
         ({"optimizer": {"clip_norm": 0}}, "clip_norm"),
+        ({"optimizer": {"lr": 1e39}}, "lr=1e.39.: must be a number, from 0 to 1e.38"),
+        ({"optimizer": {"weight_decay": float("inf")}}, "weight_decay=inf"),
+        *(
+            ({key: value}, rf"{key}=1.*{number}.*: must be a number of")
+            for key in ("epochs", "batch_size", "devices", "threads", "workers")
+            for value, number in ((10**12, 0), (10**4000, "…"))
+        ),
+        ({"seed": 2**63}, "seed=9223372036854775808.: must be a seed, less than"),
     ],
+    ids=itertools.count(),
 )
 def test_a_value_out_of_range_raises(table, expected):
     with pytest.raises(InputError, match=expected):

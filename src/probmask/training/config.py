@@ -19,6 +19,7 @@ from probmask.parsing import check_plain, parse, parse_toml, read_toml
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
 
 DEFAULT_METHOD = "probmask-tied"
+_LARGEST_FLOAT = 1e38  # PyTorch refuses to multiply float32 tensors by larger numbers
 _DEFAULT_SPARSITY = 0.98
 
 
@@ -47,7 +48,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for name in ("lr", "momentum", "weight_decay", "warmup_epochs"):
             value = getattr(self, name)
-            check_within("optimizer", name, value, 0, math.inf, meaning="a finite number")
+            check_within("optimizer", name, value, 0, _LARGEST_FLOAT, meaning="a number")
         if self.clip_norm is not None:
             check_within(
                 "optimizer", "clip_norm", self.clip_norm, 1e-30, math.inf, meaning="a positive norm"
@@ -58,13 +59,17 @@ class OptimizerConfig:
             )
 
 
-# Integer settings of a run: name, smallest value, meaning.
+# Integer settings of a run: name, smallest and largest value, meaning. The largest values are
+# beyond any use, and small enough for exact arithmetic with all of them.
 _COUNTS = (
-    ("epochs", 1, "a number of epochs"),
-    ("batch_size", 1, "a number of images"),
-    ("seed", 0, "a seed"),
-    ("devices", 1, "a number of devices"),
+    ("epochs", 1, 10**9, "a number of epochs"),
+    ("batch_size", 1, 10**9, "a number of images"),
+    ("seed", 0, 2**63 - 1, "a seed"),
+    ("devices", 1, 10**6, "a number of devices"),
+    ("threads", 1, 10**4, "a number of threads"),
+    ("workers", 0, 10**4, "a number of processes"),
 )
+_OPTIONAL_COUNTS = ("threads", "workers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +137,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.data_dir and not str(self.data_dir).startswith("~"):
             object.__setattr__(self, "data_dir", str(Path(self.data_dir).absolute()))
-        for name, least, meaning in _COUNTS:
-            check_count("train", name, getattr(self, name), least=least, meaning=meaning)
-        if self.threads is not None:
-            check_count("train", "threads", self.threads, least=1, meaning="a number of threads")
-        if self.workers is not None:
-            check_count("train", "workers", self.workers, least=0, meaning="a number of processes")
+        for name, least, most, meaning in _COUNTS:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL_COUNTS:
+                check_count("train", name, value, least=least, meaning=meaning)
+                check_within("train", name, value, least, most, meaning=meaning)
         check_within("train", "label_smoothing", self.label_smoothing, 0, 1, meaning="a fraction")
         meaning = "a number of seconds"
         check_within(
