@@ -70,6 +70,7 @@ def test_a_full_disk_leaves_only_the_old_file(tmp_path, data, overwrite):
     with pytest.raises(OSError, match="No space left") as caught:
         write_atomically(tmp_path / "file", data, overwrite=overwrite)
     assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "file")
     assert contents(tmp_path) == before
 
 

@@ -46,3 +46,11 @@ class UnreadableImageWarning(UserWarning):
 
 class AbsentClassWarning(UserWarning):
     """A class of the data set has no training image, so the network cannot learn it."""
+
+
+class TensorBoardWarning(UserWarning):
+    """The events for TensorBoard cannot be written; the training continues without them."""
+
+
+class VersionWarning(UserWarning):
+    """A run is resumed with other versions than those that wrote its checkpoint."""

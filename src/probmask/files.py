@@ -7,13 +7,16 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from probmask.errors import InputError
 
 Content = bytes | Iterable[bytes | memoryview] | Callable[[BinaryIO], object]
+# The system fails; another path would not help. All other errors are about the path.
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 
 
 def read_bounded(path: str | os.PathLike[str], *, most: int) -> bytes:
@@ -44,21 +47,39 @@ def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: 
     """Write `data` to `path` atomically: a crash leaves the old file or the new one.
 
     `data` is bytes, an iterable of chunks, or a function that writes to the open file. Symbolic
-    links are followed. An error while writing (a full disk, an exception in the function) is raised
-    unchanged; the old file is then untouched and no temporary file is left.
+    links are followed. An error while writing (a full disk, an exception in the function) is
+    raised; the old file is then untouched and no temporary file is left. An OSError names `path`.
     """
     target = writable_target(path, overwrite=overwrite)
     temporary = target.with_name(f".probmask-{secrets.token_hex(8)}.tmp")
-    created = _create(temporary, target)
+    with naming(target, instead_of=temporary):
+        created = _create(temporary, target)
+        try:
+            with created as file:
+                _write(file, data)
+                file.flush()
+                os.fsync(file.fileno())
+            _publish(temporary, target, overwrite)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(target.parent)
+
+
+@contextmanager
+def naming(path: Path, *, instead_of: Path | None = None) -> Iterator[None]:
+    """Make an OSError name `path` if it names no file, or the file `instead_of`."""
     try:
-        with created as file:
-            _write(file, data)
-            file.flush()
-            os.fsync(file.fileno())
-        _publish(temporary, target, overwrite)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_directory(target.parent)
+        yield
+    except OSError as error:
+        unnamed = error.filename in (None, instead_of, str(instead_of))
+        if error.errno is None or not unnamed:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def is_failure(error: OSError) -> bool:
+    """Return whether the system failed, as with a full disk, so that no path would be better."""
+    return error.errno in _FAILURES
 
 
 def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
@@ -84,7 +105,7 @@ def _create(temporary: Path, target: Path) -> BinaryIO:
         # `tempfile` would create it with mode 0600; here the user's umask decides.
         return temporary.open("xb")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO):
+        if is_failure(error):
             raise
         raise _unwritable(target, error) from error
 

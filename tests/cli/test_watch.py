@@ -271,7 +271,7 @@ def test_other_directories_raise(tmp_path, run, unfinished, capsys):
     (unfinished / "metrics.jsonl").write_text("{}\nrubbish\n")
     assert "line 1 does not describe an epoch" in error(capsys, unfinished)
     (unfinished / "metrics.jsonl").write_text("rubbish\n")
-    assert "line 1 is damaged" in error(capsys, unfinished, "--json")
+    assert "line 1: not valid JSON" in error(capsys, unfinished, "--json")
     (unfinished / "record.json").write_text("{}")
     assert "the record is damaged (bytes is missing)" in error(capsys, unfinished)
     (unfinished / "config.toml").write_text("epochs = ")

@@ -1,6 +1,7 @@
 """Runs small enough for tests: a network of 4,264 weights, a few dozen updates."""
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from probmask.cli import main
+from probmask.errors import InputError
 from probmask.training.config import TrainConfig, load_config
+from probmask.training.run_directory import RunDirectory
 
 SMALL: dict[str, Any] = {
     "model_args.width": 8,
@@ -55,6 +58,15 @@ def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
 def start_command(*arguments: str) -> BaseProcess:
     """Run `probmask` in a new process."""
     return start(main, list(arguments))
+
+
+def try_lock(path: Path) -> None:
+    """Lock the directory of a run, in a process of its own; exit with 3 if it is locked."""
+    try:
+        with RunDirectory(path).locked():
+            pass
+    except InputError:
+        sys.exit(3)
 
 
 def kill_when(process: BaseProcess, ready: Callable[[], bool], *, delay: float = 0.0) -> None:

@@ -2,12 +2,15 @@
 
 import errno
 import itertools
+import json
+import math
 import os
 import random
 import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,10 @@ import torch
 from filelock import FileLock
 
 from probmask.cli import main
-from probmask.errors import CheckpointError, InputError
+from probmask.errors import CheckpointError, InputError, VersionWarning
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.metrics import MetricsLog
+from probmask.training.record import versions
 from probmask.training.run_directory import RunDirectory
 from probmask.training.trainer import train
 from training.small import (
@@ -26,7 +30,9 @@ from training.small import (
     lines,
     small,
     snapshot,
+    start,
     start_command,
+    try_lock,
     wait_until,
 )
 
@@ -249,6 +255,40 @@ def full_disk(monkeypatch, after):
     monkeypatch.setattr("os.fsync", fsync)
 
 
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [("mkdir", "run"), ("fsync", "config.toml"), ("lock", ".lock")],
+    ids=["directory", "configuration", "lock"],
+)
+def test_a_full_disk_at_the_start_exits_with_1_and_names_the_file(
+    tmp_path, monkeypatch, capsys, place, named
+):
+    """Exit code 2 would blame the arguments."""
+    target, plain_open = tmp_path / "run", os.open
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def open_all_but_the_lock(path, *arguments, **options):
+        if str(path).endswith(".lock"):
+            full(path)
+        return plain_open(path, *arguments, **options)
+
+    if place == "fsync":
+        full_disk(monkeypatch, after=0)
+    else:
+        patched = {"mkdir": ("mkdir", full), "lock": ("open", open_all_but_the_lock)}
+        monkeypatch.setattr(os, *patched[place])
+    code = main(["train", "--quiet", "--out", str(target), *flags(**BRIEF)])
+    monkeypatch.undo()
+    error = capsys.readouterr().err
+    assert code == 1, error
+    assert error.count("\n") == 1
+    assert "No space left on device" in error
+    assert named in error
+    assert ".tmp" not in error
+
+
 @pytest.mark.parametrize("after", [20, 21])
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatch, capsys, after):
     """The disk is full when the file is synced, or when its directory is."""
@@ -260,6 +300,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, brief, monkeypatc
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "No space left on device" in error
+    assert "checkpoint.safetensors" in error
     assert not list(out.glob(".probmask-*"))
     assert 0 < step_of(out) < 20
     train(out=out, resume=True)
@@ -302,11 +343,25 @@ def test_an_interrupt_prints_how_to_resume(tmp_path, brief, capsys, monkeypatch)
     assert_same_run(out, brief)
 
 
-def test_a_finished_run_is_returned_unchanged(brief):
-    before = snapshot(brief)
-    outcome = train(out=brief, resume=True)
-    assert outcome.record == train(small(**BRIEF), out=brief, resume=True).record
-    assert outcome.record["updates"] == 20
+def test_a_finished_run_is_returned_unchanged_from_read_only_media(brief, capsys, monkeypatch):
+    """Even if the data is gone."""
+    before, plain_open = snapshot(brief), os.open
+
+    def read_only(path, flags, *arguments, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return plain_open(path, flags, *arguments, **options)
+
+    def cannot_unlink(path, **_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "unlink", cannot_unlink)
+    monkeypatch.setattr("probmask.training.trainer.load_run_data", cannot_unlink)
+    assert main(["train", "--resume", str(brief), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["run"]
+    assert printed == train(small(**BRIEF), out=brief, resume=True).record
+    assert printed["updates"] == 20
     assert snapshot(brief) == before
 
 
@@ -371,6 +426,79 @@ def unfinished(stopped, tmp_path):
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
+@pytest.mark.parametrize("damage", ["zeros", "halved", "emptied", "deleted", "longer"])
+def test_a_damaged_log_is_restored_from_the_checkpoint(unfinished, brief, damage):
+    """The log is not synced with the checkpoint: after a power failure it can have any content."""
+    path = unfinished / "metrics.jsonl"
+    content = path.read_bytes()
+    damaged = {
+        "zeros": bytes(len(content)),
+        "halved": content[: len(content) // 2],
+        "emptied": b"",
+        "longer": content + content + b'{"epo',
+    }
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(damaged[damage])
+    record = train(out=unfinished, resume=True).record
+    assert [line["epoch"] for line in record["history"]] == [1, 2, 3, 4]
+    assert_same_run(unfinished, brief)
+
+
+def test_a_diverging_run_keeps_the_last_finite_checkpoint_and_names_it(tmp_path, capsys):
+    out = tmp_path / "run"
+    diverging = flags(method__name="snip", optimizer__lr=1e30, checkpoint_seconds=0)
+    assert main(["train", "--quiet", "--out", str(out), *diverging]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "lower optimizer.lr" in error
+    assert f"The last finite checkpoint is {out / 'checkpoint.safetensors'}." in error
+    state = read_checkpoint(out / "checkpoint.safetensors")
+    tensors = [*state["model"].values(), state["sums"]]
+    tensors += [each["momentum_buffer"] for each in state["optimizer"]["state"].values()]
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    assert not (out / "record.json").exists()
+
+
+def test_weights_that_only_the_last_update_makes_infinite_are_not_a_result(tmp_path):
+    """The loss of every update is finite."""
+    huge = {"optimizer__lr": 1e30, "optimizer__weight_decay": 1e30}
+    config = small(epochs=1, batch_size=1442, method__name="snip", **huge)
+    with pytest.raises(ArithmeticError, match=r"update 1: .* is not finite; lower optimizer\.lr"):
+        train(config, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+@pytest.mark.filterwarnings("always::probmask.errors.VersionWarning")
+def test_a_resume_under_other_versions_warns_and_is_recorded(unfinished, capsys):
+    path = unfinished / "checkpoint.safetensors"
+    state = read_checkpoint(path)
+    assert state["versions"] == [versions()]
+    old = {**versions(), "torch": "1.0"}
+    write_checkpoint(path, {**state, "versions": [old]})
+    assert main(["train", "--resume", str(unfinished), "--quiet"]) == 0
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{path}: was written with torch 1.0 (now {torch.__version__}); the result may" in error
+    record = json.loads((unfinished / "record.json").read_text())
+    assert (record["versions"], record["earlier_versions"]) == (versions(), [old])
+
+
+def test_the_versions_of_all_sessions_are_kept(unfinished, monkeypatch):
+    """Those of a session that was killed too."""
+    path = unfinished / "checkpoint.safetensors"
+    old = [{"probmask": "0.1"}, {"probmask": "0.2"}]
+    write_checkpoint(path, {**read_checkpoint(path), "versions": old})
+    config = small(**BRIEF, checkpoint_seconds=0)
+    stop_after_checkpoint(monkeypatch, 15)
+    with pytest.raises(Stopped), pytest.warns(VersionWarning):
+        train(config, out=unfinished, resume=True)
+    monkeypatch.undo()
+    assert read_checkpoint(path)["versions"] == [*old, versions()]
+    assert train(config, out=unfinished, resume=True).record["earlier_versions"] == old
+
+
 def test_a_damaged_checkpoint_raises_and_nothing_changes(unfinished):
     path = unfinished / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
@@ -391,14 +519,44 @@ def test_a_checkpoint_of_another_run_raises(unfinished):
         train(out=unfinished, resume=True)
 
 
-def test_a_checkpoint_that_no_longer_fits_the_model_raises_one_line(unfinished):
-    """As after a change of the code that builds the model."""
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda s: s["model"].update(extra=torch.ones(1)), "model.extra is unknown"),
+        (lambda s: s["model"].popitem(), "model.classifier.weight is missing"),
+        (lambda s: s.update(step=21), "step is 21, expected a whole number from 0 to 20"),
+        (lambda s: s.update(seconds=math.nan), "seconds is nan, expected a number from 0"),
+        (lambda s: s.update(seconds="1"), "seconds is '1', expected a number"),
+        (lambda s: s.update(sums=torch.ones(4)), r"sums is a tensor of shape \(4,\) and type"),
+        (lambda s: s.update(unreadable=[1]), "unreadable is a list, expected a table"),
+        (lambda s: s.update(versions={}), "versions is a table, expected a list"),
+        (lambda s: s.update(log=s["log"] * 2), "log: does not have a line for each of the first 2"),
+        (lambda s: s.update(log="{}\n{}\n"), "log: line 1 does not describe an epoch"),
+        (lambda s: s["optimizer"]["state"].update({99: {}}), r"state\.99 belongs to no parameter"),
+        (lambda s: s["optimizer"]["state"][0].clear(), r"state\.0\.momentum_buffer is missing"),
+        (lambda s: s["sparsifier"].update(step=3), r"sparsifier\.step is 3, expected 12"),
+        (
+            lambda s: s["sparsifier"]["method"]["sites"][0]["values"].update(active=None),
+            r"sites\.0\.values\.active is None, expected a tensor of shape \(8, 1, 3, 3\)",
+        ),
+        (
+            lambda s: s["sparsifier"]["method"]["values"].update(_temperature="hot"),
+            r"values\._temperature is 'hot', expected a number",
+        ),
+    ],
+    ids=itertools.count(),
+)
+def test_a_field_of_the_wrong_type_shape_or_range_raises_with_its_name(
+    unfinished, change, expected
+):
+    """As after a change of the code that builds the model, or by a stranger with a right digest."""
     path = unfinished / "checkpoint.safetensors"
     state = read_checkpoint(path)
-    state["model"]["classifier.extra"] = torch.ones(1)
+    change(state)
     write_checkpoint(path, state)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=expected) as caught:
         train(out=unfinished, resume=True)
+    assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
@@ -449,6 +607,30 @@ def test_a_lock_that_is_held_for_a_moment_does_not_stop_a_run(tmp_path):
     assert not RunDirectory(tmp_path).busy
 
 
+HELD = "another process or thread is training in it"
+
+
+def test_reading_the_run_or_another_thread_does_not_release_the_lock(tmp_path):
+    """A lock of the whole process would be released by closing any file that reads it."""
+    directory = RunDirectory(tmp_path)
+
+    def try_to_lock():
+        with pytest.raises(InputError, match=HELD), directory.locked():
+            pass
+
+    with directory.locked(), ThreadPoolExecutor(1) as other:
+        assert directory.busy
+        directory.lock.read_bytes()
+        try_to_lock()
+        other.submit(try_to_lock).result()
+        process = start(try_lock, tmp_path)
+        process.join()
+        assert process.exitcode == 3
+    process = start(try_lock, tmp_path)
+    process.join()
+    assert process.exitcode == 0
+
+
 def test_two_processes_do_not_train_in_one_directory(tmp_path, capsys):
     """The second process raises; the first one continues."""
     out = tmp_path / "run"
@@ -459,4 +641,4 @@ def test_two_processes_do_not_train_in_one_directory(tmp_path, capsys):
     process.kill()
     process.join()
     assert code == 2
-    assert "another process is training in it" in capsys.readouterr().err
+    assert HELD in capsys.readouterr().err

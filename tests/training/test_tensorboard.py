@@ -1,8 +1,14 @@
 """TensorBoard shows the numbers of the log, also after a run was killed and resumed."""
 
+import errno
+import os
+import threading
+from pathlib import Path
+
 import pytest
 
 from probmask.cli import main
+from probmask.errors import TensorBoardWarning
 from probmask.training.metrics import MetricsLog, read_log
 from training.small import flags, kill_when, lines, start_command
 
@@ -71,7 +77,7 @@ def test_tensorboard_has_every_histogram_of_the_log(resumed):
 def test_event_files_of_the_same_second_are_read_in_order(tmp_path):
     board = tmp_path / "tensorboard"
     for step in (5, 10, 15):
-        with MetricsLog(tmp_path / "metrics.jsonl", board, length=0, step=step) as log:
+        with MetricsLog(tmp_path / "metrics.jsonl", board, step=step) as log:
             log.write(step, {"loss": 2.0})
     seconds = [int(path.name.split(".")[3]) for path in board.iterdir()]
     assert len(set(seconds)) == 3
@@ -80,7 +86,65 @@ def test_event_files_of_the_same_second_are_read_in_order(tmp_path):
 
 def test_an_epoch_is_on_disk_as_soon_as_it_is_logged(tmp_path):
     """Events in memory would be lost when the process is killed."""
-    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", length=0, step=1)
+    log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
     log.write(5, {"epoch": 1, "loss": 2.0})
     assert [event.step for event in board_of(tmp_path).Scalars("loss")] == [5]
     log.close()
+
+
+class FullFile:
+    """A file on a disk that has room for one write."""
+
+    writes = 0
+
+    def write(self, content):
+        self.writes += 1
+        if self.writes > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self):
+        pass
+
+    def close(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("place", ["mkdir", "open", "write"])
+def test_a_full_disk_costs_a_warning_but_no_training(tmp_path, monkeypatch, capfd, place):
+    """No thread writes the events, so no thread can print a traceback."""
+    plain = Path.open
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open_event_file(path, *arguments, **options):
+        if "tfevents" not in path.name:
+            return plain(path, *arguments, **options)
+        return FullFile() if place == "write" else fail()
+
+    monkeypatch.setattr(Path, "open", open_event_file)
+    if place == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", fail)
+    threads = threading.active_count()
+
+    def write_three_epochs():
+        log = MetricsLog(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+        for epoch in (1, 2, 3):
+            log.write(5 * epoch, {"epoch": epoch, "loss": 2.0})
+            assert threading.active_count() == threads
+        log.close()
+
+    with pytest.warns(TensorBoardWarning) as warned:
+        write_three_epochs()
+    assert len(warned) == 1
+    expected = f"{tmp_path / 'tensorboard'}: cannot be written (No space left on device); the "
+    assert str(warned[0].message).startswith(expected)
+    assert [line["epoch"] for line in read_log(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_value_that_is_not_finite_is_left_out_of_the_log(tmp_path):
+    """The record, which is JSON, could not store it."""
+    with MetricsLog(tmp_path / "metrics.jsonl", None) as log:
+        log.write(5, {"epoch": 1, "loss": 2.0, "gap": float("inf"), "mean": float("nan")})
+    assert read_log(tmp_path / "metrics.jsonl") == [{"step": 5, "epoch": 1, "loss": 2.0}]

@@ -29,7 +29,9 @@ from probmask.errors import (
     InputError,
     LayerCollapseWarning,
     NonFiniteError,
+    TensorBoardWarning,
     UnreadableImageWarning,
+    VersionWarning,
 )
 from probmask.version import __version__
 
@@ -67,7 +69,13 @@ _EXTRAS = {
     **dict.fromkeys(("llvmlite", "numba"), "runtime"),
 }
 # Warnings for users; other warnings are for programmers and are not shown.
-_SHOWN_WARNINGS = (AbsentClassWarning, LayerCollapseWarning, UnreadableImageWarning)
+_SHOWN_WARNINGS = (
+    AbsentClassWarning,
+    LayerCollapseWarning,
+    TensorBoardWarning,
+    UnreadableImageWarning,
+    VersionWarning,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """Checkpoints: nested state in one safetensors file, written atomically and read without pickle.
 
-Tensors are the file's tensors; everything else is JSON in its header. A digest over both detects
-a damaged file before any of it is used. The format is our own because `torch.save` writes pickle,
-and no file that probmask reads may contain pickle.
+Tensors and long texts are the file's tensors; everything else is JSON in its header. A digest over
+both detects a damaged file before any of it is used. It does not protect from a forged file, so the
+types of the decoded state must be checked too (`checkpoint_schema`). The format is our own because
+`torch.save` writes pickle, and no file that probmask reads may contain pickle.
 """
 
 import hashlib
@@ -18,9 +19,12 @@ from torch import Tensor
 
 from probmask.errors import CheckpointError
 from probmask.files import write_atomically
+from probmask.messages import one_line
 
-_FORMAT = "probmask-checkpoint-2"
+_FORMAT = "probmask-checkpoint-3"
 _SCALARS = (str, int, float, bool, type(None))
+_LONG_TEXT = 1000  # characters; safetensors limits the size of the header
+_MAX_DEPTH = 50  # of nested containers
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -55,9 +59,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         )
     if metadata.get("digest") != _digest(metadata.get("state", ""), tensors):
         raise _damaged(path, "its digest does not match its content")
-    # Copy: the tensors are mapped from a file that the next checkpoint replaces.
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
-    state: dict[str, Any] = _decode(json.loads(metadata["state"]), copies)
+    try:
+        # Copy: the tensors are mapped from a file that the next checkpoint replaces.
+        copies = {name: _plain_copy(tensor) for name, tensor in tensors.items()}
+        state = _decode(json.loads(metadata.get("state", "")), copies)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its content cannot be decoded: {one_line(error)}") from error
+    if not isinstance(state, dict):
+        raise _damaged(path, "its content is not a table")
     return state
 
 
@@ -66,6 +75,12 @@ def _damaged(path: Path, reason: str) -> CheckpointError:
         f"{path}: the checkpoint is damaged ({reason}); restore it from a copy, or start a new run "
         "with another --out."
     )
+
+
+def _plain_copy(tensor: Tensor) -> Tensor:
+    if tensor.dtype == torch.bool and tensor.numel() and tensor.view(torch.uint8).max() > 1:
+        raise ValueError("a truth value is neither 0 nor 1")  # the result would be undefined
+    return tensor.clone()
 
 
 def _digest(tree: str, tensors: Mapping[str, Tensor]) -> str:
@@ -79,6 +94,11 @@ def _digest(tree: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     """Return the state as JSON values; an object with one key stands for each non-JSON type."""
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        content = torch.frombuffer(
+            bytearray(value.encode(errors="surrogatepass")), dtype=torch.uint8
+        )
+        return {"text": _encode(content, tensors)["tensor"]}
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, Tensor):
@@ -93,14 +113,59 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a checkpoint cannot store a {type(value).__name__}")
 
 
-def _decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(tree: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
+    """Return the state that `_encode` encoded; raise ValueError if it did not."""
     if not isinstance(tree, dict):
+        if not isinstance(tree, _SCALARS):
+            raise ValueError(f"expected a value, found a {type(tree).__name__}")
         return tree
+    if len(tree) != 1 or depth > _MAX_DEPTH:
+        raise ValueError("its nesting is wrong")
     ((kind, content),) = tree.items()
-    decoders: dict[str, Callable[[], Any]] = {
-        "tensor": lambda: tensors[content],
-        "dict": lambda: {_decode(k, tensors): _decode(v, tensors) for k, v in content},
-        "list": lambda: [_decode(item, tensors) for item in content],
-        "tuple": lambda: tuple(_decode(item, tensors) for item in content),
-    }
-    return decoders[kind]()
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise ValueError(f"{kind!r:.50} is not a type of value")
+    return decoder(content, tensors, depth + 1)
+
+
+def _decode_tensor(name: Any, tensors: Mapping[str, Tensor], _: int) -> Tensor:
+    if not isinstance(name, str) or name not in tensors:
+        raise ValueError(f"there is no tensor {name!r:.50}")
+    return tensors[name]
+
+
+def _decode_text(name: Any, tensors: Mapping[str, Tensor], depth: int) -> str:
+    content = _decode_tensor(name, tensors, depth)
+    if content.dtype != torch.uint8 or content.dim() != 1:
+        raise ValueError(f"tensor {name!r:.50} is not a text")
+    return content.numpy().tobytes().decode(errors="surrogatepass")
+
+
+def _decode_list(items: Any, tensors: Mapping[str, Tensor], depth: int) -> list[Any]:
+    if not isinstance(items, list):
+        raise ValueError("expected a list")
+    return [_decode(item, tensors, depth) for item in items]
+
+
+def _decode_tuple(items: Any, tensors: Mapping[str, Tensor], depth: int) -> tuple[Any, ...]:
+    return tuple(_decode_list(items, tensors, depth))
+
+
+def _decode_dict(items: Any, tensors: Mapping[str, Tensor], depth: int) -> dict[Any, Any]:
+    if not isinstance(items, list):
+        raise ValueError("expected a list of pairs")
+    found: dict[Any, Any] = {}
+    for pair in items:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], _SCALARS):
+            raise ValueError("expected a pair of key and value")
+        found[pair[0]] = _decode(pair[1], tensors, depth)
+    return found
+
+
+_DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
+    "tensor": _decode_tensor,
+    "text": _decode_text,
+    "list": _decode_list,
+    "tuple": _decode_tuple,
+    "dict": _decode_dict,
+}

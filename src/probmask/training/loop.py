@@ -104,6 +104,15 @@ class Loop:
         self._count(loss.detach(), logits.detach(), labels)
         self.step += 1
 
+    def check_finite(self) -> None:
+        """Raise `NonFiniteError` if the loss, a trained weight or its momentum is not finite."""
+        self._check_loss(self._sums[0].item())
+        for name, parameter in self.model.named_parameters():
+            state = self.optimizer.state.get(parameter, {}).values()
+            found = [parameter.detach(), *(value for value in state if isinstance(value, Tensor))]
+            if parameter.requires_grad and not all(t.isfinite().all() for t in found):
+                raise self._diverged(f"{name} is not finite")
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the run and the sums over the current epoch."""
         return {"step": self.step, "sums": self._sums}
@@ -160,11 +169,7 @@ class Loop:
     def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
         loss, correct, images = self._sums.tolist()
         self._sums.zero_()
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"update {self.step}: the loss is {loss}; lower optimizer.lr, or clip gradients "
-                "with optimizer.clip_norm."
-            )
+        self._check_loss(loss)
         metrics = self.sparsifier.metrics()
         if log is not None:
             values = {
@@ -177,6 +182,16 @@ class Loop:
             log.write(self.step, values, self.sparsifier.histograms())
         self._sparsity = metrics.get("expected_sparsity", 0.0)
         self._report(reporter, [loss, correct, images])
+
+    def _check_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss}")
+
+    def _diverged(self, problem: str) -> NonFiniteError:
+        return NonFiniteError(
+            f"update {self.step}: {problem}; lower optimizer.lr, or clip gradients with "
+            "optimizer.clip_norm."
+        )
 
     def _report(self, reporter: Reporter, sums: list[float]) -> None:
         loss, correct, images = sums

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -52,11 +53,12 @@ def make_record(
     seconds: float,
     device: torch.device,
     devices: int,
+    earlier_versions: Sequence[Mapping[str, str]],
 ) -> dict[str, Any]:
     """Measure the finished network; return its record.
 
     ``updates`` and ``seconds`` are the length of the training, ``devices`` the number of processes
-    that shared every batch.
+    that shared every batch. ``earlier_versions`` are those of the sessions before this one.
     """
     settings = make_method(config).full_settings()
     return {
@@ -77,6 +79,7 @@ def make_record(
         "seconds": round(seconds, 3),
         "config": to_table(config),
         "versions": versions(),
+        "earlier_versions": [dict(each) for each in earlier_versions],
         "hardware": {
             "machine": platform.machine(),
             "cpu": cpu_name(),
@@ -104,6 +107,7 @@ def versions() -> dict[str, str]:
     found = {
         "probmask": __version__,
         "torch": torch.__version__,
+        "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
     with suppress(importlib.metadata.PackageNotFoundError):

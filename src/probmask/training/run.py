@@ -1,9 +1,11 @@
 """A training run: prepare the network, train it, finish it with an artifact and a record."""
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, nullcontext
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,24 +15,36 @@ from torch import Tensor, nn
 from probmask.artifact import save
 from probmask.core.noise import RunStream, fold
 from probmask.data import DataSource, load_data
-from probmask.errors import CheckpointError, InputError
+from probmask.errors import CheckpointError, InputError, NonFiniteError, VersionWarning
 from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
-from probmask.messages import one_line
+from probmask.messages import one_line, printable
 from probmask.models import build_model, model_settings
+from probmask.training import checkpoint_schema as schema
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.evaluation import check_model
 from probmask.training.loop import Loop
-from probmask.training.metrics import MetricsLog, read_history
+from probmask.training.metrics import MetricsLog, check_text, thin_history
 from probmask.training.progress import MakeReporter, Reporter
-from probmask.training.record import artifact_metadata, make_record
+from probmask.training.record import artifact_metadata, make_record, versions
 from probmask.training.record_format import without_neutral_keys
 from probmask.training.run_directory import RunDirectory
 
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
 # Images for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
 _IMAGES_FOR_BATCHNORM = 50_000
+_MAX_SECONDS = 1e12  # of training
+# What PyTorch and the modules of a network raise for a state that does not fit.
+_LOADING_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class TrainingRun:
@@ -58,7 +72,8 @@ class TrainingRun:
         self.model = build_model(config.model, self.model_args)
         check_model(self.model, data, name=config.model)
         self.seconds = 0.0
-        self._log_length = 0
+        self._lines: list[str] = []  # of the log
+        self._versions = [versions()]  # of all sessions, if they differ
         self._loop: Loop | None = None
 
     @property
@@ -123,20 +138,28 @@ class TrainingRun:
         return self.finish(directory)
 
     def train(self, directory: RunDirectory, reporter: Reporter) -> None:
-        """Make all updates that are left, and write checkpoints on the way."""
+        """Make all updates that are left, and write checkpoints on the way.
+
+        Raises:
+            NonFiniteError: The training diverged. The last finite checkpoint stays.
+        """
         fingerprint = self.data.fingerprint() if self._is_first_rank else ""
         seconds_before = self.seconds
         started = last_checkpoint = time.monotonic()
         log = self._open_log(directory)
-        with log or nullcontext():
+        with log or nullcontext(), _naming_checkpoint(directory.checkpoint):
             for _ in self.loop.updates(log, reporter):
                 now = time.monotonic()
                 self.seconds = seconds_before + now - started
                 # All ranks hold the same state. The first one, which has the log, writes it.
                 due = now - last_checkpoint >= self.config.checkpoint_seconds
                 if log is not None and due:
+                    self.loop.check_finite()
                     write_checkpoint(directory.checkpoint, self._state(log, fingerprint))
                     last_checkpoint = now
+            self.loop.check_finite()
+        if log is not None:
+            self._lines = log.lines
 
     def finish(self, directory: RunDirectory) -> dict[str, Any]:
         """Finalize the masks, measure the network, write artifact and record."""
@@ -157,11 +180,12 @@ class TrainingRun:
             seconds=self.seconds,
             device=self.loop.fabric.device,
             devices=self.loop.fabric.world_size,
+            earlier_versions=self._versions[:-1],
         )
         if self._is_first_rank:
             save(self.model, directory.artifact, metadata=artifact_metadata(record), overwrite=True)
             record["bytes"] = directory.artifact.stat().st_size
-            record["history"] = read_history(directory.metrics)
+            record["history"] = thin_history(self._lines)
             directory.write_record(record)
             directory.checkpoint.unlink(missing_ok=True)
         finished: dict[str, Any] = self.loop.fabric.broadcast(record)
@@ -175,6 +199,8 @@ class TrainingRun:
         """
         path = directory.checkpoint
         state = read_checkpoint(path)
+        field = schema.Field(path)
+        schema.table(self._field_rules())(state, field)
         if without_neutral_keys(state["config"]) != without_neutral_keys(to_table(self.config)):
             raise CheckpointError(
                 f"{path}: belongs to a run with another configuration; resume without changing "
@@ -185,20 +211,51 @@ class TrainingRun:
                 f"{path}: was written while training on different data; restore the original data, "
                 "or pass its new place as --data-dir."
             )
+        for key, rule in self._state_rules(state["step"]).items():
+            rule(state[key], field[key])
+        lines = self._checked_lines(state, path)
         try:
             self.model.load_state_dict(state["model"])
             self.loop.optimizer.load_state_dict(state["optimizer"])
             self.loop.sparsifier.load_state_dict(state["sparsifier"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = one_line(error)
-            raise CheckpointError(
-                f"{path}: does not fit the model ({reason}); restore the code of the model that "
-                "wrote it, or start a new run with another --out."
-            ) from error
+            self.loop.sparsifier.summary()  # computes the masks, and thus uses the method's state
+            self.loop.sparsifier.metrics()
+        except _LOADING_ERRORS as error:  # extra state of a module can raise anything
+            raise field.error(f"cannot be loaded ({one_line(error)})") from error
         self.loop.load_state_dict(state)
         self.data.recall_unreadable(state["unreadable"])
         self.seconds = state["seconds"]
-        self._log_length = state["log_length"]
+        self._lines = lines
+        self._versions = _joined_versions(state["versions"], path)
+
+    def _field_rules(self) -> dict[str, schema.Rule]:
+        """Return the rules of all fields, except that parts of the state may have any content."""
+        return {
+            "config": schema.table_of(schema.text, schema.anything),
+            "data": schema.text,
+            "step": schema.whole_number(0, self.total_steps),
+            "sums": schema.tensor(self.loop.state_dict()["sums"], finite=True),
+            "seconds": schema.number(0, _MAX_SECONDS),
+            "log": schema.text,
+            "unreadable": schema.table_of(schema.text, schema.text),
+            "versions": schema.list_of(schema.table_of(schema.text, schema.text)),
+            **dict.fromkeys(("model", "optimizer", "sparsifier"), schema.anything),
+        }
+
+    def _state_rules(self, step: int) -> dict[str, schema.Rule]:
+        """Return the rules of the states of the network, its optimizer and its method."""
+        return {
+            "model": schema.model_state(self.model.state_dict()),
+            "optimizer": schema.optimizer_state(self.loop.optimizer),
+            "sparsifier": schema.sparsifier_state(self.loop.sparsifier, self.model, step=step),
+        }
+
+    def _checked_lines(self, state: Mapping[str, Any], path: Path) -> list[str]:
+        try:
+            epochs = state["step"] // self.steps_per_epoch
+            return check_text(state["log"], epochs=epochs, where=f"{path}: log")
+        except InputError as error:
+            raise CheckpointError(str(error)) from error
 
     def _state(self, log: MetricsLog, fingerprint: str) -> dict[str, Any]:
         """Return everything that `restore` needs."""
@@ -209,7 +266,8 @@ class TrainingRun:
             "sparsifier": self.loop.sparsifier.state_dict(),
             **self.loop.state_dict(),
             "seconds": self.seconds,
-            "log_length": log.length,
+            "log": log.text,
+            "versions": self._versions,
             "data": fingerprint,
             "unreadable": self.data.unreadable,
         }
@@ -219,7 +277,7 @@ class TrainingRun:
             return None
         tensorboard = directory.tensorboard if self.config.tensorboard else None
         return MetricsLog(
-            directory.metrics, tensorboard, length=self._log_length, step=self.loop.step + 1
+            directory.metrics, tensorboard, lines=self._lines, step=self.loop.step + 1
         )
 
     @property
@@ -234,6 +292,40 @@ def load_run_data(config: TrainConfig) -> DataSource:
     # No images are held out, so any number of validation images is accepted.
     settings = {key: v for key, v in config.data_args.items() if key != "validation_images"}
     return load_data(config.data, config.data_dir, settings)
+
+
+@contextmanager
+def _naming_checkpoint(path: Path) -> Iterator[None]:
+    """Add to a `NonFiniteError` where the last finite checkpoint is, if there is one."""
+    try:
+        yield
+    except NonFiniteError as error:
+        if not path.exists():
+            raise
+        raise NonFiniteError(
+            f"{error} The last finite checkpoint is {path}. A run resumes only with its own "
+            "settings, so change them in a new run."
+        ) from error
+
+
+def _joined_versions(earlier: Sequence[dict[str, str]], path: Path) -> list[dict[str, str]]:
+    """Return the versions of all sessions; warn if those of this one differ from the last ones."""
+    now = versions()
+    before = earlier[-1] if earlier else now
+    if before == now:
+        return [*earlier] or [now]
+    changed = [
+        f"{name} {before.get(name, 'absent')} (now {now.get(name, 'absent')})"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    warnings.warn(
+        f"{path}: was written with {printable(', '.join(changed))}; the result may differ from "
+        "that of an uninterrupted run.",
+        VersionWarning,
+        stacklevel=2,
+    )
+    return [*earlier, now]
 
 
 def _suggested_settings(data: DataSource) -> dict[str, Any]:

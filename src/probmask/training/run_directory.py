@@ -21,7 +21,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from probmask.errors import InputError
-from probmask.files import write_atomically
+from probmask.files import is_failure, write_atomically
 from probmask.masking.method import Phase
 from probmask.models.own_network import untrusted_model
 from probmask.parsing import check_plain
@@ -120,16 +120,19 @@ class RunDirectory:
 
         The system releases the lock when the process ends, even if it is killed.
 
+        The lock belongs to an open file, not to the process, so that it also keeps out other
+        threads, and reading the run in this process does not release it.
+
         Raises:
-            InputError: Another process still holds the lock after ``timeout`` seconds.
+            InputError: Another process or thread still holds the lock after ``timeout`` seconds.
         """
         lock = FileLock(self.lock, timeout=timeout)
         try:
             lock.acquire()
         except Timeout as error:
             raise InputError(
-                f"--resume {self.path}: another process is training in it; wait until it ends, or "
-                "stop it."
+                f"--resume {self.path}: another process or thread is training in it; wait until "
+                "it ends, or stop it."
             ) from error
         try:
             yield
@@ -159,8 +162,13 @@ class RunDirectory:
         return any(not path.match(_TEMPORARY) for path in self.path.iterdir())
 
 
-def not_writable(path: Path, error: OSError) -> InputError:
-    """Return the error for an output directory that the system does not let us write."""
+def not_writable(path: Path, error: OSError) -> InputError | OSError:
+    """Return the error for an output directory that cannot be written.
+
+    It is an `InputError` if another directory would help, and ``error`` if the disk is full.
+    """
+    if is_failure(error):
+        return error
     return InputError(
         f"--out {path}: cannot be created or written ({error.strerror}); choose a writable "
         "directory."

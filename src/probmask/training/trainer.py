@@ -1,7 +1,7 @@
 """The trainer behind `probmask.train`: processes, run directory, and the dense twin."""
 
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,8 @@ def train(
         >>> outcome.record["size"], outcome.record["kept"]
         (4264, 2132)
     """
+    if resume and (outcome := _finished_outcome(config, out)) is not None:
+        return outcome
     launch = config or (_resumed_config(Path(out)) if resume and out else load_config(None))
     data = load_run_data(launch)
     _set_threads(launch)
@@ -147,10 +149,21 @@ def _prepared_run(config: TrainConfig, data: DataSource, fabric: Fabric) -> Trai
     return run
 
 
+def _finished_outcome(config: TrainConfig | None, out: str | Path | None) -> Outcome | None:
+    """Return the results of a finished run, or None. It needs no data and no writable directory."""
+    path, config = _find_run(config, out)
+    record = _finished_record(RunDirectory(path))
+    if record is None or not config.dense_twin:
+        return None if record is None else Outcome(path, record, None)
+    dense = _finished_record(RunDirectory(path / "dense"))
+    return None if dense is None else Outcome(path, record, dense)
+
+
 def _finished_record(directory: RunDirectory) -> dict[str, Any] | None:
     if not directory.finished:
         return None
-    directory.checkpoint.unlink(missing_ok=True)  # left by a kill right after the record
+    with suppress(OSError):  # read-only media
+        directory.checkpoint.unlink(missing_ok=True)  # left by a kill right after the record
     return directory.read_record()
 
 
@@ -210,18 +223,18 @@ def _claim_directory(
     locks: ExitStack,
 ) -> tuple[Path, TrainConfig]:
     """Let the first rank create or find the directory and lock it; send the result to all ranks."""
-    result: tuple[Path, TrainConfig] | str = ""
+    result: Any = None
     if fabric.global_rank == 0:
         try:
             result = _find_run(config, out) if resume else _create_run(config, out)
             locks.enter_context(RunDirectory(result[0]).locked())
             RunDirectory(result[0]).remove_leftovers()
         except (InputError, OSError) as error:  # the other ranks wait for the broadcast
-            result = str(error)
-    result = fabric.broadcast(result)
-    if isinstance(result, str):
-        raise InputError(result)
-    return result
+            result = error
+    found: tuple[Path, TrainConfig] | InputError | OSError = fabric.broadcast(result)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _create_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:

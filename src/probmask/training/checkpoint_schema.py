@@ -1,0 +1,353 @@
+"""The schema of a checkpoint: type, shape and range of every field, checked before any is used.
+
+A rule is a function of a value and its `Field`. It returns if the value fits, and raises a
+`CheckpointError` that names the file and the field if it does not. The rules follow from the run
+that is resumed: its network, its optimizers and the state that its method has before training.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from probmask.errors import CheckpointError
+from probmask.masking.sparsifier import Sparsifier
+from probmask.messages import printable, shown
+
+_MAX_SHOWN = 60  # characters of a value or a key in a message
+_HUGE = 2**64  # more than any integer that a run stores
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a checkpoint, for messages: the file, and the dotted name of the field."""
+
+    path: Path
+    name: str = ""
+
+    def __getitem__(self, key: object) -> "Field":
+        name = printable(key)[:_MAX_SHOWN] if isinstance(key, str) else _shown(key)
+        return Field(self.path, f"{self.name}.{name}" if self.name else name)
+
+    def error(self, problem: str) -> CheckpointError:
+        """Return the error for a field that does not fit the run."""
+        return CheckpointError(
+            f"{self.path}: {self.name or 'the state'} {problem}, so the checkpoint does not fit "
+            "this run; restore it from a copy, restore the code of the model that wrote it, or "
+            "start a new run with another --out."
+        )
+
+
+Rule = Callable[[Any, Field], None]
+
+
+def anything(_: Any, __: Field) -> None:
+    """Accept every value, for fields that are compared elsewhere."""
+
+
+def text(value: Any, field: Field) -> None:
+    """Accept a text."""
+    if not isinstance(value, str):
+        raise _expected("a text", value, field)
+
+
+def number(low: float = -math.inf, high: float = math.inf) -> Rule:
+    """Accept a number from ``low`` to ``high``."""
+
+    def check(value: Any, field: Field) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _expected("a number", value, field)
+        if not low <= value <= high:  # NaN too
+            raise _expected(f"a number from {low:,} to {high:,}", value, field)
+
+    return check
+
+
+def whole_number(low: int = -_HUGE, high: int = _HUGE) -> Rule:
+    """Accept an integer from ``low`` to ``high``."""
+
+    def check(value: Any, field: Field) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _expected(f"a whole number from {low:,} to {high:,}", value, field)
+
+    return check
+
+
+def truth(value: Any, field: Field) -> None:
+    """Accept True or False."""
+    if not isinstance(value, bool):
+        raise _expected("true or false", value, field)
+
+
+def tensor(like: Tensor, *, finite: bool = False) -> Rule:
+    """Accept a tensor of the shape and type of ``like``, without NaN; or only finite values."""
+    return shaped_tensor(like.shape, like.dtype, finite=finite)
+
+
+def shaped_tensor(
+    shape: Sequence[int], dtype: torch.dtype, *, finite: bool = False, low: float = -math.inf
+) -> Rule:
+    """Accept a tensor of this shape and type, whose values are at least ``low`` and not NaN."""
+    kind = _kind(shape, dtype)
+
+    def check(value: Any, field: Field) -> None:
+        if not isinstance(value, Tensor):
+            raise _expected(kind, value, field)
+        if value.shape != torch.Size(shape) or value.dtype != dtype:
+            raise _expected(kind, value, field)
+        if not dtype.is_floating_point:
+            return
+        if value.isnan().any() or (finite and not value.isfinite().all()):
+            raise field.error("contains values that are not finite")
+        if low > -math.inf and (value < low).any():
+            raise field.error(f"contains values below {low:g}")
+
+    return check
+
+
+def table(rules: Mapping[Any, Rule]) -> Rule:
+    """Accept a table with exactly these keys."""
+
+    def check(value: Any, field: Field) -> None:
+        if not isinstance(value, Mapping):
+            raise _expected("a table", value, field)
+        for key in rules:
+            if key not in value:
+                raise field[key].error("is missing")
+        for key in value:
+            if key not in rules:
+                raise field[key].error("is unknown")
+        for key, rule in rules.items():
+            rule(value[key], field[key])
+
+    return check
+
+
+def table_of(key_rule: Rule, rule: Rule) -> Rule:
+    """Accept a table with any keys and values that fit these rules."""
+
+    def check(value: Any, field: Field) -> None:
+        if not isinstance(value, Mapping):
+            raise _expected("a table", value, field)
+        for key, item in value.items():
+            key_rule(key, field[key])
+            rule(item, field[key])
+
+    return check
+
+
+def items(rules: Sequence[Rule], kind: type[list[Any] | tuple[Any, ...]] = list) -> Rule:
+    """Accept a list with one item for each of these rules."""
+
+    def check(value: Any, field: Field) -> None:
+        if not isinstance(value, kind) or len(value) != len(rules):
+            raise _expected(f"a list of {len(rules)} items", value, field)
+        for index, (rule, item) in enumerate(zip(rules, value, strict=True)):
+            rule(item, field[index])
+
+    return check
+
+
+def list_of(rule: Rule) -> Rule:
+    """Accept a list of any length whose items fit the rule."""
+
+    def check(value: Any, field: Field) -> None:
+        if not isinstance(value, list):
+            raise _expected("a list", value, field)
+        for index, item in enumerate(value):
+            rule(item, field[index])
+
+    return check
+
+
+def optional(rule: Rule) -> Rule:
+    """Accept None and what fits the rule."""
+
+    def check(value: Any, field: Field) -> None:
+        if value is not None:
+            rule(value, field)
+
+    return check
+
+
+def same(example: Any) -> Rule:
+    """Accept nested tables, lists, texts and numbers that equal the example's, and no others."""
+
+    def check(value: Any, field: Field) -> None:
+        if isinstance(example, Mapping):
+            table({key: same(item) for key, item in example.items()})(value, field)
+        elif isinstance(example, list | tuple):
+            items([same(item) for item in example], type(example))(value, field)
+        elif type(value) is not type(example) or value != example:
+            raise _expected(_shown(example), value, field)
+
+    return check
+
+
+def model_state(state: Mapping[str, Any]) -> Rule:
+    """Accept the state of a network whose current state is ``state``."""
+    return table({key: _extra_or_tensor(value) for key, value in state.items()})
+
+
+def _extra_or_tensor(value: Any) -> Rule:
+    # Other values are the extra state of a module, whose format only the module knows.
+    return tensor(value) if isinstance(value, Tensor) else anything
+
+
+def optimizer_state(optimizer: Optimizer) -> Rule:
+    """Accept a state of this optimizer: its groups, and tensors in the shape of its parameters."""
+    groups = optimizer.state_dict()["param_groups"]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state_of = {index: _parameter_state(optimizer, p) for index, p in enumerate(parameters)}
+
+    def state(value: Any, field: Field) -> None:
+        if not isinstance(value, Mapping):
+            raise _expected("a table", value, field)
+        for key, item in value.items():
+            if isinstance(key, bool) or key not in state_of:
+                raise field[key].error("belongs to no parameter")
+            state_of[key](item, field[key])
+
+    group_rules = [
+        table({k: same(v) if k == "params" else _setting(v) for k, v in group.items()})
+        for group in groups
+    ]
+    return table({"state": state, "param_groups": items(group_rules)})
+
+
+def _setting(value: Any) -> Rule:
+    """Return the rule of a setting of an optimizer, such as its learning rate, which may change."""
+    if isinstance(value, float):
+        return number(-1e300, 1e300)
+    if isinstance(value, tuple):
+        return items([_setting(item) for item in value], tuple)
+    return same(value)
+
+
+def _parameter_state(optimizer: Optimizer, parameter: Tensor) -> Rule:
+    """Return the rule of the state of one parameter: what a step of such an optimizer leaves."""
+    example = torch.zeros(1, dtype=parameter.dtype)
+    example.grad = torch.zeros_like(example)
+    build: Any = type(optimizer)
+    accepted = inspect.signature(build).parameters
+    trial = build([example], **{k: v for k, v in optimizer.defaults.items() if k in accepted})
+    trial.step()
+    rules: dict[str, Rule] = {}
+    for key, value in trial.state[example].items():
+        if isinstance(value, Tensor) and value.dim():
+            rules[key] = shaped_tensor(parameter.shape, value.dtype, finite=True)
+        elif isinstance(value, Tensor):
+            rules[key] = shaped_tensor((), value.dtype, finite=True, low=0.0)
+        else:
+            rules[key] = anything if value is None else number(0)
+    return table(rules)
+
+
+def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> Rule:
+    """Accept a state of the sparsifier after ``step`` updates, before any update is made."""
+    now = sparsifier.state_dict()
+    method, sites = now["method"], sparsifier.sites
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+    site_rules = [
+        table(
+            {
+                "mask": optional(shaped_tensor(site.weight.shape, torch.bool)),
+                "values": _Saved(1, {"": site.weight}).values(saved["values"]),
+            }
+        )
+        for site, saved in zip(sites, method["sites"], strict=True)
+    ]
+    method_rules = {
+        "values": _Saved(len(sites), tensors).values(method["values"]),
+        "sites": items(site_rules),
+        "trained": items(
+            [items([tensor(t, finite=True) for t in site]) for site in method["trained"]]
+        ),
+    }
+    return table(
+        {
+            "step": same(step),
+            "training": same(now["training"]),
+            "method": table(method_rules),
+            "trainables": items([optimizer_state(each) for each in sparsifier.own_optimizers]),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Rules of the attributes that a method saves, given their values before training.
+
+    Args:
+        sites: Number of sites that the attributes are about.
+        tensors: Tensors of the model that the attributes may resemble, by name.
+    """
+
+    sites: int
+    tensors: Mapping[str, Tensor]
+
+    def values(self, before: Mapping[str, Any]) -> Rule:
+        """Accept a table of attributes whose values before training are ``before``."""
+        return table({name: self._value(value) for name, value in before.items()})
+
+    def _value(self, before: Any) -> Rule:
+        if isinstance(before, Tensor):
+            return tensor(before)
+        if isinstance(before, list):
+            return items([self._value(item) for item in before])
+        if isinstance(before, dict):
+            return _all_or_none({name: tensor(value) for name, value in self.tensors.items()})
+        rules: dict[type, Rule] = {bool: truth, int: whole_number(), float: optional(number())}
+        return rules.get(type(before), self._set_later)
+
+    def _set_later(self, value: Any, field: Field) -> None:
+        """Accept the value of an attribute that is None before training.
+
+        It is a number, a pair of numbers, a tensor in the shape of a weight, or a list with one of
+        these for each site.
+        """
+        if isinstance(value, Tensor):
+            self._check_resembles(value, field)
+        elif isinstance(value, list):
+            items([self._set_later] * self.sites)(value, field)
+        elif isinstance(value, tuple):
+            items([number()] * 2, tuple)(value, field)
+        else:
+            optional(number())(value, field)
+
+    def _check_resembles(self, value: Tensor, field: Field) -> None:
+        shapes = {each.shape for each in self.tensors.values()}
+        dtypes = {torch.bool, *(each.dtype for each in self.tensors.values())}
+        if value.shape not in shapes or value.dtype not in dtypes:
+            raise _expected("a tensor in the shape of a weight", value, field)
+        tensor(value)(value, field)
+
+
+def _all_or_none(rules: Mapping[str, Rule]) -> Rule:
+    def check(value: Any, field: Field) -> None:
+        if value != {}:
+            table(rules)(value, field)
+
+    return check
+
+
+def _expected(what: str, value: Any, field: Field) -> CheckpointError:
+    found = _kind(value.shape, value.dtype) if isinstance(value, Tensor) else _shown(value)
+    return field.error(f"is {found}, expected {what}")
+
+
+def _kind(shape: Sequence[int], dtype: torch.dtype) -> str:
+    return f"a tensor of shape {tuple(shape)} and type {str(dtype).removeprefix('torch.')}"
+
+
+def _shown(value: object) -> str:
+    """Return a short text for a value of any size."""
+    kinds: dict[type, str] = {dict: "a table", list: "a list", tuple: "a tuple"}
+    return kinds.get(type(value), printable(shown(value, _MAX_SHOWN)))
