@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import probmask
@@ -290,6 +291,20 @@ def test_after_sparse_training(tmp_path):
     train(model, optimizer, make_batches("conv", 10, seed=7))
     assert frozen.summary() == summary
     assert frozen.finalize(data=[x for x, _ in make_batches("conv", 2)]) == summary
+
+
+def test_errors_of_masks_that_still_apply_name_freeze_masks():
+    model = build("mlp")
+    probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=1)
+    average = AveragedModel(model)
+    with pytest.raises(probmask.InputError, match=r"^freeze_masks\(model\): 0\.weight is already"):
+        probmask.freeze_masks(average.module)
+    model = build("mlp")
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    for call in (probmask.freeze_masks, probmask.find_sites):
+        message = rf"^{call.__name__}\(model\): torch\.nn\.utils\.prune still masks 0\.weight;"
+        with pytest.raises(probmask.InputError, match=message):
+            call(model)
 
 
 def test_invalid_calls_raise():

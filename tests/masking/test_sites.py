@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 import probmask
 from probmask.masking.sites import find_sites
@@ -222,9 +222,16 @@ def test_a_failed_attach_does_not_change_the_model(settings, arguments):
     assert all(p.requires_grad for p in model.parameters())
 
 
+def pruned_by_torch():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    prune.l1_unstructured(model[1], "weight", 0.5)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
+        (pruned_by_torch(), {}, r"attach\(model\): torch\.nn\.utils\.prune still masks 1\.weight"),
         (nn.Linear, {}, r"attach\(model\): expected an nn\.Module, not the class Linear"),
         ({"weight": 1}, {}, r"attach\(model\): expected an nn\.Module, not dict"),
         (nn.Linear(3, 3), {"seed": "abc"}, r"attach\(seed='abc'\): must be an integer"),

@@ -17,7 +17,7 @@ from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers
 from probmask.masking.probe import Probe
-from probmask.masking.sites import find_sites
+from probmask.masking.sites import select_sites
 from probmask.masking.sparsifier import Sparsifier
 
 
@@ -83,7 +83,7 @@ def attach(
         "attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="a number of updates"
     )
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
-    sites = find_sites(model, include=include, exclude=exclude)
+    sites = select_sites("attach", model, include, exclude)
     check_initial_weights(sites)
 
     def count_macs() -> tuple[int, ...]:

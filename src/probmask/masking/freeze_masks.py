@@ -15,7 +15,7 @@ from probmask.masking.parametrization import (
     mask_site,
     masked_parameters,
 )
-from probmask.masking.sites import Site, find_sites
+from probmask.masking.sites import Site, select_sites
 from probmask.masking.summary import Summary, summarize
 
 
@@ -41,7 +41,8 @@ def freeze_masks(
         The frozen masks. Call their ``finalize()`` after training.
 
     Raises:
-        InputError: If no weight is zero, or patterns are given for a model whose masks are frozen.
+        InputError: If no weight is zero, if another mask still applies, or if patterns are given
+            for a model whose masks are frozen.
 
     Example:
         >>> import torch
@@ -52,7 +53,7 @@ def freeze_masks(
         12
     """
     if not _frozen(model):
-        _freeze(find_sites(model, include=include, exclude=exclude))
+        _freeze(select_sites("freeze_masks", model, include, exclude))
     elif tuple(include) or tuple(exclude):
         raise InputError(
             "freeze_masks(include=…, exclude=…): the masks of this model are already frozen; "

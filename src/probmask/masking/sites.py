@@ -66,8 +66,8 @@ def find_sites(
         The sites.
 
     Raises:
-        InputError: If a pattern matches nothing, nothing can be masked, or a selected tensor cannot
-            be masked.
+        InputError: If a pattern matches nothing, nothing can be masked, a selected tensor cannot
+            be masked, or `torch.nn.utils.prune` still masks the model.
 
     Example:
         >>> import torch
@@ -75,6 +75,14 @@ def find_sites(
         >>> [site.name for site in probmask.find_sites(model)]
         ['0.weight']
     """
+    return select_sites("find_sites", model, include, exclude)
+
+
+def select_sites(
+    caller: str, model: nn.Module, include: Iterable[str], exclude: Iterable[str]
+) -> tuple[Site, ...]:
+    """Do what `find_sites` does; errors name the ``caller``."""
+    check_not_pruned_by_torch(caller, model)
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
     weights: dict[int, nn.Parameter] = {}
     for path, module, name, weight in _parameters(model):
@@ -90,14 +98,14 @@ def find_sites(
         wanted = bool(names & included) or _is_default(places)
         if not wanted or names & excluded:
             continue
-        _check_maskable(places, weights[key])
+        _check_maskable(caller, places, weights[key])
         pairs = tuple((module, name) for _, module, name in places)
         sites.append(Site(places[0][0], pairs, weights[key]))
     if not sites:
         raise InputError(
-            "attach(model): there is nothing to mask: the model has no convolution, linear layer "
-            "or attention that is not excluded, and recurrent layers cannot be masked; name other "
-            "parameters with include=."
+            f"{caller}(model): there is nothing to mask: the model has no convolution, linear "
+            "layer or attention that is not excluded, and recurrent layers cannot be masked; name "
+            "other parameters with include=."
         )
     return tuple(sites)
 
@@ -168,11 +176,13 @@ def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> s
     return found
 
 
-def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor) -> None:
+def _check_maskable(
+    caller: str, places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
+) -> None:
     path, module, _ = places[0]
     if isinstance(weight, UninitializedParameter):
         raise InputError(
-            f"attach(model): {path} is not initialized yet; pass one batch through model.eval() "
+            f"{caller}(model): {path} is not initialized yet; pass one batch through model.eval() "
             "first."
         )
     if any(isinstance(holder, _UNMASKABLE) for _, holder, _ in places):
@@ -187,16 +197,16 @@ def _check_maskable(places: Sequence[tuple[str, nn.Module, str]], weight: Tensor
         )
     if any(attribute in vars(holder).get(MASKED_TABLE, ()) for _, holder, attribute in places):
         raise InputError(
-            f"attach(model): {path} is already masked; finalize the earlier sparsifier first. To "
+            f"{caller}(model): {path} is already masked; finalize the earlier sparsifier first. To "
             "continue with a copy, load its state_dict() into a model without masks."
         )
     if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
         raise InputError(
-            f"attach(model): {path} has a parametrization of torch.nn.utils.parametrize; remove it "
-            "first, or pass exclude=."
+            f"{caller}(model): {path} has a parametrization of torch.nn.utils.parametrize; remove "
+            "it first, or pass exclude=."
         )
     if not weight.is_floating_point():
         raise InputError(
-            f"attach(model): {path} has dtype {weight.dtype}; only floating-point tensors can be "
+            f"{caller}(model): {path} has dtype {weight.dtype}; only floating-point tensors can be "
             "masked; pass exclude=."
         )
