@@ -1,7 +1,11 @@
 """`probmask bench` writes the latency to the record of a run."""
 
+import errno
+import io
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +68,43 @@ def test_bench_updates_the_copy_of_a_sweep(run, tmp_path, capsys):
     assert bench(run) == 0
     assert f"written to {run / 'record.json'}" in capsys.readouterr().out
     assert find_records([copy])[0].record["latency"]["batch"] == 2
+
+
+@pytest.fixture
+def read_only(run, monkeypatch):
+    """The run on read-only media; root may write to a directory without write permission."""
+    open_file, open_descriptor = io.open, os.open
+
+    def check(path, writes):
+        if writes and Path(os.fsdecode(path)).is_relative_to(run):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    def guarded_file(path, mode="r", *others, **named):
+        if not isinstance(path, int):
+            check(path, set(mode) & set("wxa+"))
+        return open_file(path, mode, *others, **named)
+
+    def guarded_descriptor(path, flags, *others, **named):
+        check(path, flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        return open_descriptor(path, flags, *others, **named)
+
+    monkeypatch.setattr(io, "open", guarded_file)
+    monkeypatch.setattr(os, "open", guarded_descriptor)
+    return run
+
+
+def test_commands_work_on_a_read_only_run(read_only, tmp_path, capsys):
+    before = snapshot(read_only)
+    assert bench(read_only) == 0
+    printed = capsys.readouterr()
+    assert "PyTorch ms" in printed.out
+    assert "written to" not in printed.out
+    reason = f"{read_only / 'record.json'}: cannot be written (Read-only file system)"
+    assert f"the measurements are printed but not recorded: {reason}" in printed.err
+    page = str(tmp_path / "page.html")
+    for command in (["report", "--out", page], ["inspect"], ["evaluate"], ["compare"], ["watch"]):
+        assert main([*command, str(read_only)]) == 0
+    assert snapshot(read_only) == before
 
 
 @pytest.mark.parametrize("case", ["a bare file", "no record", "another shape"])

@@ -14,7 +14,7 @@ from probmask.cli.arguments import (
     model_to_import,
     parse_shape,
 )
-from probmask.cli.terminal import print_json, print_rows, print_text
+from probmask.cli.terminal import print_json, print_message, print_rows, print_text
 from probmask.errors import InputError
 from probmask.messages import one_line
 
@@ -62,8 +62,7 @@ def run(options: argparse.Namespace) -> None:
     check_accepts(network, shape)
     measured = [measure_speed(network, shape, batch=b, threads=threads) for b in batches]
     speeds = [speed for speed, _ in measured]
-    given: Path = options.artifact
-    written = record_latency(given, speeds, shape) if given.is_dir() else None
+    written = _try_to_record(options.artifact, speeds, shape)
     if options.json:
         results = [{**speed.as_table(), "nodes": engine.describe()} for speed, engine in measured]
         result = {"artifact": str(artifact), "input_shape": list(shape), "results": results}
@@ -77,6 +76,17 @@ def run(options: argparse.Namespace) -> None:
             print_text()
             print_text(f"batch {speed.batch}")
             engine.explain()
+
+
+def _try_to_record(
+    given: Path, speeds: Sequence["Speed"], input_shape: Sequence[int]
+) -> Path | None:
+    """Write the speeds to the record of a run; warn if it cannot be written."""
+    try:
+        return record_latency(given, speeds, input_shape) if given.is_dir() else None
+    except (InputError, OSError) as error:
+        print_message(f"warning: the measurements are printed but not recorded: {error}")
+        return None
 
 
 def record_latency(
