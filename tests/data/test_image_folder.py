@@ -95,15 +95,6 @@ def test_a_directory_of_two_classes(tmp_path, link, target):
     )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_directory_that_cannot_be_read(tmp_path):
-    make_classes(tmp_path, {"a": 1, "b/deep": 1})
-    (tmp_path / "b/deep").chmod(0)
-    assert refused(tmp_path) == (
-        f"--data-dir {tmp_path / 'b/deep'}: cannot be read (Permission denied)."
-    )
-
-
 def test_names_in_any_script_are_kept(tmp_path):
     names = [
         "Äpfel/grün.jpg",

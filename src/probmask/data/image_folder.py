@@ -143,8 +143,8 @@ def list_folder(argument: str, directory: Path, parts: tuple[str, ...] = ("val",
                     "images in train/."
                 )
         class_names = _class_names(argument, directory)
-        part = _list_part(argument, directory, class_names)
-        return Folder(tuple(map(_valid_text, class_names)), {"train": part})
+        files = _list_part(argument, directory, class_names)
+        return Folder(tuple(map(_valid_text, class_names)), {"train": files})
     class_names = _class_names(argument, directory / "train")
     found = {
         part: _list_part(argument, directory / part, class_names)

@@ -209,8 +209,8 @@ def _check_consistent(path: Path, train: Images, test: Images) -> None:
 
 def _count_classes(path: Path, name: str, labels: Tensor, given: Array | None) -> int:
     """Return the number of classes: as given, or so that every class has an image."""
-    present = labels.unique().tolist()
-    largest = present[-1]
+    present = sorted(set(labels.tolist()))
+    largest: int = present[-1]
     if given is not None:
         return _given_classes(path, name, largest, given)
     if len(present) == 1:
