@@ -3,7 +3,7 @@
 Activations and sums become a part of the layer before them if nothing else reads its output.
 """
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -73,13 +73,17 @@ def _add_activation(graph: Graph, node: fx.Node, activation: Activation) -> Buil
     return Activate(
         node.name,
         (source,),
-        lambda x: apply_activation_(x.clone(), activation),
+        partial(_activated, activation=activation),
         label_of(node),
         form=form,
         input_forms=(form,),
         trailing=trailing_shape(node, form),
         activation=activation,
     )
+
+
+def _activated(x: Tensor, activation: Activation) -> Tensor:
+    return apply_activation_(x.clone(), activation)
 
 
 def build_add(graph: Graph, node: fx.Node) -> Built:
@@ -144,13 +148,19 @@ def _combine(graph: Graph, node: fx.Node, pair: tuple[str, str], *, product: boo
         trailing=trailing_shape(node, form),
         product=product,
     )
-    combined.call = _combine_call(combined)
+    combined.call = _CombineCall(combined)
     return combined
 
 
-def _combine_call(node: Combine) -> Callable[[Tensor, Tensor], Tensor]:
-    function = torch.mul if node.product else torch.add
-    return lambda x, y: apply_activation_(function(x, y), node.activation)
+class _CombineCall:
+    """A sum or a product in PyTorch, with the node's current activation."""
+
+    def __init__(self, node: Combine) -> None:
+        self.node = node
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        combined = torch.mul(x, y) if self.node.product else torch.add(x, y)
+        return apply_activation_(combined, self.node.activation)
 
 
 def build_concatenation(graph: Graph, node: fx.Node) -> Built:
@@ -172,12 +182,16 @@ def build_concatenation(graph: Graph, node: fx.Node) -> Built:
     return Concatenate(
         node.name,
         tuple(names),
-        lambda *tensors: torch.cat(tensors, 1),
+        _concatenated,
         label_of(node),
         form=form,
         input_forms=tuple(known),
         trailing=trailing_shape(node, form),
     )
+
+
+def _concatenated(*tensors: Tensor) -> Tensor:
+    return torch.cat(tensors, 1)
 
 
 def build_reshape(graph: Graph, node: fx.Node) -> Built:
@@ -201,12 +215,16 @@ def build_reshape(graph: Graph, node: fx.Node) -> Built:
     return Reshape(
         node.name,
         (source,),
-        lambda x: x.reshape(len(x), *shape),
+        partial(_reshaped, shape=shape),
         label_of(node),
         form=form,
         input_forms=(before,),
         trailing=trailing_shape(node, form),
     )
+
+
+def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return x.reshape(len(x), *shape)
 
 
 def build_identity(graph: Graph, node: fx.Node) -> Built:

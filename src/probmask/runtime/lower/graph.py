@@ -1,15 +1,18 @@
 """The graph of an exported program while it is lowered: its signature, nodes and operations."""
 
+import operator
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
+from probmask.messages import one_line
 from probmask.runtime.lower.nodes import Fallback, Form, Node, Pair
 
 _CONSTANT = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -86,21 +89,16 @@ class Graph:
         def replace(argument: fx.Node) -> Constant | _Input:
             name = self.resolve(argument.name)
             if argument.op == "get_attr":  # the subgraph of a branch
-                return Constant(self.program.graph_module.get_submodule(str(argument.target)))
+                branch = self.program.graph_module.get_submodule(str(argument.target))
+                return Constant(_without_tracer(branch))
             if name in self.constants:
                 return Constant(self.constants[name])
             names.append(name)
             return _Input(len(names) - 1)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), replace)  # type: ignore[arg-type]
-        flat, spec = pytree.tree_flatten((args, kwargs))
         target: Any = _ANY_STRIDES.get(node.target, node.target)
-
-        def call(*inputs: Any) -> Any:
-            filled = [_fill(item, inputs) for item in flat]
-            args, kwargs = pytree.tree_unflatten(filled, spec)
-            return target(*args, **kwargs)
-
+        call = _EagerCall(target, args, kwargs)
         return Fallback(node.name, tuple(names), call, label_of(node), reason=reason)
 
     def source(self, argument: Any) -> str:
@@ -160,6 +158,85 @@ class Constant:
 @dataclass(frozen=True)
 class _Input:
     index: int
+
+
+class _EagerCall:
+    """An operation in PyTorch with its arguments: constants, and places for its inputs."""
+
+    def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
+        self.target = target
+        self._flat, self._spec = pytree.tree_flatten((args, kwargs))
+
+    def __call__(self, *inputs: Any) -> Any:
+        filled = [_fill(item, inputs) for item in self._flat]
+        args, kwargs = pytree.tree_unflatten(filled, self._spec)
+        return self.target(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        """Pickle the operation by its name: PyTorch cannot pickle operations.
+
+        The same holds for memory formats, with the protocol of `torch.save`.
+        """
+        for item in self._flat:
+            _check_branch(item)
+        named = [
+            _Format(str(item)) if isinstance(item, torch.memory_format) else item
+            for item in self._flat
+        ]
+        args, kwargs = pytree.tree_unflatten(named, self._spec)
+        name = str(self.target)
+        if isinstance(self.target, torch._ops.HigherOrderOperator):
+            name = f"higher_order.{name}"
+        elif not isinstance(self.target, torch._ops.OpOverload):
+            return _restored_call, (self.target, args, kwargs)
+        return _restored_call, (name, args, kwargs)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A memory format in a pickle."""
+
+    name: str
+
+    @property
+    def value(self) -> Any:
+        return getattr(torch, self.name.removeprefix("torch."))
+
+
+def _restored_call(target: Any, args: Any, kwargs: Any) -> _EagerCall:
+    """Return a call from its pickle, which holds the name of an operation of `torch.ops`."""
+    args, kwargs = pytree.tree_map_only(_Format, lambda item: item.value, (args, kwargs))
+    if not isinstance(target, str):
+        return _EagerCall(target, args, kwargs)
+    try:
+        return _EagerCall(operator.attrgetter(target)(torch.ops), args, kwargs)
+    except AttributeError as error:
+        raise InputError(
+            f"the engine uses the operation torch.ops.{target}, which this process does not know; "
+            "import the module that registers it first."
+        ) from error
+
+
+def _without_tracer(module: nn.Module) -> nn.Module:
+    """Return the graph of a branch without the tracer of `torch.export`: it prevents pickling."""
+    if not isinstance(module, fx.GraphModule):
+        return module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def _check_branch(item: Any) -> None:
+    """Raise if a branch cannot be pickled; PyTorch notices it only when it loads the pickle."""
+    if not isinstance(item, Constant) or not isinstance(item.value, nn.Module):
+        return
+    try:
+        pickle.loads(pickle.dumps(item.value))  # noqa: S301
+    except Exception as error:
+        raise InputError(
+            "the engine cannot be pickled: PyTorch cannot pickle a branch of its network "
+            f"({one_line(error)[:200]}). Compile the model in each process instead."
+        ) from error
 
 
 def _fill(item: Any, inputs: tuple[Any, ...]) -> Any:

@@ -175,8 +175,12 @@ def _fold(layer: Convolution, scale: Any, shift: Any) -> bool:
 
 
 def _as_array(tensor: Tensor) -> Any:
-    """Return the tensor as a float32 array."""
-    return tensor.to(torch.float32).cpu().numpy()
+    """Return a copy of the tensor as a float32 array.
+
+    A view would dangle if `torch.multiprocessing` moved the tensor, a constant of another node, to
+    shared memory.
+    """
+    return tensor.to(torch.float32).cpu().numpy().copy()
 
 
 def _bias_or_zeros(tensor: Tensor | None, channels: int) -> Any:

@@ -5,6 +5,7 @@
 
 import inspect
 import operator
+import pickle
 import warnings
 from typing import Any
 
@@ -200,6 +201,18 @@ class _OutputPacker:
     def __init__(self, outputs: list[Constant | str], spec: Any) -> None:
         self.outputs, self.spec = outputs, spec
 
+    def __reduce__(self) -> Any:
+        """Pickle what `forward` returns, with names for its tensors. Pickling a spec warns."""
+        returned = pytree.tree_unflatten(self.outputs, self.spec)
+        try:
+            pickle.dumps(returned)
+        except Exception as error:
+            raise InputError(
+                "the engine cannot be pickled, because what the model returns cannot be "
+                f"({one_line(error)[:200]})."
+            ) from error
+        return _packer_like, (returned,)
+
     def __call__(self, values: dict[str, Any]) -> Any:
         returned: set[str] = set()
         leaves = []
@@ -211,6 +224,10 @@ class _OutputPacker:
             returned.update(_computed([output]))
             leaves.append(value)
         return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _packer_like(returned: Any) -> _OutputPacker:
+    return _OutputPacker(*pytree.tree_flatten(returned))
 
 
 def _computed(outputs: list[Constant | str]) -> list[str]:

@@ -105,6 +105,14 @@ class Convolution(Node):
         """Fraction of the weights that are not zero."""
         return float(np.count_nonzero(self.weight) / max(1, self.weight.size))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the call: it holds the weight again, as PyTorch reads it."""
+        return {**vars(self), "call": unset_call}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.call = pytorch_call(self)
+
 
 @final
 @dataclass

@@ -1,5 +1,6 @@
 """The engine: a compiled network that runs each node where it is fastest."""
 
+import copy
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,9 @@ _COMPARISON_SECONDS = 0.2
 class Engine:
     """A compiled network, made by `probmask.runtime.compile`.
 
-    Engines are called like the model. Several threads may call one engine at the same time.
+    Engines are called like the model. Several threads may call one engine at the same time. An
+    engine can be copied and pickled; the pickle holds the network with its weights and the choices,
+    and the copy plans its own memory and starts its own threads.
 
     Attributes:
         choices: Which nodes run on the kernels. ``choices.save(path)`` writes them to a file.
@@ -64,6 +67,19 @@ class Engine:
         self._timings: dict[str, Timing] | None = None
         self._dense = self._plan(Choices(frozenset(), {}))
         self._tasks = self._dense
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("network", "threads", "choices", "_examples", "_timings", "compile_seconds")
+        return {name: getattr(self, name) for name in kept}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
+        """Return an engine with its own memory and threads; calls never change the network."""
+        return copy.copy(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Engine.__init__(self, state["network"], state["_examples"], Threads(state["threads"]))
+        self._timings, self.compile_seconds = state["_timings"], state["compile_seconds"]
+        self.use(state["choices"])
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the network.

@@ -13,10 +13,10 @@ from probmask.runtime.lower.nodes import Network
 
 
 def example_tensors(example: Any) -> tuple[Tensor, ...]:
-    """Return the example inputs as a tuple of tensors on the CPU."""
+    """Return copies of the example inputs as a tuple of tensors on the CPU."""
     items = example if isinstance(example, tuple) else (example,)
     tensors = [_as_tensor(item) for item in items]
-    usable = [t.cpu() for t in tensors if t is not None and t.device.type != "meta"]
+    usable = [t.cpu().clone() for t in tensors if t is not None and t.device.type != "meta"]
     if not items or len(usable) < len(items):
         found = ", ".join(map(_description, items)) or "an empty tuple"
         raise InputError(
