@@ -268,14 +268,27 @@ def test_other_directories_raise(tmp_path, run, unfinished, capsys):
     assert "no such directory" in error(capsys, run / "record.json")
     (tmp_path / "empty").mkdir()
     assert "contains no run (no config.toml)" in error(capsys, tmp_path / "empty")
-    (unfinished / "metrics.jsonl").write_text("{}\nrubbish\n")
-    assert "line 1 does not describe an epoch" in error(capsys, unfinished)
-    (unfinished / "metrics.jsonl").write_text("rubbish\n")
-    assert "line 1: not valid JSON" in error(capsys, unfinished, "--json")
     (unfinished / "record.json").write_text("{}")
     assert "the record is damaged (bytes is missing)" in error(capsys, unfinished)
     (unfinished / "config.toml").write_text("epochs = ")
     assert "not valid TOML" in error(capsys, unfinished)
+
+
+def test_damaged_lines_of_the_log_are_skipped(unfinished, capsys):
+    log = unfinished / "metrics.jsonl"
+    first, second, half = log.read_bytes().split(b"\n")
+    bad = [b"rubbish", b"\0" * 99, b"{}", b'{"epoch": 1e9}', b'{"epoch": true}', b"[" * 99_999]
+    bad += [b'{"epoch": 1, "loss": 1%b}' % (b"0" * size) for size in (400, 5000)]
+    log.write_bytes(
+        b"\n".join([first, *bad, second.replace(b'"loss": ', b'"loss": 1e-323, "x": '), half])
+    )
+    assert main(["watch", str(unfinished), "--once"]) == 0
+    printed = capsys.readouterr().out
+    assert "epoch 2 of 4 · skipped 8 damaged lines of metrics.jsonl" in printed
+    assert main(["watch", str(unfinished), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [line["epoch"] for line in found["history"]] == [1, 2]
+    assert found["damaged_lines"] == 8
 
 
 def in_terminal(directory):

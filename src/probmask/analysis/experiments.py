@@ -13,12 +13,14 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from probmask.analysis.records import Run
+from probmask.checks import Range
 from probmask.errors import InputError
 from probmask.messages import lookup
 from probmask.parsing import read_toml
+from probmask.schema import mismatch
 
 SCALES = ("laptop", "paper")
 # In an installed package the files are inside it, in a checkout next to the source.
@@ -44,6 +46,38 @@ _ORDER = (
     "registry",
 )
 _FEWER_IMAGES = ("train_images", "test_images")
+
+
+class _Scale(TypedDict):
+    on: str
+    minutes: Annotated[float, Range(0, meaning="a number")]
+    run: dict[str, Any]
+    grid: Any
+
+
+class _Curve(TypedDict):
+    prob: list[float]
+    noise: float
+    temperature: list[float]
+    points: Annotated[int, Range(2, 10_000, "a number of points")]
+
+
+class _PaperResult(TypedDict):
+    data: str
+    model: str
+    method: str
+    settings: NotRequired[dict[str, Any]]
+    accuracy: dict[str, float]
+
+
+class _Table(TypedDict):
+    title: str
+    about: str
+    shows: str
+    laptop: NotRequired[_Scale]
+    paper: NotRequired[_Scale]
+    curve: NotRequired[_Curve]
+    paper_results: NotRequired[list[_PaperResult]]
 
 
 @dataclass(frozen=True)
@@ -150,8 +184,15 @@ def _paper_rows() -> tuple[Mapping[str, Any], ...]:
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Return the experiment that a TOML file describes."""
+    """Return the experiment that a TOML file describes.
+
+    Raises:
+        InputError: The file cannot be read, or a key is missing or has the wrong type.
+    """
     table = read_toml(path)
+    wrong = mismatch(table, _Table)
+    if wrong is not None:
+        raise InputError(f"{path}: {wrong}.")
     return Experiment(
         name=path.stem,
         title=table["title"],

@@ -115,6 +115,8 @@ def state_line(state: RunState, seconds_left: float | None = None) -> str:
         words.append(f"phase {shown.phase + 1} of {len(shown.phases)}: {name}")
     if seconds_left is not None and state.status == "training":
         words.append(f"{format_time(seconds_left)} left")
+    if shown.damaged_lines:
+        words.append(f"skipped {shown.damaged_lines:,} damaged lines of metrics.jsonl")
     return " · ".join(words)
 
 
@@ -178,6 +180,7 @@ def run_summary(state: RunState) -> dict[str, Any]:
         "seed": state.config.seed,
         "epoch": state.epoch,
         "epochs": state.epochs,
+        "damaged_lines": state.damaged_lines,
         "phase": state.phases[state.phase].name,
         **{curve.key: last.get(curve.key) for curve in _CURVES},
         "test_accuracy": None if state.record is None else state.record["test"]["accuracy"],
@@ -298,7 +301,7 @@ def _from_zero(seen: Sequence[float]) -> Range:
         return Range(0, 1)
     power = 10.0 ** math.floor(math.log10(highest))
     ends = (factor * power for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
-    return Range(0, next(end for end in ends if end >= highest))
+    return Range(0, next((end for end in ends if end >= highest), highest))
 
 
 def _status(run: RunState | str) -> str:
@@ -313,7 +316,7 @@ def _cells(run: RunState | str) -> dict[str, str]:
         curve.format(curve.factor * last[curve.key]) if is_number(last.get(curve.key)) else "–"
         for curve in _CURVES
     )
-    filled = round(_BAR * run.epoch / run.epochs)
+    filled = min(_BAR, round(_BAR * run.epoch / run.epochs))
     return {
         "state": run.status,
         "progress": "█" * filled + "░" * (_BAR - filled),

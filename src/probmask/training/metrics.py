@@ -11,12 +11,13 @@ from typing import Annotated, Any, NotRequired, Self, TypedDict
 
 from probmask.checks import Range
 from probmask.errors import InputError
-from probmask.files import naming, write_atomically
+from probmask.files import naming, read_bounded, write_atomically
 from probmask.masking.masker import Histogram
 from probmask.parsing import parse_json
 from probmask.schema import mismatch
 from probmask.training.tensorboard_log import TensorBoardLog
 
+_LARGEST_LOG = 2**26  # bytes: hundreds of thousands of epochs
 _MAX_HISTORY = 100  # lines of the log that a record stores
 
 
@@ -89,16 +90,20 @@ class MetricsLog:
             self._board.close()
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of a log.
+def read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines of a log, and the number of damaged lines, which are skipped.
 
-    An incomplete last line, left by a killed process, is ignored.
+    An incomplete last line is ignored: the run is writing it, or was killed while it did.
 
     Raises:
-        InputError: A complete line is not valid.
+        InputError: The file cannot be read.
     """
-    *complete, _ = path.read_bytes().split(b"\n")
-    return [_parse(text, f"{path}: line {number}") for number, text in enumerate(complete, 1)]
+    *complete, _ = read_bounded(path, most=_LARGEST_LOG).split(b"\n")
+    lines = []
+    for text in complete:
+        with suppress(InputError):
+            lines.append(_parse(text, str(path)))
+    return lines, len(complete) - len(lines)
 
 
 def check_text(text: str, *, epochs: int, where: str) -> list[str]:

@@ -194,7 +194,8 @@ def unused_directory(stem: Path) -> Path:
 class RunState:
     """State of a run, read from its directory.
 
-    ``history`` has a line per finished epoch. A run is "stopped" if it has no record and no process
+    ``history`` has a line per finished epoch, without ``damaged_lines`` of the log, which cannot be
+    read. A run is "stopped" if it has no record and no process
     trains it. ``twin`` is the state of the dense twin, if its directory exists.
     """
 
@@ -203,6 +204,7 @@ class RunState:
     status: Literal["training", "stopped", "finished"]
     phases: tuple[Phase, ...]
     history: tuple[dict[str, Any], ...]
+    damaged_lines: int
     record: dict[str, Any] | None
     twin: "RunState | None" = None
 
@@ -297,13 +299,15 @@ def _read_state(path: Path, *, busy: bool) -> RunState:
     directory = RunDirectory(path)
     config = load_config(directory.config)
     record = directory.read_record() if directory.finished else None
+    history, damaged = read_log(directory.metrics) if directory.metrics.exists() else ([], 0)
     twin = path / _TWIN
     return RunState(
         path=path,
         config=config,
         status="finished" if record is not None else "training" if busy else "stopped",
         phases=make_method(config).phases(config.epochs),
-        history=tuple(read_log(directory.metrics)) if directory.metrics.exists() else (),
+        history=tuple(history),
+        damaged_lines=damaged,
         record=record,
         twin=_read_state(twin, busy=busy) if (twin / _CONFIG).exists() else None,
     )
