@@ -24,9 +24,9 @@ from fuzzing import (
     parse_options,
     run_command,
     several,
+    unchanged,
 )
-from probmask.analysis.experiments import experiments, load_experiment
-from probmask.parsing import read_toml
+from probmask.analysis.experiments import load_experiment
 from probmask.sweeps.grid import expand, load_grid
 from probmask.training.config import load_config, to_table
 
@@ -92,18 +92,20 @@ def read_assignment(path: Path, rng: random.Random) -> str:
     file.write_text(_GRID)
     line = edit_toml_value(b"key = 1", rng).decode().removeprefix("key = ").replace("\0", "")
     key = rng.choice(_KEYS)
-    commands = [["sweep", str(file), "--dry-run", "--out", str(path / "sweep")]]
-    return run_command([*rng.choice(commands), "--set", f"{key}={line}"])
+    sweep = ["sweep", str(file), "--dry-run", "--out", str(path / "sweep")]
+    return run_command([*sweep, "--set", f"{key}={line}"])
 
 
 def main() -> int:
     """Print the number of results for each kind of mutation. Return 1 on any failure."""
     options = parse_options(__doc__)
     full = tomli_w.dumps(to_table(load_config(None))).encode()
-    experiments()
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory)
-        read_toml(_EXPERIMENTS / "table1.toml")
+        path, rng = Path(directory), random.Random(0)
+        # Intact files are accepted. This also imports everything before the memory is limited.
+        assert read_config(unchanged, full, path, rng) == ACCEPTED
+        assert read_grid(unchanged, _GRID.encode(), path, rng) == ACCEPTED
+        assert read_experiment(unchanged, path, rng) == ACCEPTED
         return fuzz(
             {
                 "configuration, damaged": partial(read_config, damage, full, path),

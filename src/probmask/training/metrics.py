@@ -15,6 +15,7 @@ from probmask.files import naming, read_bounded, write_atomically
 from probmask.masking.masker import Histogram
 from probmask.parsing import parse_json
 from probmask.schema import mismatch
+from probmask.training.record_format import HistogramTable
 from probmask.training.tensorboard_log import TensorBoardLog
 
 _LARGEST_LOG = 2**26  # bytes: hundreds of thousands of epochs
@@ -25,7 +26,7 @@ class _Line(TypedDict):
     """What readers of a log rely on."""
 
     epoch: Annotated[int, Range(1, meaning="a whole number")]
-    histograms: NotRequired[dict[str, Any]]
+    histograms: NotRequired[dict[str, HistogramTable]]
 
 
 class MetricsLog:

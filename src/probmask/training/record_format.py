@@ -84,15 +84,17 @@ class _Latency(TypedDict):
     threads: NotRequired[_Positive]
 
 
-class _Histogram(TypedDict):
+class HistogramTable(TypedDict):
+    """A histogram in a record or in a line of the metrics log."""
+
     low: float
     high: float
     counts: list[_Count]
 
 
-class _Epoch(TypedDict, total=False):
-    epoch: _Amount
-    histograms: dict[str, _Histogram]
+class _LogLine(TypedDict, total=False):
+    epoch: Annotated[float, Range(0, 2**63, "a number of epochs")]
+    histograms: dict[str, HistogramTable]
 
 
 class _Record(TypedDict):
@@ -119,7 +121,7 @@ class _Record(TypedDict):
     versions: NotRequired[_Table]
     hardware: NotRequired[_Table]
     latency: NotRequired[_Latency]
-    history: NotRequired[list[_Epoch]]
+    history: NotRequired[list[_LogLine]]
 
 
 def without_neutral_keys(config: Mapping[str, Any]) -> dict[str, Any]:
