@@ -384,7 +384,7 @@ def edit_toml_value(content: bytes, rng: random.Random) -> bytes:
     match = rng.choice(matches)
     text = match[2].decode(errors="replace")
     values = [rng.choice(_TOML_VALUES), rng.choice(matches)[2].decode(errors="replace")]
-    if re.fullmatch(r"[1-9]\d*(\.\d+)?", text):
+    if re.fullmatch(r"[1-9]\d{0,9}(\.\d{1,9})?", text):
         values.append(str(near(json.loads(text), rng)))
     value = rng.choice(values)
     return content[: match.start(2)] + value.encode() + content[match.end(2) :]

@@ -194,11 +194,15 @@ def test_an_unfinished_run_names_its_phase(phased, tmp_path, capsys):
     assert "epoch 5 of 5 · phase 2 of 2: fine-tune\n" in output(capsys, there)
 
 
-def test_a_nan_is_a_gap(unfinished, capsys):
-    values = '"train_accuracy": NaN, "expected_sparsity": 0.0'
-    text = "".join(f'{{"step": 1, "epoch": {n}, "loss": NaN, {values}}}\n' for n in (1, 2))
+def test_a_metric_that_was_never_finite_has_no_curve(unfinished, capsys):
+    lines = [{"step": n, "epoch": n, "expected_sparsity": 0.5} for n in (1, 2)]
+    lines[0]["loss"] = 0.25
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     (unfinished / "metrics.jsonl").write_text(text)
-    assert " loss nan" in output(capsys, unfinished)
+    printed = output(capsys, unfinished)
+    assert " loss 0.25" in printed
+    assert " sparsity 50.00 %" in printed
+    assert "accuracy" not in printed
 
 
 def test_a_directory_of_runs_is_a_table(run, phased, unfinished, tmp_path, capsys):
