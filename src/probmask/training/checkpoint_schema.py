@@ -58,13 +58,24 @@ def text(value: Any, field: Field) -> None:
         raise _expected("a text", value, field)
 
 
+def plain(value: Any, field: Field) -> None:
+    """Accept what TOML can represent: texts, numbers, true, false, lists and tables of these."""
+    if isinstance(value, Mapping):
+        table_of(text, plain)(value, field)
+    elif isinstance(value, list):
+        list_of(plain)(value, field)
+    elif not isinstance(value, str | int | float):
+        raise _expected("a setting", value, field)
+
+
 def number(low: float = -math.inf, high: float = math.inf) -> Rule:
     """Accept a number from ``low`` to ``high``."""
 
     def check(value: Any, field: Field) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _expected("a number", value, field)
-        if not low <= value <= high:  # NaN too
+        too_large = isinstance(value, int) and abs(value) >= 2**63  # for PyTorch
+        if too_large or not low <= value <= high:  # NaN too
             raise _expected(f"a number from {low:,} to {high:,}", value, field)
 
     return check
@@ -215,20 +226,12 @@ def optimizer_state(optimizer: Optimizer) -> Rule:
                 raise field[key].error("belongs to no parameter")
             state_of[key](item, field[key])
 
+    rate = number(0, 1e38)  # the only setting that changes during training
     group_rules = [
-        table({k: same(v) if k == "params" else _setting(v) for k, v in group.items()})
+        table({key: rate if key == "lr" else same(value) for key, value in group.items()})
         for group in groups
     ]
     return table({"state": state, "param_groups": items(group_rules)})
-
-
-def _setting(value: Any) -> Rule:
-    """Return the rule of a setting of an optimizer, such as its learning rate, which may change."""
-    if isinstance(value, float):
-        return number(-1e300, 1e300)
-    if isinstance(value, tuple):
-        return items([_setting(item) for item in value], tuple)
-    return same(value)
 
 
 def _parameter_state(optimizer: Optimizer, parameter: Tensor) -> Rule:

@@ -231,7 +231,7 @@ class TrainingRun:
     def _field_rules(self) -> dict[str, schema.Rule]:
         """Return the rules of all fields, except that parts of the state may have any content."""
         return {
-            "config": schema.table_of(schema.text, schema.anything),
+            "config": schema.table_of(schema.text, schema.plain),
             "data": schema.text,
             "step": schema.whole_number(0, self.total_steps),
             "sums": schema.tensor(self.loop.state_dict()["sums"], finite=True),
