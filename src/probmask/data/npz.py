@@ -49,8 +49,8 @@ _CLASSES = "num_classes"
 _MAX_CHANNELS = 4
 _MAX_CLASSES = 100_000  # a larger label is a mistake; its network would not fit in memory
 _MAX_LABELS_SHOWN = 10
-# The arrays may take this many times the size of the file, or `_SMALL` bytes. Compression makes
-# real images up to ten times smaller; a file that is a thousand times smaller is made to harm.
+# The arrays may take this many times the size of the file, or `_SMALL` bytes. Deflate reaches a
+# ratio of 1,000 for zeros, but far less for images.
 _MAX_RATIO = 32
 _SMALL = 1 << 28
 
