@@ -312,7 +312,7 @@ def test_batches_do_not_use_the_global_generator(noisy, workers):
 
 
 def test_a_batch_larger_than_the_training_set(noisy):
-    with pytest.raises(InputError, match=r"batch_size=19: folder has 18 training images"):
+    with pytest.raises(InputError, match=r"train\(batch_size=19\): folder has 18 training images"):
         next(photographs(noisy).training(0, batch_size=19, seed=0))
 
 

@@ -324,9 +324,9 @@ def test_too_much_padding(padding):
 
 
 def test_a_batch_larger_than_the_training_set():
-    with pytest.raises(InputError, match=r"batch_size=101: tiny has 100 training images"):
+    with pytest.raises(InputError, match=r"train\(batch_size=101\): tiny has 100 training images"):
         next(source().training(0, batch_size=101, seed=0))
-    with pytest.raises(InputError, match=r"batch_size=91: tiny has 90 training images"):
+    with pytest.raises(InputError, match=r"train\(batch_size=91\): tiny has 90 training images"):
         source().with_validation().steps_per_epoch(91)
 
 

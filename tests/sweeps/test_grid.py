@@ -147,7 +147,7 @@ def test_names_describe_the_run_and_are_valid_paths():
         ("[grid]\nmethod = [3]", "grid.method = 3: expected a name, or a table with a name"),
         ('[grid]\nmethod = [{ scope = "layer" }]', "expected a name, or a table with a name"),
         ("[grid]\nsparsity = [98]", "for 98 % pass 0.98"),
-        ("[grid]\nmethod.forget_by = [2]", "TiedProbMask(forget_by=2"),
+        ("[grid]\nmethod.forget_by = [2]", "method.forget_by = 2: "),
         ("[grid]\nepochs.x = [0]", "epochs = {'x': 0}: expected a whole number"),
     ],
 )

@@ -182,7 +182,7 @@ def test_a_run_that_finished_after_its_sweep_was_killed_gets_a_record(record, tm
             ["--set", "data=cifr10"],
             "--set data = cifr10: no such data set; did you mean 'cifar10'?",
         ),
-        (["--set", "lr=2"], "the command line: unknown key lr; did you mean 'optimizer.lr'?"),
+        (["--set", "lr=2"], "--set lr=2: unknown key lr; did you mean 'optimizer.lr'?"),
     ],
 )
 def test_wrong_input_prints_one_line(arguments, expected, tmp_path, capsys):

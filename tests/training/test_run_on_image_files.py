@@ -380,16 +380,16 @@ def test_a_network_with_too_few_outputs_raises(photographs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"batch_size": 37}, "batch_size=37: folder has 36 training images"),
-        ({"data_args__image_size": 0}, "image_size=0"),
+        ({"batch_size": 37}, "--set batch_size=37: folder has 36 training images"),
+        ({"data_args__image_size": 0}, "--set data_args.image_size=0: "),
         ({"data_args__image_sizes": 16}, "unknown key data_args.image_sizes"),
         ({"data_args__padding": 2}, "unknown key data_args.padding"),
-        ({"data_args__unreadable": "ask"}, "data_args.unreadable = 'ask': expected 'skip' or"),
+        ({"data_args__unreadable": "ask"}, "--set data_args.unreadable=ask: expected 'skip' or"),
         ({"data_args__train_images": 41}, "data_args.train_images=41: folder has only 40"),
-        ({"data_args__mean": "[0.5]"}, "data_args(mean="),
-        ({"workers": -1}, "workers=-1"),
-        ({"select_on": "train"}, "select_on = 'train': expected 'val' or 'test' or 'none'"),
-        ({"model_args__width": 0}, "width=0"),
+        ({"data_args__mean": "[0.5]"}, "--set data_args.mean=[0.5]: image files"),
+        ({"workers": -1}, "--set workers=-1: must be"),
+        ({"select_on": "train"}, "--set select_on=train: expected 'val' or 'test' or 'none'"),
+        ({"model_args__width": 0}, "--set model_args.width=0: must be"),
     ],
 )
 def test_wrong_settings_print_one_line(photographs, tmp_path, capsys, settings, expected):

@@ -1,7 +1,7 @@
 """Arguments that several commands share."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,34 @@ def assignments(options: argparse.Namespace) -> list[tuple[str, Any]]:
             raise InputError(f"--set {assignment}: expected KEY=VALUE, as in optimizer.lr=0.05.")
         parsed.append((key, parse_value(value)))
     return parsed
+
+
+def as_written(options: argparse.Namespace, flags: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user wrote for each key of the configuration, for error messages.
+
+    Args:
+        options: Parsed arguments.
+        flags: Keys by the name of the option that sets them.
+    """
+    written = {}
+    for option, key in flags.items():
+        value = getattr(options, option)
+        if value is not None:
+            flag = option.replace("_", "-")
+            shown = f"{value:g}" if isinstance(value, float) else value
+            written[key] = f"--{flag}" if value is True else f"--{flag} {shown}"
+    for assignment in options.set:
+        written[assignment.partition("=")[0]] = f"--set {assignment}"
+    return written
+
+
+def check_sparsity_flag(sparsity: float) -> None:
+    """Raise if the value of ``--sparsity`` is not in [0, 1)."""
+    from probmask.checks import check_sparsity
+    from probmask.training.origins import Origins
+
+    with Origins(written={"sparsity": f"--sparsity {sparsity:g}"}).named():
+        check_sparsity("train", sparsity)
 
 
 def add_data_location(command: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from probmask.cli.arguments import (
     add_data_location,
     add_model,
     artifact_path,
+    as_written,
     download,
     model_to_import,
 )
@@ -60,6 +61,7 @@ def run(options: argparse.Namespace) -> None:
     from probmask.artifact import load, read
     from probmask.data import default_workers, load_data
     from probmask.training.evaluation import check_fits, evaluate_model
+    from probmask.training.origins import Origins
     from probmask.training.run_directory import recorded_place
 
     artifact = artifact_path(options)
@@ -76,7 +78,8 @@ def run(options: argparse.Namespace) -> None:
         download(data, directory, options)
     sparse = options.engine == "sparse"
     device = torch.device("cuda" if torch.cuda.is_available() and not sparse else "cpu")
-    source = load_data(data, directory, settings)
+    with Origins(written=as_written(options, {})).named():
+        source = load_data(data, directory, settings)
     network = load(artifact, model=model_to_import(options)).to(device)
     check_fits(network, source, device=device, trained_on=metadata.get("class_names"))
     if sparse:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.cli.arguments import MODEL_NAME_HELP, parse_shape
+from probmask.cli.arguments import MODEL_NAME_HELP, check_sparsity_flag, parse_shape
 from probmask.cli.bench import (
     add_conditions,
     check_accepts,
@@ -42,10 +42,9 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prune at random, save, compile and time the network, and print the results."""
-    from probmask.checks import check_sparsity
     from probmask.runtime.speed import mask_at_random_, measure_speed
 
-    check_sparsity("plan", options.sparsity)
+    check_sparsity_flag(options.sparsity)
     shape = parse_shape(options.input_shape) or _default_shape(options.model)
     batches, threads = set_conditions(options)
     check_sizes(shape, batches)

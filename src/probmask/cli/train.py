@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmask.checks import check_sparsity
 from probmask.cli.arguments import (
     MODEL_NAME_HELP,
     add_assignments,
     add_data_location,
     add_trust,
+    as_written,
     assignments,
+    check_sparsity_flag,
     download,
 )
 from probmask.cli.terminal import print_json, print_message, print_training, shows_progress
@@ -19,6 +20,7 @@ from probmask.launch import is_first_rank
 
 if TYPE_CHECKING:
     from probmask.training.config import TrainConfig
+    from probmask.training.origins import Origins
     from probmask.training.progress import MakeReporter
     from probmask.training.run_directory import RunDirectory
 
@@ -92,11 +94,12 @@ def run(options: argparse.Namespace) -> None:
 
     resume = options.resume is not None
     out = _directory(options)
-    config = _configuration(options, out)
+    origins, config = _configuration(options, out)
     if options.download:
         download(config.data, config.data_dir, options)
     finished = resume and out is not None and RunDirectory(out).finished
-    outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
+    with origins.named():
+        outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
     if not is_first_rank():
         return
     if finished:
@@ -123,9 +126,11 @@ def _directory(options: argparse.Namespace) -> Path | None:
     return Path(options.resume)
 
 
-def _configuration(options: argparse.Namespace, out: Path | None) -> "TrainConfig":
-    """Load the configuration of a new run, or of the run to resume."""
-    from probmask.training.config import load_config
+def _configuration(options: argparse.Namespace, out: Path | None) -> "tuple[Origins, TrainConfig]":
+    """Return the configuration of a new run, or of the run to resume, and where it comes from."""
+    from probmask.parsing import read_toml
+    from probmask.training.config import complete_config
+    from probmask.training.origins import Origins
     from probmask.training.run_directory import RunDirectory
 
     _drop_sparsity_of_dense(options)
@@ -140,10 +145,17 @@ def _configuration(options: argparse.Namespace, out: Path | None) -> "TrainConfi
     if run is not None and source is None:
         run.read_config()  # raises if there is no run
         source = run.config  # keys that are not given stay those of the run
-    config = load_config(source, overrides)
+    origins = Origins(
+        None if source is None else str(source),
+        frozenset(key for key, _ in overrides),
+        written=as_written(options, _FLAGS),
+    )
+    config = complete_config(
+        {} if source is None else read_toml(source), overrides, origins=origins
+    )
     if not options.trust and "model" not in dict(overrides):
         _check_model_is_trusted(config, source, run)
-    return config
+    return origins, config
 
 
 def _check_model_is_trusted(
@@ -170,6 +182,6 @@ def _reporter(options: argparse.Namespace) -> "MakeReporter":
 def _drop_sparsity_of_dense(options: argparse.Namespace) -> None:
     """Ignore ``--sparsity`` with a message for the dense method, so that scripts can pass it."""
     if options.method == "dense" and options.sparsity:
-        check_sparsity("Dense", options.sparsity)
+        check_sparsity_flag(options.sparsity)
         print_message(f"--method dense prunes nothing; --sparsity {options.sparsity:g} is ignored.")
         options.sparsity = None

@@ -150,8 +150,8 @@ class DataSource(ABC):
         """
         if batch_size > self.train_size:
             raise InputError(
-                f"batch_size={batch_size}: {self.name} has {self.train_size} training images "
-                f"({self.val_size} are held out); pass a smaller --batch-size."
+                f"train(batch_size={batch_size}): {self.name} has {self.train_size} training "
+                f"images ({self.val_size} are held out); choose a smaller batch size."
             )
         return self.train_size // batch_size
 

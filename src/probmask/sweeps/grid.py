@@ -147,8 +147,12 @@ def _make_config(
     if isinstance(method, dict) and method.get("name") == "dense":
         method.pop("sparsity", None)  # the dense method has none
     table.setdefault("dense_twin", False)  # in a grid, dense training is one of the methods
-    overridden = frozenset("method.sparsity" if key == "sparsity" else key for key, _ in overrides)
-    return complete_config(table, origins=Origins(source, overridden, has_flags=False))
+    written = {
+        "method.sparsity" if key == "sparsity" else key: f"--set {key}={value}"
+        for key, value in overrides
+    }
+    origins = Origins(source, frozenset(written), has_flags=False, written=written)
+    return complete_config(table, origins=origins)
 
 
 def _set_key(table: dict[str, Any], key: str, value: Any, source: str) -> None:

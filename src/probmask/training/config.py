@@ -159,19 +159,6 @@ class TrainConfig:
             )
 
 
-# The keys whose values `TrainConfig` checks.
-_CHECKED_KEYS = (
-    "epochs",
-    "batch_size",
-    "seed",
-    "devices",
-    "label_smoothing",
-    "checkpoint_seconds",
-    "optimizer",
-    "threads",
-    "workers",
-)
-
 _SMALL_IMAGES = {"model": "resnet20", "batch_size": 128}
 # Defaults that depend on the data set.
 _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
@@ -252,15 +239,13 @@ def parse_config(table: Mapping[str, Any], *, origins: Origins) -> TrainConfig:
         if method["name"] != "dense":
             method.setdefault("sparsity", _DEFAULT_SPARSITY)
         table["method"] = method
-    reject_unknown_keys(table, kind=TrainConfig, optimizer=OptimizerConfig, origins=origins)
-    with origins.name_source(*_CHECKED_KEYS):
-        config = parse(TrainConfig, table, prefix="", source=origins.source_of)
-    make_method(config, origins)
     source = origins.source_of
-    with origins.name_source("data_args"):
+    with origins.named():
+        reject_unknown_keys(table, kind=TrainConfig, optimizer=OptimizerConfig, origins=origins)
+        config = parse(TrainConfig, table, prefix="", source=source)
+        make_method(config, origins)
         label = origins.label("data")
         check_settings(config.data, config.data_args, naming=label, source=source)
-    with origins.name_source("model_args"):
         label = origins.label("model")
         check_model_settings(config.model, config.model_args, naming=label, source=source)
     return config
@@ -270,8 +255,7 @@ def make_method(config: TrainConfig, origins: Origins = CHECKED) -> Method:
     """Return the method that the configuration names, with its settings."""
     settings = dict(config.method)
     kind = lookup("method", origins.label("method.name"), str(settings.pop("name")), METHODS)
-    with origins.name_source("method"):
-        return parse(kind, settings, prefix="method.", source=origins.source_of)
+    return parse(kind, settings, prefix="method.", source=origins.source_of)
 
 
 def to_table(config: TrainConfig) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Where the settings of a run come from, so that errors name the file or the flag to correct."""
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from probmask.data import DATA
@@ -18,6 +19,14 @@ _COMMAND_LINE = "the command line"
 _FLAGS = {"data": "--data", "model": "--model", "method.name": "--method"}
 
 
+# Checks name the call that breaks a rule, as in "optimizer(lr=-1.0): …", "ProbMask(draws=0): …".
+_CALL = re.compile(r"(\w+)\((\w+=.*?)\): (.+)", re.DOTALL)
+_TABLES = {"train": ""} | {name: f"{name}." for name in ("optimizer", "data_args", "model_args")}
+# Errors of `parsing` about a key that the command line sets.
+_WRONG_TYPE = re.compile(rf"{_COMMAND_LINE}: ([\w.]+) = .*?: (expected .+)", re.DOTALL)
+_UNKNOWN = re.compile(rf"{_COMMAND_LINE}: (unknown key ([^;]*);.+)", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Origins:
     """Origin of every key: a source, and the keys that the command line overrides.
@@ -27,11 +36,14 @@ class Origins:
         overridden: Dotted keys that the command line sets.
         has_flags: Whether the command has ``--data``, ``--model`` and ``--method``. Otherwise
             errors name ``--set``.
+        written: What the user wrote for a key that the command line sets, as in ``--epochs 0`` or
+            ``--set optimizer.lr=-1``. Errors repeat it.
     """
 
     source: str | None = None
     overridden: frozenset[str] = frozenset()
     has_flags: bool = True
+    written: Mapping[str, str] = field(default_factory=dict)
 
     def source_of(self, key: str) -> str:
         """Return the name of the source that sets a key."""
@@ -41,27 +53,64 @@ class Origins:
         """Return the text that precedes the value of a key in an error."""
         if self._from_source(key):
             return f"{self.source}: {key} ="
-        return _FLAGS[key] if self.has_flags else f"--set {key} ="
+        has_flag = self.has_flags and not self.written.get(key, "").startswith("--set")
+        return _FLAGS[key] if has_flag else f"--set {key} ="
 
     @contextmanager
-    def name_source(self, *keys: str) -> Iterator[None]:
-        """Prefix an `InputError` with the source, if the source sets all of these keys.
-
-        Errors that already start with a source stay as they are.
-        """
+    def named(self) -> Iterator[None]:
+        """Let an `InputError` about a setting name it as the user wrote it, or its source."""
         try:
             yield
         except InputError as error:
-            overridden = any(key.partition(".")[0] in keys for key in self.overridden)
-            sources = ("--", f"{_COMMAND_LINE}: ", f"{self.source}: ")
-            if self.source is None or overridden or str(error).startswith(sources):
+            message = self._rephrased(str(error))
+            if message == str(error):
                 raise
-            raise InputError(f"{self.source}: {error}") from error
+            raise InputError(message) from error
+
+    def _rephrased(self, message: str) -> str:
+        call = _CALL.fullmatch(message)
+        if call is not None and (table := _table_of(call[1])) is not None:
+            pairs = [pair.partition("=") for pair in re.split(r", (?=\w+=)", call[2])]
+            return (
+                self._setting_error(
+                    {f"{table}{name}": value.removesuffix(".0") for name, _, value in pairs},
+                    call[3],
+                )
+                or message
+            )
+        if wrong := _WRONG_TYPE.fullmatch(message):
+            return self._setting_error({wrong[1]: ""}, wrong[2]) or message
+        if unknown := _UNKNOWN.fullmatch(message):
+            return self._setting_error({unknown[2]: ""}, unknown[1]) or message
+        return message
+
+    def _setting_error(self, values: Mapping[str, str], rule: str) -> str | None:
+        """Return the error about these settings; None if it is not known who set them."""
+        written = {key: self._written(key) for key in values}
+        if not any(written.values()) and (
+            self.source is None or not all(map(self._from_source, values))
+        ):
+            return None
+        words = [written[key] or f"{key} = {value}" for key, value in values.items()]
+        source = "" if any(written.values()) else f"{self.source}: "
+        return f"{source}{', '.join(dict.fromkeys(words))}: {rule}"
+
+    def _written(self, key: str) -> str | None:
+        """Return what the user wrote for the key, or for a table that contains it."""
+        parents = [key, *(key[:dot] for dot in range(len(key)) if key[dot] == ".")]
+        return next((self.written[each] for each in parents if each in self.written), None)
 
     def _from_source(self, key: str) -> bool:
         """Return whether neither the key nor a table that contains it is overridden."""
         overridden = any(key == other or key.startswith(f"{other}.") for other in self.overridden)
         return self.source is not None and not overridden
+
+
+def _table_of(caller: str) -> str | None:
+    """Return the prefix of the keys that a call takes its settings from."""
+    if any(method.__name__ == caller for method in METHODS.values()):
+        return "method."
+    return _TABLES.get(caller)
 
 
 # For configurations that were checked before, so no error is expected.

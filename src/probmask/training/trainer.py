@@ -1,6 +1,7 @@
 """The trainer behind `probmask.train`: processes, run directory, and the dense twin."""
 
 import warnings
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning_fabric.strategies import STRATEGY_REGISTRY
 
 from probmask.data import DataSource, default_workers
 from probmask.errors import AbsentClassWarning, InputError
 from probmask.launch import is_first_rank
-from probmask.messages import one_line
+from probmask.messages import one_line, suggestion
 from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
 from probmask.training.progress import Bar, MakeReporter, Quiet
 from probmask.training.record_format import NEUTRAL_KEYS, without_neutral_keys
@@ -198,6 +201,12 @@ def _workers(config: TrainConfig) -> int:
 
 
 def _launch_fabric(config: TrainConfig) -> Fabric:
+    _check_known("strategy", config.strategy, STRATEGY_REGISTRY.available_strategies())
+    _check_known(
+        "accelerator",
+        config.accelerator,
+        ["gpu", *ACCELERATOR_REGISTRY.available_accelerators()],
+    )
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
@@ -212,6 +221,15 @@ def _launch_fabric(config: TrainConfig) -> Fabric:
             f"{config.strategy!r}): Lightning Fabric cannot start: {one_line(error)}"
         ) from error
     return fabric
+
+
+def _check_known(name: str, value: str, known: Iterable[str]) -> None:
+    known = ["auto", *known]
+    if value not in known:
+        raise InputError(
+            f"train({name}={value!r}): Lightning Fabric has no such {name}; "
+            f"{suggestion(value, known)}"
+        )
 
 
 def _claim_directory(
