@@ -36,6 +36,14 @@ class LayerCollapseWarning(UserWarning):
     """All weights of a layer are pruned, or are about to be."""
 
 
+class UnmaskedWeightsWarning(UserWarning):
+    """Some matrices of a model are not masked, so its sparsity is lower than the one requested."""
+
+
+class RefilledWeightsWarning(UserWarning):
+    """An optimizer changes the pruned weights of a finalized model, so it is no longer sparse."""
+
+
 class EarlyEndWarning(UserWarning):
     """Training ended before the sparsity ramp: the remaining weights are pruned in one step."""
 

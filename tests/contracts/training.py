@@ -117,11 +117,14 @@ class Run:
             }
         )
 
-    def restore(self, state):
+    def restore(self, state, *, model_first=True):
         state = _copied(state)
-        self.model.load_state_dict(state["model"])
+        if model_first:
+            self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.sparsifier.load_state_dict(state["sparsifier"])
+        if not model_first:
+            self.model.load_state_dict(state["model"])
         self.step = state["step"]
         return self
 

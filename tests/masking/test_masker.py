@@ -247,7 +247,8 @@ def test_the_tensors_of_a_method_follow_the_model():
     train(model, optimizer, make_batches("mlp", 1))
     masker = sparsifier._masker
     before = [tensor.dtype for name in masker.saved for tensor in tensors_in(getattr(masker, name))]
-    model.to("meta")
+    for masked in masker.masked:  # what model.to(device) calls; model.to("meta") raises
+        masked._apply(lambda tensor: tensor.to("meta"))
     after = [tensor for name in masker.saved for tensor in tensors_in(getattr(masker, name))]
     assert after
     assert {tensor.device.type for tensor in after} == {"meta"}
@@ -260,3 +261,13 @@ def tensors_in(value):
         return [value]
     items = value.values() if isinstance(value, dict) else value
     return [t for item in items for t in tensors_in(item)] if isinstance(value, dict | list) else []
+
+
+def test_moving_a_masked_model_to_the_meta_device_raises():
+    model = build("mlp")
+    sparsifier = probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=4)
+    with pytest.raises(probmask.InputError, match=r"model\.to\('meta'\): this discards"):
+        model.to("meta")
+    assert not model[0].weight.is_meta
+    sparsifier.finalize()
+    model.to("meta")

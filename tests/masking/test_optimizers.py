@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import probmask
+from probmask.errors import InputError, RefilledWeightsWarning
 from reference import probmask as twin
 from reference import probmask_tied as tied_twin
 from reference.networks import (
@@ -379,8 +380,81 @@ def test_finalize_restores_the_optimizer(form):
     train(model, optimizer, make_batches("mlp", 3))
     sparsifier.finalize()
     assert set(vars(optimizer)) == attributes
-    train(model, optimizer, make_batches("mlp", 2))
+    train(model, optimizer, make_batches("mlp", 1))
     assert sparsifier.now.step == 3
+
+
+def test_stepping_the_optimizer_after_finalize_warns_once(form):
+    model = build("mlp")
+    optimizer = sgd(model)
+    sparsifier = attach(model, form, optimizer=optimizer)
+    train(model, optimizer, make_batches("mlp", 3))
+    kept = sparsifier.finalize().kept
+    optimizer.zero_grad()
+    optimizer.step()  # without gradients it changes nothing
+    with pytest.warns(RefilledWeightsWarning, match="freeze_masks") as caught:
+        train(model, optimizer, make_batches("mlp", 2))
+    assert len(caught) == 1
+    assert sum(int(p.count_nonzero()) for p in model.parameters() if p.ndim > 1) > kept
+
+
+@pytest.mark.parametrize("again", ["freeze_masks", "attach"])
+def test_masks_that_are_put_on_again_keep_the_zeros_without_a_warning(form, again):
+    model = build("mlp")
+    optimizer = sgd(model)
+    sparsifier = attach(model, form, optimizer=optimizer)
+    train(model, optimizer, make_batches("mlp", 3))
+    kept = sparsifier.finalize().kept
+    if again == "attach":
+        masks = attach(model, form, optimizer=optimizer)
+    else:
+        masks = probmask.freeze_masks(model)
+    train(model, optimizer, make_batches("mlp", 2))
+    assert masks.finalize().kept == kept
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: a subclass that never initializes its base class."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def test_a_wrapped_optimizer_is_followed(form):
+    model = build("mlp")
+    optimizer = Wrapper(sgd(model))
+    sparsifier = attach(model, form, optimizer=optimizer)
+    batches = make_batches("mlp", STEPS - 1)
+    train(model, optimizer, batches)
+    assert sparsifier.now.step == STEPS - 1
+    assert_made_by_hand(model, form, batches)
+
+
+def test_a_wrapper_around_nothing_raises_and_the_model_is_unchanged(form):
+    model = build("mlp")
+    with pytest.raises(InputError, match=r"attach\(optimizer=Wrapper\)"):
+        attach(model, form, optimizer=Wrapper(None))
+    assert type(model[0]) is nn.Linear
+
+
+def test_a_step_inside_backward_raises(form):
+    model = build("mlp")
+    optimizer = sgd(model)
+    attach(model, form, optimizer=optimizer)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with pytest.raises(InputError, match=r"inside backward.*after loss\.backward"):
+        model(make_batches("mlp", 1)[0][0]).sum().backward()
 
 
 def test_a_sparsifier_without_references_still_works(form):

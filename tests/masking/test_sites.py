@@ -1,5 +1,7 @@
 """The tensors that are masked: defaults, include, exclude, and errors."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -127,6 +129,39 @@ def test_recurrent_layers_raise():
         names(model, include=["lstm"])
 
 
+def recurrent_classifier():
+    return nn.ModuleDict({"gru": nn.GRU(64, 64), "head": nn.Linear(64, 10)})
+
+
+def test_attach_names_the_matrices_that_it_does_not_mask():
+    model = recurrent_classifier()
+    with pytest.warns(probmask.UnmaskedWeightsWarning) as caught:
+        sparsifier = probmask.attach(model, probmask.TiedProbMask(sparsity=0.9), total_steps=1)
+    (warning,) = caught
+    assert str(warning.message).startswith(
+        "attach(model): 24,576 weights will not be masked: gru.weight_ih_l0 (12,288), "
+        "gru.weight_hh_l0 (12,288). The sparsity is that of the other 640 weights."
+    )
+    assert warning.filename == __file__
+    summary = sparsifier.finalize()
+    assert (summary.kept, summary.size, summary.sparsity) == (64, 640, 0.9)
+    assert (summary.network.kept, summary.network.size) == (64 + 24_576, 640 + 24_576)
+    assert str(summary).splitlines()[-2:] == [
+        "all: 64 of 640 kept, 90.00 % sparse",
+        "with gru.weight_ih_l0, gru.weight_hh_l0, not masked: 24,640 of 25,216 kept, 2.28 % sparse",
+    ]
+
+
+def test_excluded_matrices_are_counted_without_a_warning():
+    model = recurrent_classifier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsifier = probmask.attach(
+            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=["gru"]
+        )
+    assert sparsifier.summary().network.size == 25_216
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients_raise(kind):
     model = nn.Sequential(kind(5, 4, sparse=True), nn.Linear(4, 2))
@@ -195,6 +230,19 @@ def test_an_uninitialized_lazy_layer_raises():
     assert names(model) == ["0.weight", "1.weight"]
 
 
+def test_a_weight_that_a_hook_computes_raises():
+    """torch.nn.utils.weight_norm leaves weight_g and weight_v, and no parameter weight."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(model[0])
+    with pytest.raises(
+        probmask.InputError, match=r"0\.weight from weight_g and weight_v.*exclude='0'"
+    ):
+        names(model)
+    assert names(model, exclude=["0"]) == ["1.weight"]
+
+
 def test_integer_and_complex_weights_raise():
     with pytest.raises(probmask.InputError, match=r"complex64; only floating-point"):
         names(nn.Linear(3, 3, dtype=torch.complex64))
@@ -235,6 +283,12 @@ def pruned_by_torch():
         (nn.Linear, {}, r"attach\(model\): expected an nn\.Module, not the class Linear"),
         ({"weight": 1}, {}, r"attach\(model\): expected an nn\.Module, not dict"),
         (nn.Linear(3, 3), {"seed": "abc"}, r"attach\(seed='abc'\): must be an integer"),
+        (nn.Linear(3, 3, device="meta"), {}, r"attach\(model\): weight is on the meta device"),
+        (
+            prune.identity(nn.Linear(3, 3), "weight"),
+            {},
+            r"attach\(model\): torch\.nn\.utils\.prune still masks weight",
+        ),
         (nn.Linear(3, 3), {"exclude": [0]}, r"exclude=0: must be a name pattern"),
     ],
 )

@@ -1,5 +1,6 @@
 """`attach`: connect a method with a model."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -10,15 +11,17 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from probmask.checks import check_count
-from probmask.errors import InputError
+from probmask.errors import InputError, UnmaskedWeightsWarning
 from probmask.masking.distributed import from_first_rank
 from probmask.masking.divergence import check_initial_weights
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers
 from probmask.masking.probe import Probe
-from probmask.masking.sites import select_sites
+from probmask.masking.sites import Site, find_unmasked, select_sites
 from probmask.masking.sparsifier import Sparsifier
+
+_MAX_NAMED = 8  # matrices that a warning lists
 
 
 def attach(
@@ -65,6 +68,9 @@ def attach(
         InputError: If an argument is wrong or nothing in the model can be masked. The model is
             then unchanged.
 
+    Warns:
+        UnmaskedWeightsWarning: If matrices of the model are neither masked nor excluded.
+
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
@@ -84,6 +90,7 @@ def attach(
     )
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
     sites = select_sites("attach", model, include, exclude)
+    _check_on_a_device(sites)
     check_initial_weights(sites)
 
     def count_macs() -> tuple[int, ...]:
@@ -119,6 +126,7 @@ def attach(
     sparsifier = Sparsifier(model, method, sites, context, scaler)
     if optimizers:
         sparsifier.use(*optimizers)
+    _warn_of_unmasked(model, sites, exclude)
     return sparsifier
 
 
@@ -137,6 +145,34 @@ def _check_arguments(model: object, method: object, seed: object) -> None:
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f"attach(seed={seed!r}): must be an integer.")
+
+
+def _check_on_a_device(sites: Sequence[Site]) -> None:
+    for site in sites:
+        if site.weight.is_meta:
+            raise InputError(
+                f"attach(model): {site.name} is on the meta device and has no values; call "
+                "model.to_empty(device=...) and initialize or load the weights first."
+            )
+
+
+def _warn_of_unmasked(model: nn.Module, sites: Sequence[Site], exclude: Iterable[str]) -> None:
+    """Name the matrices that are not masked, unless the user has excluded them."""
+    unmasked = find_unmasked(model, sites, exclude=exclude)
+    matrices = [(name, w) for name, w in unmasked if sum(side > 1 for side in w.shape) > 1]
+    if matrices:
+        names = [f"{name} ({weight.numel():,})" for name, weight in matrices[:_MAX_NAMED]]
+        if len(matrices) > _MAX_NAMED:
+            names.append(f"{len(matrices) - _MAX_NAMED} more")
+        total = sum(weight.numel() for _, weight in matrices)
+        masked = sum(site.size for site in sites)
+        warnings.warn(
+            f"attach(model): {total:,} weights will not be masked: {', '.join(names)}. The "
+            f"sparsity is that of the other {masked:,} weights. Pass include= to mask them too "
+            "(recurrent layers cannot be masked), or exclude= to omit this warning.",
+            UnmaskedWeightsWarning,
+            stacklevel=3,
+        )
 
 
 def _phase_ends(phases: Sequence[Phase], total_steps: int) -> tuple[int, ...]:

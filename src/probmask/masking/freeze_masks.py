@@ -72,7 +72,7 @@ class FrozenMasks:
 
     def summary(self) -> Summary:
         """Return the number of weights kept, in total and per layer."""
-        return summarize(self.sites, [masked.mask for masked in self._masked])
+        return summarize(self._model, self.sites, [masked.mask for masked in self._masked])
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
         """Remove the masks and leave a plain ``nn.Module`` with its zeros, ready to be saved.

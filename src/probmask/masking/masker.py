@@ -104,8 +104,9 @@ class Masker(ABC):
         self.keep = keep
         self.size = sum(site.size for site in sites)
         self._collapsed: set[str] = set()
+        self._prepared: tuple[Progress, int] | None = None
         for index, each in enumerate(self.masked):
-            each.follow(self, leads=index == 0)
+            each.follow(self, leads=index == 0, last=index == len(self.masked) - 1)
 
     @abstractmethod
     def choose(self) -> list[Tensor]:
@@ -114,6 +115,17 @@ class Masker(ABC):
     def trainables(self) -> list[Trainables]:
         """Build the optimizers of the method's own parameters."""
         return []
+
+    def prepare(self, now: Progress, draw: int) -> None:
+        """Call `before_forward`, and again if ``load_state_dict`` replaces the model's weights."""
+        self._prepared = now, draw
+        self.before_forward(now, draw)
+
+    @torch.no_grad()
+    def weights_loaded(self) -> None:
+        """Prepare the next forward passes again, from the weights that have been loaded."""
+        if self._prepared is not None:
+            self.before_forward(*self._prepared)
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Prepare the forward passes until the next update or draw."""

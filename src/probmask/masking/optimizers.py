@@ -1,16 +1,17 @@
 """The optimizers that train a model's weights, as the sparsifier and its method use them."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from probmask.errors import InputError
+from probmask.errors import InputError, RefilledWeightsWarning
 
 
 def checked_optimizers(caller: str, given: object) -> tuple[Optimizer, ...]:
-    """Return one or several optimizers as a tuple.
+    """Return one or several optimizers as a tuple, each without its wrapper.
 
     Raises:
         InputError: If none is given, or one is not a ``torch.optim.Optimizer``.
@@ -18,13 +19,56 @@ def checked_optimizers(caller: str, given: object) -> tuple[Optimizer, ...]:
     optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not optimizers:
         raise InputError(f"{caller}(): pass at least one optimizer that trains the model.")
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise InputError(
-                f"{caller}(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; if "
-                "it wraps one, pass the wrapped optimizer."
+    return tuple(_unwrapped(caller, optimizer) for optimizer in optimizers)
+
+
+def _unwrapped(caller: str, given: object) -> Optimizer:
+    """Return the optimizer that has hooks: the given one, or the one that it wraps.
+
+    The wrappers of Accelerate and Lightning are subclasses of ``Optimizer`` that never initialize
+    it, and hold the real one as ``optimizer``.
+    """
+    wrapped: Any = given
+    while isinstance(wrapped, Optimizer):
+        if "_optimizer_step_pre_hooks" in vars(wrapped):
+            return wrapped
+        wrapped = vars(wrapped).get("optimizer", vars(wrapped).get("_optimizer"))
+    raise InputError(
+        f"{caller}(optimizer={type(given).__name__}): not a torch.optim.Optimizer; if it wraps "
+        "one, pass the wrapped optimizer."
+    )
+
+
+def warn_if_refilled(
+    optimizers: Sequence[Optimizer], weights: Sequence[Tensor], is_masked: Callable[[], bool]
+) -> None:
+    """Warn once if a later step of these optimizers makes zeros of ``weights`` nonzero.
+
+    Args:
+        optimizers: The optimizers that trained the weights.
+        weights: The pruned weights.
+        is_masked: Returns whether masks have been put on the weights again, which keep the zeros.
+    """
+    kept = [int(weight.count_nonzero()) for weight in weights]
+    versions = [weight._version for weight in weights]
+    hooks = []
+
+    def check(*_: Any) -> None:
+        if versions == [weight._version for weight in weights]:
+            return  # it trains other parameters
+        for hook in hooks:
+            hook.remove()
+        refilled = sum(int(weight.count_nonzero()) for weight in weights) - sum(kept)
+        if refilled > 0 and not is_masked():
+            warnings.warn(
+                f"optimizer.step() after finalize() has made {refilled:,} pruned weights nonzero: "
+                "the model is no longer as sparse as it was. To train it further, call "
+                "probmask.freeze_masks(model) before the first step.",
+                RefilledWeightsWarning,
+                stacklevel=4,
             )
-    return optimizers
+
+    hooks += [optimizer.register_step_post_hook(check) for optimizer in optimizers]
 
 
 def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from probmask.errors import InputError
 from probmask.masking.sites import MASKED_TABLE, Site
 
 
@@ -28,6 +29,9 @@ class MaskSource(Protocol):
 
     def move_tensors(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Replace its own tensors by ``fn`` of them: the model moves to another device."""
+
+    def weights_loaded(self) -> None:
+        """Act on new weights: ``load_state_dict`` has overwritten those of all sites."""
 
 
 class MaskedWeight(nn.Module, ABC):
@@ -51,7 +55,7 @@ class MaskedWeight(nn.Module, ABC):
         self.frozen = False
         self.trained = site.weight.requires_grad  # an untrained weight is masked, but never changed
         self._source: MaskSource | None = None
-        self._leads = False
+        self._leads = self._last = False
         self._computed_from: tuple[int, ...] = ()
 
     @abstractmethod
@@ -62,9 +66,9 @@ class MaskedWeight(nn.Module, ABC):
         """Return the values of the kept weights in evaluation and after freezing."""
         return weight
 
-    def follow(self, source: MaskSource, *, leads: bool) -> None:
-        """Take the mask from ``source``. Exactly one of the source's sites leads."""
-        self._source, self._leads = source, leads
+    def follow(self, source: MaskSource, *, leads: bool, last: bool) -> None:
+        """Take the mask from ``source``. Its first site leads, and its last site is ``last``."""
+        self._source, self._leads, self._last = source, leads, last
 
     @property
     def source(self) -> MaskSource | None:
@@ -115,6 +119,9 @@ class MaskedWeight(nn.Module, ABC):
 
     def weight_loaded(self, weight: Tensor) -> None:
         """Update the mask after ``load_state_dict`` has overwritten the weight."""
+        # Weights are loaded in the order of the sites.
+        if self._last and self._source is not None:
+            self._source.weights_loaded()
 
     def state(self) -> dict[str, Any]:
         """Return the attributes named in ``saved``, and the mask once it is frozen."""
@@ -234,6 +241,11 @@ class MaskedModule:
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if fn(torch.empty(0)).is_meta:
+            raise InputError(
+                "model.to('meta'): this discards the weights of a model that is being sparsified; "
+                "call sparsifier.finalize() first, or build a second model on the meta device."
+            )
         super()._apply(fn, recurse)  # type: ignore[misc]
         for masked in self._masked_weights.values():
             masked._apply(fn)

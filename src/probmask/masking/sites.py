@@ -91,6 +91,7 @@ def select_sites(
     paths = [path for places in holders.values() for path, _, _ in places]
     included = _matching("include", include, paths)
     excluded = _matching("exclude", exclude, paths)
+    _check_not_computed(caller, model, excluded)
 
     sites = []
     for key, places in holders.items():
@@ -108,6 +109,28 @@ def select_sites(
             "other parameters with include=."
         )
     return tuple(sites)
+
+
+def find_unmasked(
+    model: nn.Module, sites: Sequence[Site], *, exclude: Iterable[str] = ()
+) -> list[tuple[str, Tensor]]:
+    """Return the tensors of two or more dimensions that are not sites, by name, each once."""
+    seen = {id(site.weight) for site in sites}
+    found: list[tuple[str, Tensor]] = []
+    places = [(path, weight) for path, _, _, weight in _parameters(model)]
+    excluded = _matching("exclude", exclude, [path for path, _ in places])
+    for path, weight in places:
+        uninitialized = isinstance(weight, UninitializedParameter)
+        if id(weight) in seen or path in excluded or uninitialized or weight.ndim < 2:
+            continue
+        seen.add(id(weight))
+        found.append((path, weight))
+    return found
+
+
+def is_masked(module: nn.Module, name: str) -> bool:
+    """Return whether a parameter of a module is masked."""
+    return name in vars(module).get(MASKED_TABLE, ())
 
 
 def check_not_pruned_by_torch(caller: str, model: nn.Module) -> None:
@@ -128,6 +151,24 @@ def check_not_pruned_by_torch(caller: str, model: nn.Module) -> None:
             f"{caller}(model): torch.nn.utils.prune still masks {path}{others}; make its zeros "
             f"permanent first: torch.nn.utils.prune.remove(module, {name!r}), for each module."
         )
+
+
+def _check_not_computed(caller: str, model: nn.Module, excluded: set[str]) -> None:
+    """Raise if a hook computes a weight from other parameters before each call of its module."""
+    for prefix, module in model.named_modules():
+        for kind, names in _MASKED_BY_DEFAULT:
+            for name in names if isinstance(module, kind) else ():
+                if name in module._parameters or parametrize.is_parametrized(module, name):
+                    continue
+                path = f"{prefix}.{name}" if prefix else name
+                sources = [other for other in module._parameters if other.startswith(name)]
+                if sources and not {path.removesuffix(name) + each for each in sources} & excluded:
+                    raise InputError(
+                        f"{caller}(model): a hook computes {path} from {' and '.join(sources)}, as "
+                        "torch.nn.utils.weight_norm and spectral_norm do; remove it first "
+                        "(remove_weight_norm, remove_spectral_norm), or pass exclude="
+                        f"{prefix or sources[0]!r}."
+                    )
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
@@ -195,7 +236,7 @@ def _check_maskable(
             f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, which "
             "no method supports; build it with sparse=False."
         )
-    if any(attribute in vars(holder).get(MASKED_TABLE, ()) for _, holder, attribute in places):
+    if any(is_masked(holder, attribute) for _, holder, attribute in places):
         raise InputError(
             f"{caller}(model): {path} is already masked; finalize the earlier sparsifier first. To "
             "continue with a copy, load its state_dict() into a model without masks."
@@ -203,10 +244,10 @@ def _check_maskable(
     if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
         raise InputError(
             f"{caller}(model): {path} has a parametrization of torch.nn.utils.parametrize; remove "
-            "it first, or pass exclude=."
+            f"it first, or pass exclude={path!r}."
         )
     if not weight.is_floating_point():
         raise InputError(
             f"{caller}(model): {path} has dtype {weight.dtype}; only floating-point tensors can be "
-            "masked; pass exclude=."
+            f"masked; pass exclude={path!r}."
         )

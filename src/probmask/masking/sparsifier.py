@@ -16,9 +16,14 @@ from probmask.masking.distributed import average_gradients_
 from probmask.masking.divergence import check_network, check_statistics
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, is_abrupt
-from probmask.masking.optimizers import WeightOptimizers, checked_optimizers, clear_with_zero_grad
+from probmask.masking.optimizers import (
+    WeightOptimizers,
+    checked_optimizers,
+    clear_with_zero_grad,
+    warn_if_refilled,
+)
 from probmask.masking.parametrization import apply_masks_, mask_site, masked_parameters
-from probmask.masking.sites import Site
+from probmask.masking.sites import Site, is_masked
 from probmask.masking.summary import Summary, summarize
 
 
@@ -154,7 +159,7 @@ class Sparsifier:
     def summary(self) -> Summary:
         """Return the number of weights that each layer would keep if training ended now."""
         self._masker.refresh_masks()
-        return summarize(self.sites, [masked.mask for masked in self._masker.masked])
+        return summarize(self._model, self.sites, [masked.mask for masked in self._masker.masked])
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
         """Prune the model to exactly the requested sparsity and leave a plain ``nn.Module``.
@@ -205,11 +210,15 @@ class Sparsifier:
             reestimate_batchnorm(self._model, batches)
         check_statistics(self._model)
         apply_masks_(self.sites, self._masker.masked)
+        warn_if_refilled(self._optimizers, self._masker.weights, self._is_masked)
         self._release_optimizers()
         self._unwatch()
         self._masker.release()
         self._finalized = True
         return summary
+
+    def _is_masked(self) -> bool:
+        return any(is_masked(module, name) for site in self.sites for module, name in site.holders)
 
     def _warn_of_early_end(self, before: float, after: float) -> None:
         step, total = self._step, self._context.total_steps
@@ -235,7 +244,7 @@ class Sparsifier:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Load the model's own state first.
+        """Restore what `state_dict` returned, before or after the model's own state.
 
         Raises:
             InputError: If it is not a sparsifier's state, or the state of another training.
@@ -287,6 +296,11 @@ class Sparsifier:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._step == 0:
             self._check_trained()
+        if torch._C._current_graph_task_id() != -1:
+            raise InputError(
+                "optimizer.step(): it was called inside backward, when some gradients do not exist "
+                "yet. The masks need all of them; call it after loss.backward()."
+            )
         self._updating = True
         itself, *rest = args  # the optimizer, and what step() was called with
         closure = rest[0] if rest else kwargs.get("closure")
@@ -362,7 +376,7 @@ class Sparsifier:
     def _prepare(self, draw: int) -> None:
         self._draw = draw
         with self._diagnosing():
-            self._masker.before_forward(self.now, draw)
+            self._masker.prepare(self.now, draw)
 
     def _diagnosing(self) -> AbstractContextManager[None]:
         return self._masker.diagnosing(f"after {self._step:,} updates")

@@ -1,11 +1,11 @@
 """Summary of a sparse network: the number of weights kept, in total and per layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from probmask.masking.sites import Site
+from probmask.masking.sites import Site, find_unmasked
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,20 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Number of weights kept of a network and of each of its layers."""
+    """Number of weights kept of a network and of each of its masked layers.
+
+    ``kept``, ``size`` and ``sparsity`` are of the masked layers, which share the budget. `network`
+    adds the tensors of two or more dimensions that are not masked, such as embeddings.
+    """
 
     layers: tuple[LayerSummary, ...]
+    unmasked: tuple[LayerSummary, ...] = ()
 
     def __str__(self) -> str:
         rows = [*self.layers, LayerSummary("all", (), self.kept, self.size)]
+        if self.unmasked:
+            name = f"with {', '.join(layer.name for layer in self.unmasked)}, not masked"
+            rows.append(replace(self.network, name=name))
         return "\n".join(
             f"{row.name}: {row.kept:,} of {row.size:,} kept, {100 * row.sparsity:.2f} % sparse"
             for row in rows
@@ -38,25 +46,36 @@ class Summary:
 
     @property
     def kept(self) -> int:
-        """Number of weights kept."""
+        """Number of weights kept in the masked layers."""
         return sum(layer.kept for layer in self.layers)
 
     @property
     def size(self) -> int:
-        """Number of maskable weights."""
+        """Number of weights in the masked layers."""
         return sum(layer.size for layer in self.layers)
 
     @property
     def sparsity(self) -> float:
-        """Fraction pruned."""
+        """Fraction of the masked layers' weights that is pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
 
+    @property
+    def network(self) -> LayerSummary:
+        """Totals of the whole network: its masked layers and its unmasked tensors."""
+        layers = self.layers + self.unmasked
+        kept, size = sum(layer.kept for layer in layers), sum(layer.size for layer in layers)
+        return LayerSummary("network", (), kept, size)
 
-def summarize(sites: Sequence[Site], masks: Sequence[Tensor]) -> Summary:
+
+def summarize(model: nn.Module, sites: Sequence[Site], masks: Sequence[Tensor]) -> Summary:
     """Return the summary of a network with these masks, one per site."""
     return Summary(
         tuple(
             LayerSummary(site.name, site.shape, int(mask.sum()), site.size)
             for site, mask in zip(sites, masks, strict=True)
-        )
+        ),
+        tuple(
+            LayerSummary(name, tuple(weight.shape), int(weight.count_nonzero()), weight.numel())
+            for name, weight in find_unmasked(model, sites)
+        ),
     )
