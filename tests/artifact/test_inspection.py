@@ -50,6 +50,18 @@ def test_layers_and_totals_are_those_of_the_model(model, path):
         summary.file_bytes = 0
 
 
+def test_a_dense_layer_is_in_the_total_but_not_in_that_of_the_layers_with_zeros(model, path):
+    model.add_module("recurrent", nn.GRU(40, 10))
+    probmask.save(model, path)
+    summary = probmask.inspect(path)
+    dense = 3 * 10 * (40 + 10)
+    assert (summary.pruned.size, summary.size) == (144 + 320, 144 + 320 + dense)
+    assert summary.kept == summary.pruned.kept + dense
+    assert summary.pruned.sparsity > 0.85 > 0.3 > summary.sparsity
+    rows = str(summary).splitlines()
+    assert [row.split("  ")[0] for row in rows[-3:-1]] == ["layers with zeros", "all"]
+
+
 def test_macs_come_from_the_metadata(model, path):
     probmask.save(model, path)
     unknown = probmask.inspect(path)

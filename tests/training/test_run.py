@@ -42,11 +42,23 @@ def run(tmp_path_factory):
     return config, train(config, out=out)
 
 
+def test_the_record_has_the_totals_of_the_whole_network_too(tmp_path):
+    config = small(exclude=["features.3"], method__sparsity=0.9)
+    record = train(config, out=tmp_path / "run").record
+    masked = SIZE - SIZES[1]
+    keep = masked - round(0.9 * masked)
+    assert (record["size"], record["kept"]) == (masked, keep)
+    network = record["network"]
+    assert (network["size"], network["kept"]) == (SIZE, keep + SIZES[1])
+    assert network["sparsity"] == 1 - network["kept"] / SIZE
+
+
 def test_the_record_has_the_sparsity_asked_and_reached(run):
     _, outcome = run
     record = outcome.record
     keep = SIZE - round(0.9 * SIZE)
     assert (record["size"], record["kept"]) == (SIZE, keep)
+    assert record["network"] == {"kept": keep, "size": SIZE, "sparsity": 1 - keep / SIZE}
     assert record["sparsity"] == {"asked": 0.9, "reached": 1 - keep / SIZE}
     assert record["updates"] == 4 * (1442 // 256)
     assert record["config"]["method"] == {"name": "probmask-tied", "sparsity": 0.9}

@@ -50,30 +50,45 @@ class ArtifactSummary:
     rounding: dict[str, Any] | None
 
     @property
+    def total(self) -> StoredLayer:
+        """The totals of all layers."""
+        return _total("all", self.layers)
+
+    @property
+    def pruned(self) -> StoredLayer:
+        """The totals of the layers that contain zeros."""
+        return _total("layers with zeros", [each for each in self.layers if each.kept < each.size])
+
+    @property
     def kept(self) -> int:
         """The number of weights kept in all layers."""
-        return sum(layer.kept for layer in self.layers)
+        return self.total.kept
 
     @property
     def size(self) -> int:
         """The number of weights in all layers."""
-        return sum(layer.size for layer in self.layers)
+        return self.total.size
 
     @property
     def sparsity(self) -> float:
         """The fraction of the weights of all layers that are pruned."""
-        return 1 - self.kept / self.size if self.size else 0.0
+        return self.total.sparsity
 
     @property
     def macs(self) -> int | None:
         """The multiply-accumulates of all layers, or None if those of a layer are unknown."""
-        known = [layer.macs for layer in self.layers if layer.macs is not None]
-        return sum(known) if len(known) == len(self.layers) else None
+        return self.total.macs
 
     @property
     def layer_bytes(self) -> int:
         """The number of bytes stored for the layers."""
-        return sum(layer.bytes for layer in self.layers)
+        return self.total.bytes
+
+    @property
+    def totals(self) -> tuple[StoredLayer, ...]:
+        """`total`, preceded by `pruned` if only some of the layers contain zeros."""
+        some = 0 < self.pruned.size < self.size
+        return (self.pruned, self.total) if some else (self.total,)
 
     @property
     def header_bytes(self) -> int:
@@ -82,12 +97,10 @@ class ArtifactSummary:
 
     def __str__(self) -> str:
         rows = [("layer", "shape", "kept", "size", "sparsity", "encoding", "bytes")]
-        for layer in self.layers:
+        for layer in (*self.layers, *self.totals):
             shape = "×".join(map(str, layer.shape))
-            rows.append(
-                (printable(layer.name), shape, *_counts(layer), layer.encoding, f"{layer.bytes:,}")
-            )
-        rows.append(("all", "", *_counts(self), "", f"{self.layer_bytes:,}"))
+            counts = f"{layer.kept:,}", f"{layer.size:,}", f"{100 * layer.sparsity:.2f} %"
+            rows.append((printable(layer.name), shape, *counts, layer.encoding, f"{layer.bytes:,}"))
         return (
             f"{_aligned(rows)}\n"
             f"file: {self.file_bytes:,} bytes, "
@@ -165,8 +178,20 @@ def _macs_per_weight(info: ArtifactInfo) -> dict[str, int]:
     return {name: macs for name, macs in items if isinstance(macs, int) and 0 <= macs < 2**63}
 
 
-def _counts(weights: StoredLayer | ArtifactSummary) -> tuple[str, str, str]:
-    return f"{weights.kept:,}", f"{weights.size:,}", f"{100 * weights.sparsity:.2f} %"
+def _total(name: str, layers: Sequence[StoredLayer]) -> StoredLayer:
+    macs = [layer.macs for layer in layers if layer.macs is not None]
+    dense_macs = [layer.dense_macs for layer in layers if layer.dense_macs is not None]
+    known = len(macs) == len(layers)
+    return StoredLayer(
+        name=name,
+        shape=(),
+        kept=sum(layer.kept for layer in layers),
+        size=sum(layer.size for layer in layers),
+        macs=sum(macs) if known else None,
+        dense_macs=sum(dense_macs) if known else None,
+        encoding="",
+        bytes=sum(layer.bytes for layer in layers),
+    )
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:

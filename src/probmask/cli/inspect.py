@@ -28,7 +28,7 @@ from probmask.cli.terminal import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from probmask.artifact import ArtifactSummary
+    from probmask.artifact import ArtifactSummary, StoredLayer
 
 # Metadata for programs, which the summary does not show.
 _FOR_PROGRAMS = frozenset(("class_names", "macs_per_weight", "model_args", "data_args"))
@@ -114,31 +114,24 @@ def _print_artifact(path: Path, summary: "ArtifactSummary") -> None:
 def _layer_table(summary: "ArtifactSummary") -> "Table":
     table = make_table("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes")
     for layer in summary.layers:
-        add_row(
-            table,
-            layer.name,
-            format_shape(layer.shape),
-            f"{layer.kept:,}",
-            f"{layer.size:,}",
-            format_percent(layer.sparsity),
-            "–" if layer.macs is None else f"{layer.macs:,}",
-            layer.encoding,
-            f"{layer.bytes:,}",
-        )
+        add_row(table, *_cells(layer))
     table.add_section()
-    add_row(
-        table,
-        "all",
-        "",
-        f"{summary.kept:,}",
-        f"{summary.size:,}",
-        format_percent(summary.sparsity) if summary.size else "–",
-        "–" if summary.macs is None else f"{summary.macs:,}",
-        "",
-        f"{summary.layer_bytes:,}",
-        style="bold",
-    )
+    for total in summary.totals:
+        add_row(table, *_cells(total), style="bold")
     return table
+
+
+def _cells(layer: "StoredLayer") -> tuple[str, ...]:
+    return (
+        layer.name,
+        format_shape(layer.shape),
+        f"{layer.kept:,}",
+        f"{layer.size:,}",
+        format_percent(layer.sparsity) if layer.size else "–",
+        "–" if layer.macs is None else f"{layer.macs:,}",
+        layer.encoding,
+        f"{layer.bytes:,}",
+    )
 
 
 def _with_settings(name: Any, settings: Any) -> str:

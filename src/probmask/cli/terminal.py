@@ -198,6 +198,11 @@ def _layer_table(record: Mapping[str, Any]) -> "Table":
     kept, size = record["kept"], record["size"]
     total = ("all", "", f"{kept:,}", f"{size:,}", format_percent(1 - kept / size))
     add_row(table, *total, style="bold")
+    network = record.get("network", record)
+    if network["size"] != size:
+        name = "with unmasked tensors"
+        counts = f"{network['kept']:,}", f"{network['size']:,}"
+        add_row(table, name, "", *counts, format_percent(network["sparsity"]), style="bold")
     return table
 
 

@@ -146,6 +146,11 @@ def _measurements(
         "sparsity": {"asked": settings["sparsity"], "reached": reached},
         "kept": summary.kept,
         "size": summary.size,
+        "network": {  # with the tensors of two or more dimensions that are not masked
+            "kept": summary.network.kept,
+            "size": summary.network.size,
+            "sparsity": summary.network.sparsity,
+        },
         "macs": {
             "dense": macs.dense,
             "sparse": sparse,

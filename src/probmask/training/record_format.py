@@ -41,6 +41,12 @@ class _Sparsity(TypedDict):
     reached: _Fraction
 
 
+class _Network(TypedDict):
+    kept: _Count
+    size: _Positive
+    sparsity: _Fraction
+
+
 class _Macs(TypedDict):
     dense: _Amount
     sparse: _Amount
@@ -115,6 +121,7 @@ class _Record(TypedDict):
     seconds: _Amount
     bytes: _Count
     config: _Config
+    network: NotRequired[_Network]
     selection: NotRequired[_Selection | None]
     train_images: NotRequired[_Count]
     unreadable: NotRequired[list[str]]
