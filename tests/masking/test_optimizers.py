@@ -380,7 +380,8 @@ def test_finalize_restores_the_optimizer(form):
     train(model, optimizer, make_batches("mlp", 3))
     sparsifier.finalize()
     assert set(vars(optimizer)) == attributes
-    train(model, optimizer, make_batches("mlp", 1))
+    with pytest.warns(RefilledWeightsWarning):
+        train(model, optimizer, make_batches("mlp", 2))
     assert sparsifier.now.step == 3
 
 

@@ -49,16 +49,14 @@ def warn_if_refilled(
         weights: The pruned weights.
         is_masked: Returns whether masks have been put on the weights again, which keep the zeros.
     """
-    kept = [int(weight.count_nonzero()) for weight in weights]
-    versions = [weight._version for weight in weights]
-    hooks = []
+    watched = [(weight, weight._version) for weight in weights]
+    kept = sum(int(weight.count_nonzero()) for weight in weights)
 
     def check(*_: Any) -> None:
-        if versions == [weight._version for weight in weights]:
-            return  # it trains other parameters
-        for hook in hooks:
-            hook.remove()
-        refilled = sum(int(weight.count_nonzero()) for weight in weights) - sum(kept)
+        if all(weight._version == version for weight, version in watched):
+            return  # it trains other parameters, or it has been checked
+        refilled = sum(int(weight.count_nonzero()) for weight, _ in watched) - kept
+        watched.clear()  # PyTorch does not allow a hook to remove itself
         if refilled > 0 and not is_masked():
             warnings.warn(
                 f"optimizer.step() after finalize() has made {refilled:,} pruned weights nonzero: "
@@ -68,7 +66,8 @@ def warn_if_refilled(
                 stacklevel=4,
             )
 
-    hooks += [optimizer.register_step_post_hook(check) for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(check)
 
 
 def clear_with_zero_grad(optimizer: Optimizer, clear: Callable[[], None]) -> Callable[[], None]:
