@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fuzzing import (
     ACCEPTED,
     DAMAGE,
     TOML_EDITS,
+    Attempt,
     Mutation,
     edit_json_text,
     edited,
@@ -156,40 +158,41 @@ def _in_one_process(path: Path) -> bool:
     return (config.devices, config.strategy, config.workers) == (1, "auto", None)
 
 
+def make_attempts(root: Path) -> dict[str, Attempt]:
+    """Train the intact runs and check that they are accepted; return the attempts.
+
+    All files are below `root`.
+    """
+    finished, stopped, mutant = root / "finished", root / "stopped", root / "runs" / "mutant"
+    train(config_of_base(), out=finished)
+    with suppress(KeyboardInterrupt):
+        train(config_of_base(), out=stopped, make_reporter=StopInLastEpoch)
+    assert (stopped / "checkpoint.safetensors").exists()
+    new = (finished / "record.json").read_bytes()
+    old = [path.read_bytes() for path in sorted(_COMMITTED.glob("*.json"))[::9]]
+    by_key = [json_bytes(json.loads(content)) for content in (new, *old)]
+    records, logs = partial(read_record, mutant), partial(read_log, stopped, mutant)
+    assert records(unchanged, [new, *old], random.Random(0)) == ACCEPTED
+    assert logs(unchanged, random.Random(0)) == ACCEPTED
+    return {
+        "record, damaged": partial(records, damage, [new, *old]),
+        "record, edited": partial(records, edit_record, [new, *old]),
+        "old record, edited": partial(records, edit_record, old),
+        "record, odd text": partial(records, several([edit_json_text]), by_key),
+        "log, damaged": partial(logs, damage),
+        "log, edited": partial(logs, edit_log),
+        "log, odd text": partial(logs, several([edit_json_text])),
+        "run directory": partial(read_directory, [finished, stopped], mutant),
+    }
+
+
 def main() -> int:
     """Print the number of results for each kind of mutation. Return 1 on any failure."""
     options = parse_options(__doc__)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", LayerCollapseWarning)  # the network is tiny
     with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        finished, stopped, mutant = root / "finished", root / "stopped", root / "runs" / "mutant"
-        train(config_of_base(), out=finished)
-        try:
-            train(config_of_base(), out=stopped, make_reporter=StopInLastEpoch)
-        except KeyboardInterrupt:
-            assert (stopped / "checkpoint.safetensors").exists()
-        new = (finished / "record.json").read_bytes()
-        old = [path.read_bytes() for path in sorted(_COMMITTED.glob("*.json"))[::9]]
-        by_key = [json_bytes(json.loads(content)) for content in (new, *old)]
-        records = partial(read_record, mutant)
-        logs = partial(read_log, stopped, mutant)
-        # Intact files are accepted. This also imports everything before the memory is limited.
-        assert records(unchanged, [new, *old], random.Random(0)) == ACCEPTED
-        assert logs(unchanged, random.Random(0)) == ACCEPTED
-        return fuzz(
-            {
-                "record, damaged": partial(records, damage, [new, *old]),
-                "record, edited": partial(records, edit_record, [new, *old]),
-                "old record, edited": partial(records, edit_record, old),
-                "record, odd text": partial(records, several([edit_json_text]), by_key),
-                "log, damaged": partial(logs, damage),
-                "log, edited": partial(logs, edit_log),
-                "log, odd text": partial(logs, several([edit_json_text])),
-                "run directory": partial(read_directory, [finished, stopped], mutant),
-            },
-            options,
-        )
+        return fuzz(make_attempts(Path(directory)), options)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from fuzzing import (
     ACCEPTED,
     DAMAGE,
     TOML_EDITS,
+    Attempt,
     Mutation,
     edit_toml_value,
     fuzz,
@@ -96,28 +97,29 @@ def read_assignment(path: Path, rng: random.Random) -> str:
     return run_command([*sweep, "--set", f"{key}={line}"])
 
 
+def make_attempts(path: Path) -> dict[str, Attempt]:
+    """Check that the intact files are accepted; return the attempts, which write below `path`."""
+    full = tomli_w.dumps(to_table(load_config(None))).encode()
+    grid, rng = _GRID.encode(), random.Random(0)
+    assert read_config(unchanged, full, path, rng) == ACCEPTED
+    assert read_grid(unchanged, grid, path, rng) == ACCEPTED
+    assert read_experiment(unchanged, path, rng) == ACCEPTED
+    return {
+        "configuration, damaged": partial(read_config, damage, full, path),
+        "configuration, edited": partial(read_config, edit, full, path),
+        "grid, damaged": partial(read_grid, damage, grid, path),
+        "grid, edited": partial(read_grid, edit, grid, path),
+        "experiment, damaged": partial(read_experiment, damage, path),
+        "experiment, edited": partial(read_experiment, edit, path),
+        "--set": partial(read_assignment, path),
+    }
+
+
 def main() -> int:
     """Print the number of results for each kind of mutation. Return 1 on any failure."""
     options = parse_options(__doc__)
-    full = tomli_w.dumps(to_table(load_config(None))).encode()
     with tempfile.TemporaryDirectory() as directory:
-        path, rng = Path(directory), random.Random(0)
-        # Intact files are accepted. This also imports everything before the memory is limited.
-        assert read_config(unchanged, full, path, rng) == ACCEPTED
-        assert read_grid(unchanged, _GRID.encode(), path, rng) == ACCEPTED
-        assert read_experiment(unchanged, path, rng) == ACCEPTED
-        return fuzz(
-            {
-                "configuration, damaged": partial(read_config, damage, full, path),
-                "configuration, edited": partial(read_config, edit, full, path),
-                "grid, damaged": partial(read_grid, damage, _GRID.encode(), path),
-                "grid, edited": partial(read_grid, edit, _GRID.encode(), path),
-                "experiment, damaged": partial(read_experiment, damage, path),
-                "experiment, edited": partial(read_experiment, edit, path),
-                "--set": partial(read_assignment, path),
-            },
-            options,
-        )
+        return fuzz(make_attempts(Path(directory)), options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +67,8 @@ def fuzz(attempts: Mapping[str, Attempt], options: argparse.Namespace) -> int:
     slowest, started = (0.0, options.seed), time.perf_counter()
     _limit_memory(options.memory)
     for seed in range(options.seed, options.seed + options.mutations):
-        rng = random.Random(seed)
-        name = rng.choice(list(attempts))
         begun = time.perf_counter()
-        outcome, trace = _outcome(attempts[name], rng, options.seconds)
+        name, outcome, trace = try_mutant(attempts, seed, partial(_time_limit, options.seconds))
         slowest = max(slowest, (time.perf_counter() - begun, seed))
         counts[name][outcome.partition(":")[0]] += 1
         if outcome.startswith(FAILED):
@@ -80,6 +85,26 @@ def fuzz(attempts: Mapping[str, Attempt], options: argparse.Namespace) -> int:
         f"limit: {options.memory} MiB beyond PyTorch itself"
     )
     return 1 if failures else 0
+
+
+def try_mutant(
+    attempts: Mapping[str, Attempt],
+    seed: int,
+    limit: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> tuple[str, str, str]:
+    """Make the mutant with this number; return its kind, its outcome, and a failure's traceback."""
+    rng = random.Random(seed)
+    name = rng.choice(list(attempts))
+    try:
+        with limit():
+            return name, attempts[name](rng), ""
+    except InputError:
+        return name, REFUSED, ""
+    except (Exception, TooSlowError) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        outcome = f"{FAILED}: {type(error).__name__} in {place}: {str(error)[:250]}"
+        return name, outcome, traceback.format_exc()
 
 
 def run_command(arguments: Sequence[str]) -> str:
@@ -110,20 +135,6 @@ def _limit_memory(mebibytes: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _outcome(attempt: Attempt, rng: random.Random, seconds: float) -> tuple[str, str]:
-    """Return the outcome of an attempt, and the traceback of a failure."""
-    try:
-        with _time_limit(seconds):
-            return attempt(rng), ""
-    except InputError:
-        return REFUSED, ""
-    except (Exception, TooSlowError) as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}"
-        message = str(error)[:250]
-        return f"{FAILED}: {type(error).__name__} in {place}: {message}", traceback.format_exc()
 
 
 @contextmanager
