@@ -44,8 +44,12 @@ def poison_one_weight(model, images):
 
 
 def poison_gradient(model, images):
-    """The gradient of a bias overflows; those of the masked weights are finite."""
-    model[3].bias.register_hook(lambda gradient: gradient + torch.inf)
+    """The gradients of the first layer overflow."""
+
+    def overflow(module, inputs, outputs):
+        outputs.register_hook(lambda gradient: gradient + torch.inf)
+
+    model[0].register_forward_hook(overflow)
     return images
 
 
