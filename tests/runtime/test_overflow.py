@@ -70,3 +70,31 @@ def test_weights_that_are_not_finite(value):
     x = torch.randn(2, 2, 5, 6)
     x[0, 0, 2, 2] = 0
     assert_same(net, x, others=[(torch.zeros(1, 2, 5, 6),)])
+
+
+@pytest.mark.parametrize(
+    ("weight", "gamma", "mean", "variance"),
+    [
+        (LARGE, 1e-38, 0, 1),  # the convolution overflows, the product does not
+        (LARGE, 1e-3, 0, 1),
+        (LARGE, 0, 0, 1),  # 0 · ∞
+        (1, 1e-10, LARGE, 1e20),
+        (1e-38, 1, 0, LARGE),  # the product underflows
+        (1, LARGE, 0, 1e-5),  # the scale overflows, and 0 times it is NaN
+        (1, 1e30, 1e10, 1),  # the shift overflows
+        (1, 1, 0, -1),
+    ],
+)
+def test_batch_norm_of_extreme_numbers(weight, gamma, mean, variance):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)).eval()
+    with torch.no_grad():
+        net[0].weight.mul_(torch.rand(net[0].weight.shape) < 0.5).mul_(weight)
+        for tensor, value in (
+            (net[1].weight, gamma),
+            (net[1].running_mean, mean),
+            (net[1].running_var, variance),
+        ):
+            tensor.fill_(value)
+    x = torch.randn(2, 2, 5, 6)
+    assert_same(net, x, others=[(1e-3 * x,), (1e-30 * x,), (1e3 * x,), (1e37 * x,)])

@@ -29,6 +29,8 @@ from probmask.runtime.lower.nodes import (
     unset_call,
 )
 
+# Products of weights and inputs below this cannot overflow, nor can sums of hundreds of them.
+_MODERATE = 2.0**60
 BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 
 
@@ -109,22 +111,19 @@ def _form_in_memory(rows: Form, source: Form | None) -> Form:
 
 def build_batch_norm(graph: Graph, node: fx.Node) -> Built:
     """Build nothing for a BatchNorm with a kernel: `build_normalized` builds its first output."""
-    return True if _has_kernel(graph, node) else None
+    return None if _scale_and_shift(graph, node) is None else True
 
 
 def build_normalized(graph: Graph, node: fx.Node) -> Built:
     """Fold a BatchNorm into the layer before it, or build a layer for it."""
     norm, _ = node.args
-    if (
-        not isinstance(norm, fx.Node)
-        or norm.target is not BATCH_NORM
-        or not _has_kernel(graph, norm)
-    ):
+    if not isinstance(norm, fx.Node) or norm.target is not BATCH_NORM:
         return None
-    x, weight, bias, mean, variance, _, epsilon = norm.args
-    statistics: Any = [graph.constant(part) for part in (weight, bias, mean, variance)]
-    scale, shift = _scale_and_shift(*statistics, epsilon=float(epsilon))  # type: ignore[arg-type]
-    source = graph.source(x)
+    known = _scale_and_shift(graph, norm)
+    if known is None:
+        return None
+    scale, shift = known
+    source = graph.source(norm.args[0])
     layer = graph.nodes.get(source)
     if isinstance(layer, Convolution) and graph.used_once(source) and _fold(layer, scale, shift):
         graph.rename(layer, node.name)
@@ -148,6 +147,28 @@ def build_normalized(graph: Graph, node: fx.Node) -> Built:
     return layer
 
 
+def _scale_and_shift(graph: Graph, norm: fx.Node) -> tuple[Any, Any] | None:
+    """Return a BatchNorm as x · scale + shift, in double precision, or None without a kernel.
+
+    If either overflows in single precision, PyTorch computes the BatchNorm, with its own NaNs.
+    """
+    if not _has_kernel(graph, norm):
+        return None
+    statistics: tuple[Any, ...] = norm.args[1:5]
+    epsilon: Any = norm.args[6]
+    weight, bias, mean, variance = (_as_doubles(graph.constant(part)) for part in statistics)
+    with np.errstate(all="ignore"):
+        scale = 1 / np.sqrt(variance + epsilon)
+        scale = scale if weight is None else scale * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        finite = [np.isfinite(part.astype(np.float32)).all() for part in (scale, shift)]
+    return (scale, shift) if all(finite) else None
+
+
+def _as_doubles(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.double().cpu().numpy()
+
+
 def _has_kernel(graph: Graph, norm: fx.Node) -> bool:
     """Return whether it normalizes float32 by constant statistics, and only its result is used."""
     x, *statistics = norm.args[:5]
@@ -159,19 +180,35 @@ def _has_kernel(graph: Graph, norm: fx.Node) -> bool:
 
 
 def _fold(layer: Convolution, scale: Any, shift: Any) -> bool:
-    """Fold a BatchNorm into a layer, unless something else follows the layer or it overflows."""
+    """Fold a BatchNorm into a layer, unless something else follows the layer.
+
+    With extreme numbers the folded layer would differ from the two operations: one of them can
+    overflow where the product does not, or the product where they do not, or it can underflow.
+    """
     assert layer.form is not None
     channels_first = layer.rank > 0 or len(layer.form.leading) == 1
     if not channels_first or not layer.activation.is_identity or len(layer.inputs) > 1:
         return False
-    with np.errstate(over="ignore", invalid="ignore"):
-        weight = (layer.weight * scale[:, None, None, None]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        product = layer.weight * scale[:, None, None, None]
+        weight = product.astype(np.float32)
         bias = (layer.bias * scale + shift).astype(np.float32)
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-        return False  # the product overflows, but the two operations may not
+    if not all(map(_is_moderate, (layer.weight, layer.bias, scale, shift, weight, bias))):
+        return False
+    if 0 < _largest(product) < 1 / _MODERATE:
+        return False
     layer.weight, layer.bias = weight, bias
     layer.call = pytorch_call(layer)
     return True
+
+
+def _is_moderate(array: Any) -> bool:
+    """Return whether all entries are small enough; NaN is not."""
+    return bool(_largest(array) <= _MODERATE)
+
+
+def _largest(array: Any) -> Any:
+    return np.abs(array).max(initial=0)
 
 
 def _as_array(tensor: Tensor) -> Any:
@@ -186,19 +223,6 @@ def _as_array(tensor: Tensor) -> Any:
 def _bias_or_zeros(tensor: Tensor | None, channels: int) -> Any:
     """Return the bias as an array, or zeros if there is none."""
     return np.zeros(channels, np.float32) if tensor is None else _as_array(tensor)
-
-
-def _scale_and_shift(
-    weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, *, epsilon: float
-) -> tuple[Any, Any]:
-    """Return a BatchNorm as x · scale + shift, in double precision."""
-    scale = 1 / np.sqrt(variance.double().cpu().numpy() + epsilon)
-    if weight is not None:
-        scale = scale * weight.double().cpu().numpy()
-    shift = -mean.double().cpu().numpy() * scale
-    if bias is not None:
-        shift = shift + bias.double().cpu().numpy()
-    return scale, shift
 
 
 def build_max_pool(rank: int) -> Builder:
