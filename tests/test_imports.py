@@ -18,6 +18,7 @@ SOURCE = Path(probmask.__file__).parent
 PARTS = [
     {"errors", "version", "launch", "checks", "messages", "parsing", "schema", "files"},
     {"core"},
+    {"optim"},
     {"masking"},
     {"methods"},
     {"models"},

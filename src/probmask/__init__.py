@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probmask.version import __version__
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports these names
-    from probmask import data, methods, models, runtime
+    from probmask import data, methods, models, optim, runtime
     from probmask.artifact import inspect, load, load_into, read, save
     from probmask.errors import (
         ArtifactError,
@@ -76,7 +76,7 @@ _HOMES = {
     "train": "probmask.training.trainer",
 }
 # Packages whose content is reached through them, such as probmask.models.resnet32().
-_PACKAGES = ("data", "methods", "models", "runtime")
+_PACKAGES = ("data", "methods", "models", "optim", "runtime")
 
 __all__ = [
     "ArtifactError",
@@ -116,6 +116,7 @@ __all__ = [
     "load_into",
     "methods",
     "models",
+    "optim",
     "read",
     "runtime",
     "save",
