@@ -527,9 +527,34 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("probmask ")
 
 
-@pytest.mark.parametrize("arguments", [[], ["trian"], ["train", "--epochs", "x"], ["list", "x"]])
-def test_parser_errors_exit_with_2(capsys, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["trian"],
+            "probmask: trian: no such command; did you mean 'train'? See 'probmask --help'.",
+        ),
+        (["list", "x"], "probmask: x: no such choice; choose from data, methods, models; see"),
+        (["train", "--epohcs", "3"], "--epohcs: 'probmask train' has no such argument; did you "),
+        (["train", "--epohcs=3"], "did you mean '--epochs'? See 'probmask train --help'."),
+        (["inspect", "a", "b"], "b: 'probmask inspect' has no such argument; see"),
+        (["train", "--epochs", "x"], "argument --epochs: invalid int value: 'x'; see"),
+        (["inspect"], "the following arguments are required: ARTIFACT; see"),
+        (["compare", "run", "--format", "cvs"], "--format cvs: no such choice; did you mean 'csv'"),
+    ],
+)
+def test_parser_errors_are_one_line_with_a_suggestion(capsys, arguments, message):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().out == ""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_without_a_command_an_overview_is_printed(capsys):
+    text = output(capsys)
+    for command in ("train", "bench", "report"):
+        assert re.search(rf"^    {command} +\w+", text, re.MULTILINE)
+    assert "examples:\n  probmask train " in text

@@ -41,4 +41,4 @@ def test_unknown_images_raise(runs, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["compare", str(runs), "--on", "train"])
     assert caught.value.code == 2
-    assert "'train'" in capsys.readouterr().err
+    assert "--on train: no such choice; choose from test, val" in capsys.readouterr().err

@@ -217,7 +217,7 @@ def test_a_directory_of_runs_is_a_table(run, phased, unfinished, tmp_path, capsy
     rows = [line.split() for line in text.splitlines() if "finished  " in line or "/4 " in line]
     assert [row[0] for row in rows] == ["killed", "pbw", "probmask/seed0"]
     assert rows[0][1:4] == ["stopped", "█████░░░░░", "2/4"]
-    assert "config.toml: train(epochs=0)" in text
+    assert "config.toml: epochs = 0: must be" in text
     printed = json.loads(output(capsys, root, "--json"))
     assert [row["status"] for row in printed] == ["unreadable", "stopped", "finished", "finished"]
     assert "history" not in printed[1]

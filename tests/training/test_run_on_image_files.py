@@ -386,7 +386,7 @@ def test_a_network_with_too_few_outputs_raises(photographs, tmp_path, capsys):
         ({"data_args__padding": 2}, "unknown key data_args.padding"),
         ({"data_args__unreadable": "ask"}, "--set data_args.unreadable=ask: expected 'skip' or"),
         ({"data_args__train_images": 41}, "data_args.train_images=41: folder has only 40"),
-        ({"data_args__mean": "[0.5]"}, "--set data_args.mean=[0.5]: image files"),
+        ({"data_args__mean": "[0.5]"}, "--set data_args.mean=[0.5], data_args.std ="),
         ({"workers": -1}, "--set workers=-1: must be"),
         ({"select_on": "train"}, "--set select_on=train: expected 'val' or 'test' or 'none'"),
         ({"model_args__width": 0}, "--set model_args.width=0: must be"),

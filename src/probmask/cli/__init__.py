@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from probmask.cli import (
     bench,
@@ -33,6 +33,7 @@ from probmask.errors import (
     UnreadableImageWarning,
     VersionWarning,
 )
+from probmask.messages import closest, suggestion
 from probmask.version import __version__
 
 # In the order of the help.
@@ -58,6 +59,15 @@ _EXIT_CODES: dict[type[Exception], int] = {
     FailedRunsError: 1,
     OSError: 1,
 }
+_EXAMPLES = """\
+examples:
+  probmask train                    train on handwritten digits at 98 % sparsity
+  probmask train --data cifar10 --download --model resnet20 --sparsity 0.95 --out runs/mine
+  probmask watch runs/mine          show its curves
+  probmask bench runs/mine          time the finished network on this machine
+
+'probmask COMMAND --help' describes a command.
+"""
 _INTERRUPTED = 130  # as shells report Ctrl-C
 # The extra that installs each module.
 _EXTRAS = {
@@ -94,7 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         [...
         0
     """
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    if not given:
+        parser.print_help()
+        return 0
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        options.parser.reject(unknown[0])
     command: Callable[[argparse.Namespace], None] = options.command
     try:
         with warnings.catch_warnings():
@@ -121,9 +138,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="probmask", description="Train neural networks to an exact sparsity, and use them."
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and suggest the command or option that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with code 2."""
+        join = " See" if message.endswith("?") else "; see"
+        print_message(f"{message}{join} '{self.prog} --help'.")
+        raise SystemExit(2)
+
+    def reject(self, argument: str) -> NoReturn:
+        """Print that there is no such argument, with the closest option, and exit with code 2."""
+        name = argument.partition("=")[0]
+        close = closest(name, self._option_string_actions) if name.startswith("-") else None
+        hint = "" if close is None else f"; did you mean {close!r}?"
+        self.error(f"{name}: '{self.prog}' has no such argument{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Suggest a close choice; argparse calls this for every argument that has choices."""
+        if action.choices is not None and value not in action.choices:
+            flag = "".join(f"{option} " for option in action.option_strings[:1])
+            kind = "command" if action.metavar == "COMMAND" else "choice"
+            hint = suggestion(str(value), map(str, action.choices)).rstrip(".")
+            self.error(f"{flag}{value}: no such {kind}; {hint}")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="probmask",
+        description="Train neural networks to an exact sparsity, and use them.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"probmask {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -131,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         module.add(commands)
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print the result as JSON")
+        command.set_defaults(parser=command)
     return parser
 
 
