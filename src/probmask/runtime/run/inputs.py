@@ -42,7 +42,7 @@ def check_inputs(network: Network, inputs: Sequence[Any]) -> dict[str, Tensor]:
             expected = "×".join(str(size) if isinstance(size, int) else "N" for size in shape)
             raise InputError(
                 f"the network takes {name} of {expected} {_name_of(dtype)} on the CPU, not "
-                f"{_description(item)}."
+                f"{_description(item)}.{_batch_hint(tensor, shape)}"
             )
         if torch.is_grad_enabled() and isinstance(item, Tensor) and item.requires_grad:
             raise InputError(
@@ -92,6 +92,19 @@ def _fits(
             given == (size if isinstance(size, int) else sizes.setdefault(size, given))
             for size, given in zip(shape, tensor.shape, strict=True)
         )
+    )
+
+
+def _batch_hint(tensor: Tensor | None, shape: tuple[int | str, ...]) -> str:
+    """Return a sentence if only the batch size is wrong, and the model's code fixes it."""
+    if tensor is None or tensor.dim() != len(shape) or not shape:
+        return ""
+    (given, *rest), (batch, *others) = tensor.shape, shape
+    if not isinstance(batch, int) or given == batch or rest != others:
+        return ""
+    return (
+        f" The model's forward fixes the batch size at {batch}, for example by float(len(x)). "
+        "Compile an engine for each batch size."
     )
 
 
