@@ -134,7 +134,7 @@ def read_directory(bases: Sequence[Path], path: Path, rng: random.Random) -> str
     if (path / "record.json").exists():
         commands += [["inspect", str(path)], ["compare", str(path)]]
         commands += [["report", str(path), "--out", str(path / "page.html")]]
-    if _in_one_process(path):
+    if _resumes_alone(path):
         commands += [["train", "--resume", str(path), "--quiet"]]
     return _worst(map(run_command, commands))
 
@@ -149,13 +149,14 @@ def _worst(results: Iterable[str]) -> str:
     return next((result for result in found if result != ACCEPTED), ACCEPTED)
 
 
-def _in_one_process(path: Path) -> bool:
-    """Return whether the run starts no other processes."""
+def _resumes_alone(path: Path) -> bool:
+    """Return whether the run starts no other processes, and trains no dense twin first."""
     try:
         config = RunDirectory(path).read_config()
     except InputError:
         return True
-    return (config.devices, config.strategy, config.workers) == (1, "auto", None)
+    alone = (config.devices, config.strategy, config.workers) == (1, "auto", None)
+    return alone and not config.dense_twin
 
 
 def make_attempts(root: Path) -> dict[str, Attempt]:

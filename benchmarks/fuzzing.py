@@ -54,7 +54,7 @@ def parse_options(description: str, *, mutations: int = 10_000) -> argparse.Name
     parser.add_argument(
         "--memory", type=int, default=512, help="limit in MiB beyond PyTorch itself"
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of a mutant")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of a mutant")
     return parser.parse_args()
 
 
@@ -145,7 +145,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     # A signal does not interrupt compiled code. Then the process prints its stack and ends.
-    faulthandler.dump_traceback_later(10 * seconds, exit=True)
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
     try:
         yield
     finally:

@@ -116,17 +116,17 @@ def _not_plain(tree: Any, wrong: Any, source: str) -> InputError:
     return InputError(f"{source}: {label} = {shown(wrong)}: {_broken_rule(wrong)}.")
 
 
-def _broken_rule(value: object) -> str | None:
+def _broken_rule(value: Any) -> str | None:
     """Return the rule that a value breaks, without the values in it, or None."""
     kind = type(value)
     if kind is float:
-        finite = -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
+        finite = -_LARGEST <= value <= _LARGEST
         return None if finite else f"a number must be finite and below {_LARGEST:g}"
     if kind is int:
-        fits = -(2**63) <= value < 2**64  # type: ignore[operator]
+        fits = -(2**63) <= value < 2**64
         return None if fits else "a whole number must fit in 64 bits"
     if kind is str or kind is dict:
-        text = value if isinstance(value, str) else "".join(value)  # type: ignore[call-overload]
+        text = value if isinstance(value, str) else "".join(value)
         valid = text.isascii() or _SURROGATE.search(text) is None
         return None if valid else "the text is not valid Unicode"
     if value is None or kind in (bool, list):

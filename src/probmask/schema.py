@@ -93,9 +93,10 @@ def _check_of_table(kind: Any) -> _Check:
 
 def _check_of_items(kind: type, each: _Check) -> _Check:
     def check(value: Any) -> tuple[str, str] | None:
-        if not isinstance(value, kind):
-            return _not_a(kind, value)
-        if isinstance(value, dict):
+        wrong = _not_a(kind, value)
+        if wrong is not None:
+            return wrong
+        if kind is dict:
             return _first((f".{name}", each(item)) for name, item in value.items())
         return _first((f"[{index}]", each(item)) for index, item in enumerate(value))
 

@@ -259,4 +259,4 @@ def _reached_target(record: Mapping[str, Any]) -> bool:
     costs = [layer["macs_per_weight"] if in_macs else 1 for layer in layers]
     kept = sum(cost * layer["kept"] for cost, layer in zip(costs, layers, strict=True))
     total = sum(cost * layer["size"] for cost, layer in zip(costs, layers, strict=True))
-    return total > 0 and abs(kept - (1 - target) * total) <= max(costs)
+    return bool(total > 0 and abs(kept - (1 - target) * total) <= max(costs))
