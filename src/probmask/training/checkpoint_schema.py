@@ -262,13 +262,13 @@ def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> 
         table(
             {
                 "mask": optional(shaped_tensor(site.weight.shape, torch.bool)),
-                "values": _Saved(1, {"": site.weight}).values(saved["values"]),
+                "values": _site_values(saved["values"], site.weight),
             }
         )
         for site, saved in zip(sites, method["sites"], strict=True)
     ]
     method_rules = {
-        "values": _Saved(len(sites), tensors).values(method["values"]),
+        "values": _method_values(method["values"], [site.weight for site in sites], tensors),
         "sites": items(site_rules),
         "trained": items(
             [items([tensor(t, finite=True) for t in site]) for site in method["trained"]]
@@ -284,53 +284,55 @@ def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> 
     )
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """Rules of the attributes that a method saves, given their values before training.
+def _site_values(before: Mapping[str, Any], weight: Tensor) -> Rule:
+    """Accept the attributes that a method saves of a site, given their values before training.
 
-    Args:
-        sites: Number of sites that the attributes are about.
-        tensors: Tensors of the model that the attributes may resemble, by name.
+    An attribute that is None before training may become a tensor like the weight.
     """
+    rules: dict[str, Rule] = {
+        name: optional(tensor(weight)) if value is None else _like(value)
+        for name, value in before.items()
+    }
+    return table(rules)
 
-    sites: int
-    tensors: Mapping[str, Tensor]
 
-    def values(self, before: Mapping[str, Any]) -> Rule:
-        """Accept a table of attributes whose values before training are ``before``."""
-        return table({name: self._value(value) for name, value in before.items()})
+def _method_values(
+    before: Mapping[str, Any], weights: Sequence[Tensor], tensors: Mapping[str, Tensor]
+) -> Rule:
+    """Accept the attributes that a method saves, given their values before training.
 
-    def _value(self, before: Any) -> Rule:
-        if isinstance(before, Tensor):
-            return tensor(before)
-        if isinstance(before, list):
-            return items([self._value(item) for item in before])
-        if isinstance(before, dict):
-            return _all_or_none({name: tensor(value) for name, value in self.tensors.items()})
-        rules: dict[type, Rule] = {bool: truth, int: whole_number(), float: optional(number())}
-        return rules.get(type(before), self._set_later)
+    An attribute that is None before training may become a number, or a list with a number or a pair
+    of numbers for each weight. In a list with an item for each weight, None may become a tensor. A
+    table may have a copy of each of ``tensors``.
+    """
+    numbers = items([_number_or_pair] * len(weights))
 
-    def _set_later(self, value: Any, field: Field) -> None:
-        """Accept the value of an attribute that is None before training.
+    def set_later(value: Any, field: Field) -> None:
+        (numbers if isinstance(value, list) else optional(number()))(value, field)
 
-        It is a number, a pair of numbers, a tensor in the shape of a weight, or a list with one of
-        these for each site.
-        """
-        if isinstance(value, Tensor):
-            self._check_resembles(value, field)
-        elif isinstance(value, list):
-            items([self._set_later] * self.sites)(value, field)
-        elif isinstance(value, tuple):
-            items([number()] * 2, tuple)(value, field)
-        else:
-            optional(number())(value, field)
+    def rule(value: Any) -> Rule:
+        if value is None:
+            return set_later
+        if isinstance(value, dict):
+            return _all_or_none({name: tensor(each) for name, each in tensors.items()})
+        if isinstance(value, list):
+            pairs = zip(value, weights, strict=True)
+            return items([optional(tensor(w)) if v is None else _like(v) for v, w in pairs])
+        return _like(value)
 
-    def _check_resembles(self, value: Tensor, field: Field) -> None:
-        shapes = {each.shape for each in self.tensors.values()}
-        dtypes = {torch.bool, *(each.dtype for each in self.tensors.values())}
-        if value.shape not in shapes or value.dtype not in dtypes:
-            raise _expected("a tensor in the shape of a weight", value, field)
-        tensor(value)(value, field)
+    return table({name: rule(value) for name, value in before.items()})
+
+
+def _like(value: Any) -> Rule:
+    """Accept a value of the type, and for tensors of the shape, of this one."""
+    if isinstance(value, Tensor):
+        return tensor(value)
+    rules: dict[type, Rule] = {bool: truth, int: whole_number(), float: optional(number())}
+    return rules[type(value)]
+
+
+def _number_or_pair(value: Any, field: Field) -> None:
+    (items([number()] * 2, tuple) if isinstance(value, tuple) else number())(value, field)
 
 
 def _all_or_none(rules: Mapping[str, Rule]) -> Rule:
