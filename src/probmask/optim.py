@@ -134,3 +134,8 @@ class HAM(Optimizer):
     def _factor(self, weight: Tensor, grad: Tensor, rate: float) -> Tensor:
         exponent = (weight.sign() * grad).mul_(-rate * self.alpha).sub_(rate * self.beta)
         return exponent.clamp_(-_MAX_EXPONENT, _MAX_EXPONENT).exp_()
+
+
+def without_ham(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer that HAM wraps, or the given one."""
+    return optimizer.optimizer if isinstance(optimizer, HAM) else optimizer

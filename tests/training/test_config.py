@@ -70,7 +70,7 @@ def test_an_unknown_key_raises_with_a_suggestion(table, key, meant):
 
 def test_an_unknown_key_without_a_similar_one_lists_all():
     message = refused({"optimizer": {"zzz": 1}})
-    assert "unknown key optimizer.zzz; choose from clip_norm, every, lr, momentum" in message
+    assert "unknown key optimizer.zzz; choose from clip_norm, every, ham, lr, momentum" in message
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,10 @@ def test_a_value_of_the_wrong_type_raises(table, expected):
         ({"optimizer": {"momentum": -0.9}}, "momentum"),
         ({"optimizer": {"weight_decay": -1e-4}}, "weight_decay"),
         ({"optimizer": {"nesterov": True, "momentum": 0.0}}, "nesterov"),
+        ({"optimizer": {"name": "adam"}}, "name"),
+        ({"optimizer": {"name": "adamw"}}, "AdamW moves every weight by about lr"),
+        ({"optimizer": {"name": "adamw", "lr": 0.001, "nesterov": True}}, "nesterov"),
+        ({"optimizer": {"name": "adamw", "lr": 0.001, "momentum": 1.0}}, "β₁"),
         ({"optimizer": {"warmup_epochs": -1}}, "warmup_epochs"),
         ({"optimizer": {"clip_norm": 0}}, "clip_norm"),
         ({"optimizer": {"lr": 1e39}}, "optimizer.lr = 1e.39: must be a number, from 0 to 1e.38"),

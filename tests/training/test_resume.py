@@ -149,6 +149,7 @@ def test_resuming_from_any_step_gives_the_same_result(tmp_path, kind, monkeypatc
         {"method__name": "probmask", "method__train_weights": False},
         {"method__name": "probmask", "method__select": "sample", "method__freeze_at": 1.0},
         {"precision": "bf16-mixed", "optimizer__nesterov": True, "optimizer__every": "epoch"},
+        {"optimizer__name": "adamw", "optimizer__lr": 0.002, "optimizer__ham": True},
         {"method__name": "dense", "method__sparsity": 0},
     ],
 )

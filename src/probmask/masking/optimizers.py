@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from probmask.errors import InputError, RefilledWeightsWarning
-from probmask.optim import HAM
+from probmask.optim import without_ham
 
 
 def checked_optimizers(caller: str, given: object) -> tuple[Optimizer, ...]:
@@ -128,10 +128,7 @@ class WeightOptimizers:
             for optimizer in self._optimizers
             if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
         ]
-        return bool(holders) and all(
-            isinstance(optimizer.optimizer if isinstance(optimizer, HAM) else optimizer, SGD)
-            for optimizer in holders
-        )
+        return bool(holders) and all(isinstance(without_ham(each), SGD) for each in holders)
 
     def momentum(self, weight: Tensor) -> Tensor | None:
         """Return the running mean of the weight's gradient, or None if there is none yet."""

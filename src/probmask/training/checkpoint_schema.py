@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from probmask.errors import CheckpointError
 from probmask.masking.sparsifier import Sparsifier
 from probmask.messages import printable, shown
+from probmask.optim import without_ham
 
 _MAX_SHOWN = 60  # characters of a value or a key in a message
 _HUGE = 2**64  # more than any integer that a run stores
@@ -238,6 +239,7 @@ def _parameter_state(optimizer: Optimizer, parameter: Tensor) -> Rule:
     """Return the rule of the state of one parameter: what a step of such an optimizer leaves."""
     example = torch.zeros(1, dtype=parameter.dtype)
     example.grad = torch.zeros_like(example)
+    optimizer = without_ham(optimizer)
     build: Any = type(optimizer)
     accepted = inspect.signature(build).parameters
     trial = build([example], **{k: v for k, v in optimizer.defaults.items() if k in accepted})

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probmask.checks import check_count, check_within, is_number
+from probmask.checks import check_choice, check_count, check_within, is_number
 from probmask.data import check_settings
 from probmask.errors import InputError
 from probmask.masking.method import Method
@@ -23,24 +23,31 @@ _LARGEST_FLOAT = 1e38  # PyTorch refuses to multiply float32 tensors by larger n
 _DEFAULT_SPARSITY = 0.98
 
 
+_MOST_ADAMW_LR = 0.05
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """SGD on the weights. The learning rate warms up linearly, then follows a cosine to zero.
+    """The optimizer. The learning rate warms up linearly, then follows a cosine to zero.
 
     Args:
-        lr: Largest learning rate.
-        momentum: Momentum of SGD.
-        weight_decay: L2 penalty on the weights.
-        nesterov: Use Nesterov momentum.
+        name: ``"sgd"`` or ``"adamw"``.
+        lr: Largest learning rate. AdamW needs a smaller one, such as 0.001.
+        momentum: Momentum of SGD; AdamW's β₁.
+        weight_decay: L2 penalty of SGD on the weights; AdamW's decoupled decay.
+        nesterov: Use Nesterov momentum; SGD only.
+        ham: Add the multiplicative step of `probmask.optim.HAM`, with its default settings.
         warmup_epochs: Epochs of the linear warm-up, which may be a fraction.
         clip_norm: Largest norm of the gradient, or None for no clipping.
         every: Whether the learning rate changes at every update ("step") or once per epoch.
     """
 
+    name: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 5e-4
     nesterov: bool = False
+    ham: bool = False
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
     every: Literal["step", "epoch"] = "step"
@@ -53,10 +60,27 @@ class OptimizerConfig:
             check_within(
                 "optimizer", "clip_norm", self.clip_norm, 1e-30, math.inf, meaning="a positive norm"
             )
+        check_choice("optimizer", "name", self.name, ("sgd", "adamw"))
+        if self.name == "adamw":
+            self._check_adamw()
         if self.nesterov and self.momentum == 0:
             raise InputError(
                 "optimizer(nesterov=True, momentum=0): Nesterov momentum needs a momentum above 0."
             )
+
+    def _check_adamw(self) -> None:
+        if self.nesterov:
+            raise InputError(
+                "optimizer(name='adamw', nesterov=True): AdamW has no Nesterov momentum; omit it."
+            )
+        if self.lr > _MOST_ADAMW_LR:
+            raise InputError(
+                f"optimizer(name='adamw', lr={self.lr:g}): AdamW moves every weight by about lr "
+                f"in an update; pass an lr of at most {_MOST_ADAMW_LR:g}, such as 0.001."
+            )
+        check_within(
+            "optimizer", "momentum", self.momentum, 0, 1 - 2**-24, meaning="the β₁ of AdamW"
+        )
 
 
 # Integer settings of a run: name, smallest and largest value, meaning. The largest values are

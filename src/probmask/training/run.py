@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
 from probmask.artifact import save
 from probmask.core.noise import RunStream, fold
@@ -20,9 +21,10 @@ from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
 from probmask.messages import one_line, printable
 from probmask.models import build_model, model_settings
+from probmask.optim import HAM
 from probmask.training import checkpoint_schema as schema
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.config import TrainConfig, make_method, to_table
+from probmask.training.config import OptimizerConfig, TrainConfig, make_method, to_table
 from probmask.training.evaluation import check_model
 from probmask.training.loop import Loop
 from probmask.training.metrics import MetricsLog, check_text, thin_history
@@ -99,13 +101,7 @@ class TrainingRun:
                 f"batch evenly; choose a multiple of {fabric.world_size}."
             )
         self.data = data
-        optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=config.optimizer.lr,
-            momentum=config.optimizer.momentum,
-            weight_decay=config.optimizer.weight_decay,
-            nesterov=config.optimizer.nesterov,
-        )
+        optimizer = _build_optimizer(config.optimizer, self.model)
         sparsifier = attach(
             self.model,
             self.method,
@@ -283,6 +279,23 @@ class TrainingRun:
     @property
     def _is_first_rank(self) -> bool:
         return self.loop.fabric.global_rank == 0
+
+
+def _build_optimizer(settings: OptimizerConfig, model: nn.Module) -> Optimizer:
+    parameters = model.parameters()
+    optimizer: Optimizer
+    if settings.name == "adamw":
+        betas = (settings.momentum, 0.999)
+        optimizer = AdamW(parameters, settings.lr, betas, weight_decay=settings.weight_decay)
+    else:
+        optimizer = SGD(
+            parameters,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            nesterov=settings.nesterov,
+        )
+    return HAM(optimizer) if settings.ham else optimizer
 
 
 def load_run_data(config: TrainConfig) -> DataSource:
