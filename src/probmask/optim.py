@@ -78,7 +78,7 @@ class HAM(Optimizer):
         self.state = self.optimizer.state
         self.defaults = self.optimizer.defaults
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the wrapped optimizer, then multiply the weights.
 
         Args:
@@ -114,7 +114,7 @@ class HAM(Optimizer):
         """Return the state of the wrapped optimizer; this class has none of its own."""
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of the wrapped optimizer."""
         self.optimizer.load_state_dict(dict(state_dict))
         self._share()
