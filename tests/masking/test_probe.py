@@ -23,3 +23,11 @@ def test_all_ranks_have_the_same_masks(tmp_path):
 def test_a_probe_of_no_iterable_raises():
     with pytest.raises(probmask.InputError, match=r"Probe\(batches=3\): expected an iterable"):
         probmask.Probe(3)
+
+
+@pytest.mark.parametrize("method", [probmask.methods.SNIP, probmask.TiedProbMask])
+def test_batches_instead_of_a_probe_raise(method):
+    model = torch.nn.Linear(4, 4)
+    batches = [(torch.randn(2, 4), torch.tensor([0, 1]))]
+    with pytest.raises(probmask.InputError, match=r"attach\(probe=list\): .*Probe\(batches\)"):
+        probmask.attach(model, method(sparsity=0.5), total_steps=1, probe=batches)

@@ -80,7 +80,7 @@ def attach(
         >>> list(sparsifier.masks)
         ['0.weight']
     """
-    _check_arguments(model, method, seed)
+    _check_arguments(model, method, probe, seed)
     check_count("attach", "total_steps", total_steps, least=1, meaning="a number of updates")
     epochs_known = steps_per_epoch is not None
     if steps_per_epoch is None:
@@ -130,7 +130,7 @@ def attach(
     return sparsifier
 
 
-def _check_arguments(model: object, method: object, seed: object) -> None:
+def _check_arguments(model: object, method: object, probe: object, seed: object) -> None:
     if not isinstance(method, Method):
         raise InputError(
             f"attach(method={method!r}): expected a method such as "
@@ -142,6 +142,11 @@ def _check_arguments(model: object, method: object, seed: object) -> None:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InputError(
             "attach(DistributedDataParallel): attach to the plain model, then wrap that in DDP."
+        )
+    if probe is not None and not isinstance(probe, Probe):
+        raise InputError(
+            f"attach(probe={type(probe).__name__}): expected a probe; pass "
+            "probe=probmask.Probe(batches), with pairs of inputs and targets."
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f"attach(seed={seed!r}): must be an integer.")
@@ -169,7 +174,8 @@ def _warn_of_unmasked(model: nn.Module, sites: Sequence[Site], exclude: Iterable
         warnings.warn(
             f"attach(model): {total:,} weights will not be masked: {', '.join(names)}. The "
             f"sparsity is that of the other {masked:,} weights. Pass include= to mask them too "
-            "(recurrent layers cannot be masked), or exclude= to omit this warning.",
+            "(recurrent layers cannot be masked), or exclude= to omit this warning (command line: "
+            "--set exclude=…).",
             UnmaskedWeightsWarning,
             stacklevel=3,
         )
