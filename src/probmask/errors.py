@@ -56,6 +56,10 @@ class AbsentClassWarning(UserWarning):
     """A class of the data set has no training image, so the network cannot learn it."""
 
 
+class KernelCacheWarning(UserWarning):
+    """The cache of compiled kernels cannot be used; the kernels are compiled again."""
+
+
 class TensorBoardWarning(UserWarning):
     """The events for TensorBoard cannot be written; the training continues without them."""
 

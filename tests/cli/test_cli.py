@@ -558,3 +558,27 @@ def test_without_a_command_an_overview_is_printed(capsys):
     for command in ("train", "bench", "report"):
         assert re.search(rf"^    {command} +\w+", text, re.MULTILINE)
     assert "examples:\n  probmask train " in text
+
+
+@pytest.mark.filterwarnings("default::probmask.errors.UnmaskedWeightsWarning")
+def test_train_names_the_matrices_that_are_not_masked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    (tmp_path / "scaled_network.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Scaled(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.scale = nn.Parameter(torch.ones(8, 8))\n"
+        "        self.linear = nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n"
+        "        return self.linear((x * self.scale).flatten(1))\n"
+    )
+    options = ["--model", "scaled_network:Scaled", "--epochs", "1", "--out", "run", "--json"]
+    try:
+        assert main(["train", *options, "--set", "dense_twin=false"]) == 0
+    finally:
+        sys.modules.pop("scaled_network", None)
+    printed = capsys.readouterr().err
+    assert printed.count("warning: attach(model): 64 weights will not be masked: scale (64).") == 1

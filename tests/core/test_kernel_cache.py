@@ -11,6 +11,7 @@ import pytest
 numba = pytest.importorskip("numba")
 
 from probmask.core import kernel_cache  # noqa: E402
+from probmask.errors import KernelCacheWarning  # noqa: E402
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_damaged_files_are_replaced(function, tmp_path, suffix, damage):
     assert (call(function), call(function)) == (0, 1)
     path = only(tmp_path, suffix)
     damage(path)
-    with pytest.warns(UserWarning, match="cannot be used") as warned:
+    with pytest.warns(KernelCacheWarning, match="cannot be used") as warned:
         assert call(function) == 0
     assert [str(path.parent) in str(warning.message) for warning in warned] == [True]
     assert call(function) == 1

@@ -27,9 +27,11 @@ from probmask.errors import (
     DownloadError,
     FailedRunsError,
     InputError,
+    KernelCacheWarning,
     LayerCollapseWarning,
     NonFiniteError,
     TensorBoardWarning,
+    UnmaskedWeightsWarning,
     UnreadableImageWarning,
     VersionWarning,
 )
@@ -81,8 +83,10 @@ _EXTRAS = {
 # Warnings for users; other warnings are for programmers and are not shown.
 _SHOWN_WARNINGS = (
     AbsentClassWarning,
+    KernelCacheWarning,
     LayerCollapseWarning,
     TensorBoardWarning,
+    UnmaskedWeightsWarning,
     UnreadableImageWarning,
     VersionWarning,
 )

@@ -21,6 +21,8 @@ from typing import Any
 from numba import config, njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
+from probmask.errors import KernelCacheWarning
+
 _warned = threading.Event()  # there is one warning per process
 
 
@@ -133,4 +135,4 @@ def _warn_of(directory: Any, reason: object) -> None:
 def _warn_once(message: str) -> None:
     if not _warned.is_set():
         _warned.set()
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, KernelCacheWarning, stacklevel=3)
