@@ -116,7 +116,8 @@ def test_a_file_does_not_decide_what_is_imported(
     message = capsys.readouterr().err
     location = tmp_path / "other_network.py"
     assert f"names the model '{own}', which would be imported from {location}. " in message
-    assert "if you trust it, pass --trust or --model" in message
+    flag = "--set model=…" if command.startswith("sweep") else "--model"
+    assert f"if you trust it, pass --trust or {flag}" in message
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "new").exists()
 

@@ -203,7 +203,7 @@ def _check_models_are_trusted(planned: Sequence["PlannedRun"], grid: Path) -> No
 
     for run in planned:
         if ":" in run.config.model:
-            raise InputError(untrusted_model(grid, run.config.model))
+            raise InputError(untrusted_model(grid, run.config.model, flag="--set model=…"))
 
 
 def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:

@@ -71,12 +71,15 @@ def module_location(name: str) -> Path | None:
     return Path(spec.origin) if spec.has_location and spec.origin else None
 
 
-def untrusted_model(source: object, name: str, *, in_python: str | None = None) -> str:
+def untrusted_model(
+    source: object, name: str, *, flag: str = "--model", in_python: str | None = None
+) -> str:
     """Return the error for a file that names a network which the user did not ask for.
 
     Args:
         source: The file or directory that names the network.
         name: The network, ``package.module:function``.
+        flag: The flag that names a network in this command.
         in_python: What to pass in Python to import it, if there is a function for that.
     """
     location = module_location(name)
@@ -84,7 +87,7 @@ def untrusted_model(source: object, name: str, *, in_python: str | None = None) 
     hint = "" if in_python is None else f" (in Python: {in_python})"
     return (
         f"{source}: names the model {name!r:.200}, which would be imported{where}. Importing it "
-        f"executes its code; if you trust it, pass --trust or --model{hint}."
+        f"executes its code; if you trust it, pass --trust or {flag}{hint}."
     )
 
 
