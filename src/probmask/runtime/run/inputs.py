@@ -127,7 +127,7 @@ def _description(item: Any) -> str:
 
 
 def _sizes(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "one"
+    return "×".join(map(str, shape)) or "0-dimensional"
 
 
 def _name_of(value: Any) -> str:
