@@ -113,7 +113,7 @@ def assignments(options: argparse.Namespace) -> list[tuple[str, Any]]:
         key, equals, value = assignment.partition("=")
         if not equals:
             raise InputError(f"--set {assignment}: expected KEY=VALUE, as in optimizer.lr=0.05.")
-        parsed.append((key, parse_value(value)))
+        parsed.append((key, parse_value(value, source=f"--set {key}")))
     return parsed
 
 

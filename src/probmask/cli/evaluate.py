@@ -119,7 +119,7 @@ def _data_settings(assignments: Sequence[str]) -> dict[str, Any]:
             raise InputError(
                 f"--set {assignment}: expected a key of data_args, as in data_args.test_images=100."
             )
-        settings[name] = parse_value(value)
+        settings[name] = parse_value(value, source=f"--set {key}")
     return settings
 
 

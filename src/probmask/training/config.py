@@ -292,8 +292,10 @@ def to_table(config: TrainConfig) -> dict[str, Any]:
     return _without_none({**asdict(config), "method": method})
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, *, source: str = "--set") -> Any:
     """Parse a value as TOML, or as Python's True or False; any other text is a string.
+
+    ``source`` names its origin in errors.
 
     Raises:
         InputError: The value is one that `check_plain` refuses.
@@ -301,13 +303,13 @@ def parse_value(text: str) -> Any:
     if text in ("True", "False"):
         return text == "True"
     try:
-        table = parse_toml(f"value = {text}", source="--set")
+        table = parse_toml(f"value = {text}", source=source)
     except InputError as error:
         if not isinstance(error.__cause__, tomllib.TOMLDecodeError):
             raise
         table = {}
     value = table["value"] if len(table) == 1 else text
-    check_plain({"value": value}, source="--set")
+    check_plain({"value": value}, source=source)
     return value
 
 
