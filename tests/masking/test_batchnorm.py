@@ -95,6 +95,12 @@ def test_no_gradients_remain():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_data_that_cannot_be_iterated_raises():
+    _, sparsifier = trained()
+    with pytest.raises(probmask.InputError, match=r"finalize\(data=int\): expected an iterable"):
+        sparsifier.finalize(data=3)
+
+
 def test_data_without_a_batch_raises():
     model, sparsifier = trained()
     with pytest.raises(probmask.InputError, match=r"finalize\(data=…\): it contains no batch"):

@@ -152,12 +152,13 @@ def test_attach_names_the_matrices_that_it_does_not_mask():
     ]
 
 
-def test_excluded_matrices_are_counted_without_a_warning():
+@pytest.mark.parametrize("exclude", [["gru"], "gru", iter(["gru"])], ids=["list", "text", "iterator"])
+def test_excluded_matrices_are_counted_without_a_warning(exclude):
     model = recurrent_classifier()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsifier = probmask.attach(
-            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=["gru"]
+            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=exclude
         )
     assert sparsifier.summary().network.size == 25_216
 
@@ -290,8 +291,16 @@ def pruned_by_torch():
             r"attach\(model\): torch\.nn\.utils\.prune still masks weight",
         ),
         (nn.Linear(3, 3), {"exclude": [0]}, r"exclude=0: must be a name pattern"),
+        (nn.Linear(3, 3), {"include": 3}, r"include=3: must be a name pattern"),
     ],
 )
 def test_wrong_arguments_of_attach_raise(model, arguments, message):
     with pytest.raises(probmask.InputError, match=message):
         probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=1, **arguments)
+
+
+@pytest.mark.parametrize("function", [probmask.find_sites, probmask.freeze_masks])
+def test_a_class_instead_of_a_model_raises(function):
+    message = rf"{function.__name__}\(model\): expected an nn\.Module, not the class Linear"
+    with pytest.raises(probmask.InputError, match=message):
+        function(nn.Linear)

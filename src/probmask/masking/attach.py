@@ -18,7 +18,13 @@ from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers
 from probmask.masking.probe import Probe
-from probmask.masking.sites import Site, find_unmasked, select_sites
+from probmask.masking.sites import (
+    Site,
+    check_is_module,
+    find_unmasked,
+    name_patterns,
+    select_sites,
+)
 from probmask.masking.sparsifier import Sparsifier
 
 _MAX_NAMED = 8  # matrices that a warning lists
@@ -89,6 +95,7 @@ def attach(
         "attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="a number of updates"
     )
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
+    exclude = name_patterns("exclude", exclude)  # read twice, so that an iterator would not do
     sites = select_sites("attach", model, include, exclude)
     _check_on_a_device(sites)
     check_initial_weights(sites)
@@ -136,9 +143,7 @@ def _check_arguments(model: object, method: object, probe: object, seed: object)
             f"attach(method={method!r}): expected a method such as "
             "probmask.TiedProbMask(sparsity=0.9)."
         )
-    if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise InputError(f"attach(model): expected an nn.Module, not {given}; pass the network.")
+    check_is_module("attach", model)
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise InputError(
             "attach(DistributedDataParallel): attach to the plain model, then wrap that in DDP."

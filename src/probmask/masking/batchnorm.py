@@ -30,11 +30,17 @@ def batches_for_batchnorm(model: nn.Module, data: Iterable[Any]) -> Iterator[Any
     """Return an iterator over ``data``, empty if the model has no BatchNorm.
 
     Raises:
-        InputError: If the model has BatchNorm and ``data`` contains no batch.
+        InputError: If ``data`` is not iterable, or contains no batch for the model's BatchNorm.
     """
+    try:
+        batches = iter(data)
+    except TypeError as error:
+        raise InputError(
+            f"finalize(data={type(data).__name__}): expected an iterable of batches, such as a "
+            "DataLoader."
+        ) from error
     if not _layers(model):
         return iter(())
-    batches = iter(data)
     for first in batches:
         return chain([first], batches)
     raise InputError(

@@ -15,7 +15,7 @@ from probmask.masking.parametrization import (
     mask_site,
     masked_parameters,
 )
-from probmask.masking.sites import Site, select_sites
+from probmask.masking.sites import Site, check_is_module, select_sites
 from probmask.masking.summary import Summary, summarize
 
 
@@ -52,6 +52,7 @@ def freeze_masks(
         >>> frozen.finalize().kept
         12
     """
+    check_is_module("freeze_masks", model)
     if not _frozen(model):
         _freeze(select_sites("freeze_masks", model, include, exclude))
     elif tuple(include) or tuple(exclude):

@@ -82,6 +82,7 @@ def select_sites(
     caller: str, model: nn.Module, include: Iterable[str], exclude: Iterable[str]
 ) -> tuple[Site, ...]:
     """Do what `find_sites` does; errors name the ``caller``."""
+    check_is_module(caller, model)
     check_not_pruned_by_torch(caller, model)
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
     weights: dict[int, nn.Parameter] = {}
@@ -126,6 +127,25 @@ def find_unmasked(
         seen.add(id(weight))
         found.append((path, weight))
     return found
+
+
+def check_is_module(caller: str, model: object) -> None:
+    """Raise an `InputError` for anything but a network."""
+    if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise InputError(f"{caller}(model): expected an nn.Module, not {given}; pass the network.")
+
+
+def name_patterns(argument: str, patterns: object) -> tuple[str, ...]:
+    """Return name patterns as a tuple, after checking them. One text is one pattern."""
+    given = patterns if isinstance(patterns, Iterable) else (patterns,)
+    given = (given,) if isinstance(given, str) else tuple(given)
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise InputError(
+                f"{argument}={pattern!r}: must be a name pattern, such as 'layer1.*' or 'head'."
+            )
+    return given
 
 
 def is_masked(module: nn.Module, name: str) -> bool:
@@ -195,14 +215,8 @@ def _is_default(places: Sequence[tuple[str, nn.Module, str]]) -> bool:
 
 
 def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> set[str]:
-    if isinstance(patterns, str):
-        patterns = (patterns,)
     found: set[str] = set()
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise InputError(
-                f"{argument}={pattern!r}: must be a name pattern, such as 'layer1.*' or 'head'."
-            )
+    for pattern in name_patterns(argument, patterns):
         hits = {
             path
             for path in paths
