@@ -152,13 +152,13 @@ def test_attach_names_the_matrices_that_it_does_not_mask():
     ]
 
 
-@pytest.mark.parametrize("exclude", [["gru"], "gru", iter(["gru"])], ids=["list", "text", "iterator"])
-def test_excluded_matrices_are_counted_without_a_warning(exclude):
+@pytest.mark.parametrize("kind", [list, iter, "".join])
+def test_excluded_matrices_are_counted_without_a_warning(kind):
     model = recurrent_classifier()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsifier = probmask.attach(
-            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=exclude
+            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=kind(["gru"])
         )
     assert sparsifier.summary().network.size == 25_216
 
