@@ -44,7 +44,7 @@ def board_of(directory):
 
 def test_tensorboard_has_every_number_of_the_log_once(resumed):
     assert len(list((resumed / "tensorboard").iterdir())) == 2  # a file for each process
-    log, board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
+    (log, _), board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
     assert [line["epoch"] for line in log] == [1, 2, 3, 4, 5, 6]
     names = log[0].keys() - {"step", "histograms"}
     assert {"loss", "train_accuracy", "expected_sparsity", "temperature"} <= names
@@ -57,7 +57,7 @@ def test_tensorboard_has_every_number_of_the_log_once(resumed):
 
 
 def test_tensorboard_has_every_histogram_of_the_log(resumed):
-    log, board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
+    (log, _), board = read_log(resumed / "metrics.jsonl"), board_of(resumed)
     assert board.Tags()["histograms"] == ["prob"]
     expected = [line for line in log if "histograms" in line]
     assert len(expected) >= 3  # until the mask is frozen
@@ -139,7 +139,7 @@ def test_a_full_disk_costs_a_warning_but_no_training(tmp_path, monkeypatch, capf
     assert len(warned) == 1
     expected = f"{tmp_path / 'tensorboard'}: cannot be written (No space left on device); the "
     assert str(warned[0].message).startswith(expected)
-    assert [line["epoch"] for line in read_log(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [line["epoch"] for line in read_log(tmp_path / "metrics.jsonl")[0]] == [1, 2, 3]
     assert capfd.readouterr() == ("", "")
 
 
@@ -147,4 +147,4 @@ def test_a_value_that_is_not_finite_is_left_out_of_the_log(tmp_path):
     """The record, which is JSON, could not store it."""
     with MetricsLog(tmp_path / "metrics.jsonl", None) as log:
         log.write(5, {"epoch": 1, "loss": 2.0, "gap": float("inf"), "mean": float("nan")})
-    assert read_log(tmp_path / "metrics.jsonl") == [{"step": 5, "epoch": 1, "loss": 2.0}]
+    assert read_log(tmp_path / "metrics.jsonl") == ([{"step": 5, "epoch": 1, "loss": 2.0}], 0)
