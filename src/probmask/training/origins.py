@@ -85,7 +85,7 @@ class Origins:
         return message
 
     def _setting_error(self, values: Mapping[str, str], rule: str) -> str | None:
-        """Return the error about these settings; None if it is not known who set them."""
+        """Return the error about these settings; None if their origin is unknown."""
         written = {key: self._written(key) for key in values}
         if not any(written.values()) and (
             self.source is None or not all(map(self._from_source, values))

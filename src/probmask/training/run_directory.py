@@ -194,9 +194,9 @@ def unused_directory(stem: Path) -> Path:
 class RunState:
     """State of a run, read from its directory.
 
-    ``history`` has a line per finished epoch, without ``damaged_lines`` of the log, which cannot be
-    read. A run is "stopped" if it has no record and no process
-    trains it. ``twin`` is the state of the dense twin, if its directory exists.
+    ``history`` has a line per finished epoch. ``damaged_lines`` is the number of lines of the log
+    that cannot be read. A run is "stopped" if it has no record and no process trains it. ``twin``
+    is the state of the dense twin, if its directory exists.
     """
 
     path: Path
