@@ -1,11 +1,11 @@
-"""Suggestions for misspelt names."""
+"""Suggestions for misspelt names, and lists of names in messages."""
 
 import pickle
 
 import pytest
 
 from probmask.errors import InputError
-from probmask.messages import NamedTable, lookup
+from probmask.messages import NamedTable, listed, lookup
 
 NETWORKS = {"resnet14": 14, "resnet20": 20, "resnet32": 32, "resnet50": 50, "vgg19": 19}
 
@@ -29,3 +29,8 @@ def test_an_unknown_name_suggests_the_closest_ones(name, hint):
     assert str(refused.value) == f"--model {name}: no such model; {hint}"
     assert table.get(name) is None
     assert table == NETWORKS
+
+
+def test_a_long_list_of_names_is_cut():
+    assert listed(["a", "b"], most=2) == "a, b"
+    assert listed(["a", "b", "c", "d"], most=2) == "a, b, 2 more"

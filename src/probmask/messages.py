@@ -4,7 +4,7 @@ Every package uses this, also the commands that must start without PyTorch.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from probmask.errors import InputError, UnknownNameError
@@ -65,6 +65,12 @@ def printable(text: str) -> str:
     A file can contain any text. Printed unescaped, it could clear the screen or fake a line.
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return at most ``most`` names, separated by commas, and the number of the others."""
+    others = [f"{len(names) - most:,} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *others])
 
 
 def shown(value: object, most: int = 80) -> str:

@@ -26,8 +26,7 @@ from probmask.masking.sites import (
     select_sites,
 )
 from probmask.masking.sparsifier import Sparsifier
-
-_MAX_NAMED = 8  # matrices that a warning lists
+from probmask.messages import listed
 
 
 def attach(
@@ -171,13 +170,11 @@ def _warn_of_unmasked(model: nn.Module, sites: Sequence[Site], exclude: Iterable
     unmasked = find_unmasked(model, sites, exclude=exclude)
     matrices = [(name, w) for name, w in unmasked if sum(side > 1 for side in w.shape) > 1]
     if matrices:
-        names = [f"{name} ({weight.numel():,})" for name, weight in matrices[:_MAX_NAMED]]
-        if len(matrices) > _MAX_NAMED:
-            names.append(f"{len(matrices) - _MAX_NAMED} more")
+        names = listed([f"{name} ({weight.numel():,})" for name, weight in matrices])
         total = sum(weight.numel() for _, weight in matrices)
         masked = sum(site.size for site in sites)
         warnings.warn(
-            f"attach(model): {total:,} weights will not be masked: {', '.join(names)}. The "
+            f"attach(model): {total:,} weights will not be masked: {names}. The "
             f"sparsity is that of the other {masked:,} weights. Pass include= to mask them too "
             "(recurrent layers cannot be masked), or exclude= to omit this warning (command line: "
             "--set exclude=…).",

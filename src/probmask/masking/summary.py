@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from probmask.masking.sites import Site, find_unmasked
+from probmask.messages import listed
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Summary:
     def __str__(self) -> str:
         rows = [*self.layers, LayerSummary("all", (), self.kept, self.size)]
         if self.unmasked:
-            name = f"with {', '.join(layer.name for layer in self.unmasked)}, not masked"
+            name = f"with {listed([layer.name for layer in self.unmasked])}, not masked"
             rows.append(replace(self.network, name=name))
         return "\n".join(
             f"{row.name}: {row.kept:,} of {row.size:,} kept, {100 * row.sparsity:.2f} % sparse"
