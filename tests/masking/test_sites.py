@@ -283,6 +283,12 @@ def pruned_by_torch():
         (pruned_by_torch(), {}, r"attach\(model\): torch\.nn\.utils\.prune still masks 1\.weight"),
         (nn.Linear, {}, r"attach\(model\): expected an nn\.Module, not the class Linear"),
         ({"weight": 1}, {}, r"attach\(model\): expected an nn\.Module, not dict"),
+        (nn.Linear(3, 3), {"phases": [3]}, r"attach\(phases=\[3\]\): expected a list of"),
+        (
+            nn.Linear(3, 3),
+            {"scaler": 3},
+            r"attach\(scaler=int\): expected a torch\.amp\.GradScaler",
+        ),
         (nn.Linear(3, 3), {"seed": "abc"}, r"attach\(seed='abc'\): must be an integer"),
         (nn.Linear(3, 3, device="meta"), {}, r"attach\(model\): weight is on the meta device"),
         (

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import math
+import os
 
 import numba
 import pytest
@@ -40,6 +41,13 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "deep" / "run"
     config = small(epochs=4, dense_twin=True, tensorboard=True, method__sparsity=0.9)
     return config, train(config, out=out)
+
+
+def test_a_run_of_a_larger_machine_uses_the_threads_that_exist(tmp_path, monkeypatch):
+    used = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    train(small(threads=10_000), out=tmp_path / "run")
+    assert max(used) == os.cpu_count()
 
 
 def test_the_record_has_the_totals_of_the_whole_network_too(tmp_path):

@@ -85,7 +85,7 @@ def attach(
         >>> list(sparsifier.masks)
         ['0.weight']
     """
-    _check_arguments(model, method, probe, seed)
+    _check_arguments(model, method, phases, probe, scaler, seed)
     check_count("attach", "total_steps", total_steps, least=1, meaning="a number of updates")
     epochs_known = steps_per_epoch is not None
     if steps_per_epoch is None:
@@ -136,7 +136,14 @@ def attach(
     return sparsifier
 
 
-def _check_arguments(model: object, method: object, probe: object, seed: object) -> None:
+def _check_arguments(
+    model: object,
+    method: object,
+    phases: Sequence[object] | None,
+    probe: object,
+    scaler: object,
+    seed: object,
+) -> None:
     if not isinstance(method, Method):
         raise InputError(
             f"attach(method={method!r}): expected a method such as "
@@ -151,6 +158,12 @@ def _check_arguments(model: object, method: object, probe: object, seed: object)
         raise InputError(
             f"attach(probe={type(probe).__name__}): expected a probe; pass "
             "probe=probmask.Probe(batches), with pairs of inputs and targets."
+        )
+    if not all(isinstance(phase, Phase) for phase in phases or ()):
+        raise InputError(f"attach(phases={phases!r}): expected a list of probmask.Phase.")
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise InputError(
+            f"attach(scaler={type(scaler).__name__}): expected a torch.amp.GradScaler."
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f"attach(seed={seed!r}): must be an integer.")

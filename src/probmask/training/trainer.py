@@ -1,5 +1,6 @@
 """The trainer behind `probmask.train`: processes, run directory, and the dense twin."""
 
+import os
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
@@ -192,8 +193,9 @@ def _train_twin(
 
 
 def _set_threads(config: TrainConfig) -> None:
+    # A run of a larger machine continues with fewer threads. Thousands would end the process.
     if config.threads is not None:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
 
 
 def _workers(config: TrainConfig) -> int:
