@@ -161,6 +161,7 @@ def test_the_default_method_treats_it_as_the_optimizer_that_it_wraps():
     ("arguments", "message"),
     [
         ({"optimizer": "sgd"}, r"HAM\(optimizer=str\): not a torch\.optim\.Optimizer"),
+        ({"optimizer": HAM(torch.optim.SGD([nn.Parameter(torch.ones(1))]))}, "already has"),
         ({"alpha": -1}, r"HAM\(alpha=-1\)"),
         ({"beta": math.nan}, r"HAM\(beta=nan\)"),
         ({"max_grad_norm": "20"}, r"HAM\(max_grad_norm='20'\)"),

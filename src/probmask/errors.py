@@ -44,6 +44,10 @@ class RefilledWeightsWarning(UserWarning):
     """An optimizer changes the pruned weights of a finalized model, so it is no longer sparse."""
 
 
+class RestartWarning(UserWarning):
+    """A run that was interrupted has no checkpoint and begins again."""
+
+
 class EarlyEndWarning(UserWarning):
     """Training ended before the sparsity ramp: the remaining weights are pruned in one step."""
 

@@ -62,6 +62,8 @@ class HAM(Optimizer):
                 f"HAM(optimizer={type(optimizer).__name__}): not a torch.optim.Optimizer; pass the "
                 "optimizer to extend, such as torch.optim.SGD(model.parameters(), lr=0.1)."
             )
+        if isinstance(optimizer, HAM):
+            raise InputError("HAM(optimizer=HAM): it already has the multiplicative step.")
         check_within("HAM", "alpha", alpha, 0, float("inf"), meaning="a strength")
         check_within("HAM", "beta", beta, 0, float("inf"), meaning="a strength")
         check_within("HAM", "max_grad_norm", max_grad_norm, 0, float("inf"), meaning="a norm")

@@ -272,7 +272,7 @@ def test_a_missing_file_a_directory_and_a_pipe_raise(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, reason in [
         (tmp_path / "none", "no such file"),
-        (tmp_path, "not a file"),
+        (tmp_path, "a directory"),
         (tmp_path / "pipe", "not a file"),
         (tmp_path / ("x" * 300), "cannot be read"),
     ]:

@@ -225,6 +225,11 @@ def test_a_missing_or_damaged_artifact_raises(tmp_path, capsys, model, command):
     path = tmp_path / "model.safetensors"
     assert "no such file" in error(capsys, command, path)
     assert "no such file" in error(capsys, command, tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").touch()
+    message = error(capsys, command, run)
+    assert f"it has no network yet; continue it with probmask train --resume {run}" in message
     good = model.read_bytes()
     for bad in (b"", b"garbage", good[:1000], good[:-1], b"\xff" + good[1:]):
         path.write_bytes(bad)

@@ -316,9 +316,11 @@ def test_invalid_calls_raise():
     frozen = probmask.freeze_masks(model)
     with pytest.raises(probmask.InputError, match="already frozen"):
         probmask.freeze_masks(model, exclude=["0"])
+    same = probmask.freeze_masks(model)
     frozen.finalize()
-    with pytest.raises(probmask.InputError, match="call freeze_masks again"):
-        frozen.finalize()
+    for masks in (frozen, same):
+        with pytest.raises(probmask.InputError, match="call freeze_masks again"):
+            masks.finalize()
     nn.utils.parametrizations.weight_norm(model[2], "bias")
     probmask.freeze_masks(model)
     with pytest.raises(RuntimeError, match="parametrized modules is only supported"):

@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from torch import nn
 
 import probmask
 from probmask.methods import METHODS as METHODS_OF_ALL
@@ -13,6 +14,7 @@ from reference.networks import (
     build,
     loss_of,
     make_batches,
+    mlp,
     sgd,
     state_of,
 )
@@ -153,10 +155,38 @@ def test_a_checkpoint_of_a_longer_training_raises():
         epochs.load_state_dict(saved)
 
 
+@pytest.mark.parametrize("name", ["tied", "learned"])
+@pytest.mark.parametrize("change", ["exclude", "width"])
+def test_a_state_of_other_weights_raises_and_changes_nothing(name, change):
+    method = METHODS[name]
+    saved = probmask.attach(mlp(), method, total_steps=STEPS).state_dict()
+    model, exclude = mlp(), []
+    if change == "exclude":
+        exclude = ["2"]
+        message = r"2\.weight was 16×16 and is not masked\. Call attach with the same model"
+    else:
+        model[4] = nn.Linear(16, 5)
+        message = r"4\.weight was 3×16 and is 5×16"
+    sparsifier = probmask.attach(model, method, total_steps=STEPS, exclude=exclude)
+    saved["step"] = 6
+    with pytest.raises(probmask.InputError, match=message):
+        sparsifier.load_state_dict(saved)
+    assert sparsifier.now.step == 0
+
+
+def test_a_finalized_sparsifier_is_not_used_again():
+    _, optimizer, _, sparsifier = begin(METHODS["tied"])
+    saved = sparsifier.state_dict()
+    sparsifier.finalize()
+    for call in (lambda: sparsifier.use(optimizer), lambda: sparsifier.load_state_dict(saved)):
+        with pytest.raises(probmask.InputError, match="already finalized"):
+            call()
+
+
 def test_a_state_of_another_object_raises():
     model, optimizer, _, sparsifier = begin(METHODS["tied"])
     whole = {"model": model.state_dict(), "sparsifier": sparsifier.state_dict()}
-    for other in (whole, optimizer.state_dict(), {}):
+    for other in (whole, optimizer.state_dict(), {}, None):
         with pytest.raises(
             probmask.InputError,
             match=r"missing keys .*'training'.*return value of sparsifier\.state_dict\(\)",

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 
 from probmask.cli import main
-from probmask.errors import CheckpointError, InputError, VersionWarning
+from probmask.errors import CheckpointError, InputError, RestartWarning, VersionWarning
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.metrics import MetricsLog
 from probmask.training.record import versions
@@ -91,6 +91,7 @@ def has_checkpoint(out):
     return (out / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.filterwarnings("default::probmask.errors.RestartWarning")
 def test_killed_before_the_first_checkpoint(tmp_path, long):
     out = tmp_path / "run"
     step = killed(out, lambda out: lines(out / "metrics.jsonl") >= 2, every=3600)
@@ -219,7 +220,8 @@ def test_killed_between_the_artifact_and_the_record(tmp_path, brief, monkeypatch
         train(small(**BRIEF), out=out)
     monkeypatch.undo()
     assert (out / "model.safetensors").exists()
-    train(out=out, resume=True)
+    with pytest.warns(RestartWarning):  # the run was shorter than the time between checkpoints
+        train(out=out, resume=True)
     assert_same_run(out, brief)
 
 
@@ -339,7 +341,7 @@ def test_an_interrupt_prints_how_to_resume(tmp_path, brief, capsys, monkeypatch)
     monkeypatch.setattr("probmask.training.run.write_checkpoint", interrupted)
     assert main(["train", "--out", str(out), *flags(**BRIEF, checkpoint_seconds=0)]) == 130
     monkeypatch.undo()
-    assert "--resume" in capsys.readouterr().err
+    assert f"--resume {out} continues" in capsys.readouterr().err
     train(out=out, resume=True)
     assert_same_run(out, brief)
 
@@ -498,6 +500,24 @@ def test_the_versions_of_all_sessions_are_kept(unfinished, monkeypatch):
     monkeypatch.undo()
     assert read_checkpoint(path)["versions"] == [*old, versions()]
     assert train(config, out=unfinished, resume=True).record["earlier_versions"] == old
+
+
+def test_a_finished_run_whose_configuration_was_edited_raises(brief, tmp_path):
+    run = Path(shutil.copytree(brief, tmp_path / "run"))
+    (run / "config.toml").write_text("")  # all defaults
+    before = snapshot(run)
+    with pytest.raises(
+        InputError, match=r"finished with epochs = 4, but its config\.toml now says"
+    ):
+        train(out=run, resume=True)
+    assert snapshot(run) == before
+
+
+def test_without_a_checkpoint_the_training_begins_again_with_a_warning(unfinished, brief):
+    (unfinished / "checkpoint.safetensors").unlink()
+    with pytest.warns(RestartWarning, match="begins again with the first epoch"):
+        train(out=unfinished, resume=True)
+    assert_same_run(unfinished, brief)
 
 
 def test_a_damaged_checkpoint_raises_and_nothing_changes(unfinished):

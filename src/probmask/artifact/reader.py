@@ -118,6 +118,9 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
 def _opened(path: Path) -> Any:
     # Only regular files are opened: opening a pipe would block.
     if not path.is_file():
+        if path.is_dir():
+            inside = path / "model.safetensors"
+            raise ArtifactError(f"a directory{f'; pass {inside}' if inside.is_file() else ''}")
         raise ArtifactError("not a file" if path.exists() else "no such file")
     try:
         return safe_open(path, framework="pt")

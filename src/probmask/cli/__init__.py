@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from probmask.cli import (
@@ -30,6 +31,7 @@ from probmask.errors import (
     KernelCacheWarning,
     LayerCollapseWarning,
     NonFiniteError,
+    RestartWarning,
     TensorBoardWarning,
     UnmaskedWeightsWarning,
     UnreadableImageWarning,
@@ -85,6 +87,7 @@ _SHOWN_WARNINGS = (
     AbsentClassWarning,
     KernelCacheWarning,
     LayerCollapseWarning,
+    RestartWarning,
     TensorBoardWarning,
     UnmaskedWeightsWarning,
     UnreadableImageWarning,
@@ -131,15 +134,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt as error:
-        hint = str(error) or "--resume DIR continues from the checkpoint"
+        directory = getattr(options, "out", None) or getattr(options, "resume", None)
+        where = directory if isinstance(directory, str | Path) else "DIR"
+        hint = str(error) or f"--resume {where} continues from the checkpoint"
         print_message(f"interrupted; {hint}")
         return _INTERRUPTED
     except tuple(_EXIT_CODES) as error:
         code = next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
         # Wrong input is the same on all ranks, but a single rank can fail.
-        print_message(str(error), every_rank=code == 1)
+        print_message(_text(error), every_rank=code == 1)
         return code
     return 0
+
+
+def _text(error: Exception) -> str:
+    """Return the message of an error, without the number of a system error."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    return str(error)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -25,7 +25,15 @@ def add_artifact(command: argparse.ArgumentParser) -> None:
 def artifact_path(options: argparse.Namespace) -> Path:
     """Return the path of the artifact, which may be in a run's directory."""
     given: Path = options.artifact
-    return given / "model.safetensors" if given.is_dir() else given
+    if not given.is_dir():
+        return given
+    artifact = given / "model.safetensors"
+    if not artifact.exists() and (given / "config.toml").exists():
+        raise InputError(
+            f"{given}: this run has not finished, so it has no network yet; continue it with "
+            f"probmask train --resume {given}."
+        )
+    return artifact
 
 
 def add_model(command: argparse.ArgumentParser) -> None:

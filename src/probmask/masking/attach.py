@@ -145,9 +145,10 @@ def _check_arguments(
     seed: object,
 ) -> None:
     if not isinstance(method, Method):
+        given = type(method).__name__ if isinstance(method, nn.Module) else repr(method)
         raise InputError(
-            f"attach(method={method!r}): expected a method such as "
-            "probmask.TiedProbMask(sparsity=0.9)."
+            f"attach(method={given}): expected a method such as "
+            "probmask.TiedProbMask(sparsity=0.9), after the model."
         )
     check_is_module("attach", model)
     if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -89,7 +89,7 @@ class FrozenMasks:
             NonFiniteError: If a kept weight, another trained parameter or a BatchNorm statistic is
                 NaN or infinite.
         """
-        if self._finalized:
+        if self._finalized or not _frozen(self._model):
             raise InputError(
                 "finalize(): these masks are already finalized; call freeze_masks again."
             )

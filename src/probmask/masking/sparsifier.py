@@ -112,8 +112,9 @@ class Sparsifier:
         With several optimizers, the masks are updated after the last of them has stepped.
 
         Raises:
-            InputError: If one of them is not a ``torch.optim.Optimizer``.
+            InputError: If one of them is not a ``torch.optim.Optimizer``, or after `finalize`.
         """
+        self._check_not_finalized("use")
         optimizers = checked_optimizers("use", optimizers)
         self._release_optimizers()
         self._optimizers = optimizers
@@ -196,8 +197,7 @@ class Sparsifier:
             >>> sparsifier.finalize().kept
             10
         """
-        if self._finalized:
-            raise InputError("finalize(): this sparsifier is already finalized; attach a new one.")
+        self._check_not_finalized("finalize")
         batches = None if data is None else batches_for_batchnorm(self._model, data)
         pruned = self.metrics().get("expected_sparsity", 1.0)
         with self._diagnosing():
@@ -216,6 +216,10 @@ class Sparsifier:
         self._masker.release()
         self._finalized = True
         return summary
+
+    def _check_not_finalized(self, caller: str) -> None:
+        if self._finalized:
+            raise InputError(f"{caller}(): this sparsifier is already finalized; attach a new one.")
 
     def _is_masked(self) -> bool:
         return any(is_masked(module, name) for site in self.sites for module, name in site.holders)
@@ -239,6 +243,7 @@ class Sparsifier:
         return {
             "step": self._step,
             "training": self._training(),
+            "shapes": {site.name: list(site.shape) for site in self.sites},
             "method": self._masker.state_dict(),
             "trainables": [group.optimizer.state_dict() for group in self._trainables],
         }
@@ -249,13 +254,16 @@ class Sparsifier:
         Raises:
             InputError: If it is not a sparsifier's state, or the state of another training.
         """
-        if absent := {"step", "training", "method", "trainables"} - set(state):
+        self._check_not_finalized("load_state_dict")
+        keys = set(state) if isinstance(state, Mapping) else set()
+        if absent := {"step", "training", "shapes", "method", "trainables"} - keys:
             raise InputError(
                 f"load_state_dict(): missing keys {', '.join(map(repr, sorted(absent)))}. This is "
                 "not a sparsifier's state, or another version of probmask saved it; pass the "
                 "return value of sparsifier.state_dict()."
             )
         _check_same(state["training"], self._training())
+        _check_same_shapes(state["shapes"], {site.name: list(site.shape) for site in self.sites})
         self._step = state["step"]
         for group, saved in zip(self._trainables, state["trainables"], strict=True):
             group.optimizer.load_state_dict(saved)
@@ -434,3 +442,19 @@ def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
             f"load_state_dict(): this is the state of another training: {'; '.join(different)}. "
             "Call attach with the same arguments as when it was saved."
         )
+
+
+def _check_same_shapes(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise an `InputError` that names the first weight that is not masked in both trainings."""
+    for name in [*here, *saved]:
+        if saved.get(name) != here.get(name):
+            before, now = (_shape_text(shapes.get(name)) for shapes in (saved, here))
+            raise InputError(
+                f"load_state_dict(): this is the state of another network: {name} was {before} and "
+                f"is {now}. Call attach with the same model, include= and exclude= as when it was "
+                "saved."
+            )
+
+
+def _shape_text(shape: Sequence[int] | None) -> str:
+    return "not masked" if shape is None else "×".join(map(str, shape))

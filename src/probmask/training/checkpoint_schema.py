@@ -280,6 +280,7 @@ def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> 
         {
             "step": same(step),
             "training": same(now["training"]),
+            "shapes": same(now["shapes"]),
             "method": table(method_rules),
             "trainables": items([optimizer_state(each) for each in sparsifier.own_optimizers]),
         }

@@ -16,7 +16,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from probmask.artifact import save
 from probmask.core.noise import RunStream, fold
 from probmask.data import DataSource, load_data
-from probmask.errors import CheckpointError, InputError, NonFiniteError, VersionWarning
+from probmask.errors import (
+    CheckpointError,
+    InputError,
+    NonFiniteError,
+    RestartWarning,
+    VersionWarning,
+)
 from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
 from probmask.messages import one_line, printable
@@ -129,6 +135,13 @@ class TrainingRun:
         """Train and finish in ``directory``; return the record."""
         if directory.checkpoint.exists():
             self.restore(directory)
+        elif self._is_first_rank and directory.metrics.exists():
+            warnings.warn(
+                f"{directory.path}: there is no checkpoint, so the training begins again with the "
+                "first epoch.",
+                RestartWarning,
+                stacklevel=2,
+            )
         with make_reporter(str(self.config.method["name"]), self.total_steps) as reporter:
             self.train(directory, reporter)
         return self.finish(directory)

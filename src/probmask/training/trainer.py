@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,6 +157,8 @@ def _finished_outcome(config: TrainConfig | None, out: str | Path | None) -> Out
     """Return the results of a finished run, or None. It needs no data and no writable directory."""
     path, config = _find_run(config, out)
     record = _finished_record(RunDirectory(path))
+    if record is not None:
+        _check_describes(record, config, path)
     if record is None or not config.dense_twin:
         return None if record is None else Outcome(path, record, None)
     dense = _finished_record(RunDirectory(path / "dense"))
@@ -169,6 +171,17 @@ def _finished_record(directory: RunDirectory) -> dict[str, Any] | None:
     with suppress(OSError):  # read-only media
         directory.checkpoint.unlink(missing_ok=True)  # left by a kill right after the record
     return directory.read_record()
+
+
+def _check_describes(record: Mapping[str, Any], config: TrainConfig, path: Path) -> None:
+    """Raise if the configuration is no longer the one of the finished run."""
+    for key in ("data", "model", "epochs", "batch_size", "seed"):
+        before, now = record["config"].get(key), getattr(config, key)
+        if before not in (None, now):
+            raise InputError(
+                f"--resume {path}: this run has finished with {key} = {before}, but its "
+                f"config.toml now says {now}; restore config.toml, or start a new run."
+            )
 
 
 def _train_twin(

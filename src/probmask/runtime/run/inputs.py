@@ -23,6 +23,10 @@ def example_tensors(example: Any) -> tuple[Tensor, ...]:
             f"runtime.compile(example=…): the example is a dense tensor, an array, or a tuple of "
             f"them, not {found}."
         )
+    if not all(tensor.numel() for tensor in usable):
+        raise InputError(
+            "runtime.compile(example=…): the example is empty; pass a batch of at least one input."
+        )
     return tuple(usable)
 
 
