@@ -52,6 +52,7 @@ SIZES = {
     "training_length": Sizes(2 * 3 * 6 * (2 * 9 + 1), None),
     "leaderboard": Sizes(17 * 5 * 3 + 3, None),
     "leaderboard_resnet20": Sizes(15 * 3 * 3, None),
+    "ham": Sizes(2 * (4 * 3 * 3 + 3), None),
     "registry": Sizes(17, None),
 }
 SCALED = [

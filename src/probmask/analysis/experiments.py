@@ -43,6 +43,7 @@ _ORDER = (
     "training_length",
     "leaderboard",
     "leaderboard_resnet20",
+    "ham",
     "registry",
 )
 _FEWER_IMAGES = ("train_images", "test_images")
