@@ -46,7 +46,7 @@ def run(trained, tmp_path):
     record = json.loads((path / "record.json").read_text())
     kept = {key: record[key] for key in ("config", "method", "selection")}
     forged = {**hostile(record), **kept, "model": HOSTILE, "unreadable": [HOSTILE]}
-    forged["config"] = {**kept["config"], "model": HOSTILE, "exclude": [HOSTILE]}
+    forged["config"] = {**kept["config"], "model": f"{HOSTILE}:x", "exclude": [HOSTILE]}
     (path / "record.json").write_text(json.dumps(forged))
     network = torch.nn.Module()
     network.register_buffer(HOSTILE, torch.ones(2, 2))
