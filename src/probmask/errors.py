@@ -41,7 +41,7 @@ class UnmaskedWeightsWarning(UserWarning):
 
 
 class RefilledWeightsWarning(UserWarning):
-    """An optimizer changes the pruned weights of a finalized model, so it is no longer sparse."""
+    """An optimizer step has made pruned weights of a finalized model nonzero."""
 
 
 class RestartWarning(UserWarning):

@@ -16,7 +16,7 @@ from torch import nn
 
 from data.image_folders import PLAIN, make_classes, numbers, write_color
 from probmask.data import Shard, load_data
-from probmask.data.image_folder import Views
+from probmask.data.image_views import Views
 from probmask.errors import InputError, UnreadableImageWarning
 from probmask.training.evaluation import evaluate_model
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from data.image_folders import make_classes, write_color
-from probmask.data.image_folder import CentralViews, Files, list_folder
+from probmask.data.image_folder import Files, list_folder
+from probmask.data.image_views import CentralViews
 from probmask.errors import InputError
 
 

@@ -22,7 +22,8 @@ from PIL import Image
 
 from data.image_folders import make_classes
 from data.memory_limit import memory_limit
-from probmask.data.image_folder import (
+from probmask.data.image_folder import list_folder
+from probmask.data.image_views import (
     CentralViews,
     Failure,
     Loaded,
@@ -32,7 +33,6 @@ from probmask.data.image_folder import (
     central_view,
     collate,
     decode,
-    list_folder,
     random_box,
     random_view,
 )

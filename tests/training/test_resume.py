@@ -515,7 +515,7 @@ def test_a_finished_run_whose_configuration_was_edited_raises(brief, tmp_path):
 
 def test_without_a_checkpoint_the_training_begins_again_with_a_warning(unfinished, brief):
     (unfinished / "checkpoint.safetensors").unlink()
-    with pytest.warns(RestartWarning, match="begins again with the first epoch"):
+    with pytest.warns(RestartWarning, match="starts again from the first epoch"):
         train(out=unfinished, resume=True)
     assert_same_run(unfinished, brief)
 

@@ -164,7 +164,7 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def reject(self, argument: str) -> NoReturn:
-        """Print that there is no such argument, with the closest option, and exit with code 2."""
+        """Report an unknown argument, suggest the closest option, and exit with code 2."""
         name = argument.partition("=")[0]
         close = closest(name, self._option_string_actions) if name.startswith("-") else None
         hint = "" if close is None else f"; did you mean {close!r}?"

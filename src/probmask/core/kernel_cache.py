@@ -34,8 +34,8 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         try:
             dispatcher._cache = _SafeCache(function)
         except RuntimeError:  # Numba finds no directory that it can write to
-            beside = Path(function.__code__.co_filename).parent / "__pycache__"
-            _warn_of(_chosen_directory() or beside, "it cannot be written")
+            default = Path(function.__code__.co_filename).parent / "__pycache__"
+            _warn_of(_chosen_directory() or default, "it cannot be written")
         else:
             _check_chosen_directory(dispatcher._cache.cache_path)
         return dispatcher
@@ -91,6 +91,7 @@ class _CheckedFiles(IndexDataCacheFile):
             return None
         if digest != _digest(code):
             raise ValueError("wrong digest")
+        # Numba's own cache is pickled too: whoever can write to its directory can run code.
         return pickle.loads(code)  # noqa: S301
 
     def _load_index(self) -> Any:

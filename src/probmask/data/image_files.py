@@ -17,16 +17,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from probmask.core.noise import RunStream, fold
-from probmask.data.image_folder import (
+from probmask.data.image_folder import Files, list_folder
+from probmask.data.image_views import (
     MAX_FAILURES_IN_A_ROW,
     CentralViews,
     Failure,
-    Files,
     Loaded,
     RandomViews,
     Views,
     collate,
-    list_folder,
 )
 from probmask.data.releases import Release
 from probmask.data.source import (

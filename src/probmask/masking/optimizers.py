@@ -61,7 +61,7 @@ def warn_if_refilled(
         if refilled > 0 and not is_masked():
             warnings.warn(
                 f"optimizer.step() after finalize() has made {refilled:,} pruned weights nonzero: "
-                "the model is no longer as sparse as it was. To train it further, call "
+                "its sparsity has fallen. To train the model further, call "
                 "probmask.freeze_masks(model) before the first step.",
                 RefilledWeightsWarning,
                 stacklevel=4,

@@ -130,7 +130,7 @@ def _decode(tree: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
 
 def _decode_tensor(name: Any, tensors: Mapping[str, Tensor], _: int) -> Tensor:
     if not isinstance(name, str) or name not in tensors:
-        raise ValueError(f"there is no tensor {name!r:.50}")
+        raise ValueError(f"tensor {name!r:.50} is missing")
     return tensors[name]
 
 

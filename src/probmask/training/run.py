@@ -137,7 +137,7 @@ class TrainingRun:
             self.restore(directory)
         elif self._is_first_rank and directory.metrics.exists():
             warnings.warn(
-                f"{directory.path}: there is no checkpoint, so the training begins again with the "
+                f"{directory.path}: the checkpoint is missing; the training starts again from the "
                 "first epoch.",
                 RestartWarning,
                 stacklevel=2,

@@ -174,7 +174,7 @@ def _finished_record(directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def _check_describes(record: Mapping[str, Any], config: TrainConfig, path: Path) -> None:
-    """Raise if the configuration is no longer the one of the finished run."""
+    """Raise if config.toml has changed since the run finished."""
     for key in ("data", "model", "epochs", "batch_size", "seed"):
         before, now = record["config"].get(key), getattr(config, key)
         if before not in (None, now):
