@@ -25,6 +25,7 @@ PARTS = [
     {"data"},
     {"artifact"},
     {"runtime"},
+    {"integrations"},
     {"training"},
     {"analysis"},
     {"sweeps"},
