@@ -41,6 +41,7 @@ def record(method="probmask", sparsity=0.98, seed=0, *, epochs=30, accuracy=None
         },
         "seed": seed,
         "epochs": epochs,
+        "updates": 78 * epochs,
         "sparsity": {"asked": sparsity, "reached": 1 - sum(kept.values()) / size},
         "kept": sum(kept.values()),
         "size": size,

@@ -53,6 +53,30 @@ def test_best_at_each_sparsity_with_ties():
     assert best == {("gmp", 0.95), ("rigl", 0.95), ("rigl", 0.98)}
 
 
+def test_columns_of_updates(tmp_path, capsys):
+    made = [record("gmp", 0.98, epochs=30, accuracy=50.0)]
+    for epochs, gmp, rigl in ((12, 60.0, 61.0), (30, 66.0, 65.0)):
+        made.append(record("gmp", 0.95, epochs=epochs, accuracy=gmp))
+        made.append(record("rigl", 0.95, epochs=epochs, accuracy=rigl))
+        made.append(record("dense", 0.0, epochs=epochs, accuracy=epochs + 50.0))
+    for index, each in enumerate(made):
+        write(tmp_path / str(index), each)
+    text = printed(capsys, tmp_path, "--columns", "updates", "--format", "markdown")
+    at_95, at_98 = text.split("\n\n**")
+    assert "95 % sparsity" in at_95
+    assert "98 % sparsity" in at_98
+    dense = "| dense | 62.00 | 80.00 |"  # shown in every table, ranked in none
+    for row in (
+        "| method | 936 | 2,340 |",
+        "| gmp | 60.00 | 66.00 ★ |",
+        "| rigl | 61.00 ★ | 65.00 |",
+        dense,
+    ):
+        assert row in at_95
+    assert dense in at_98
+    assert "| gmp | – | 50.00 |" in at_98
+
+
 def test_ranking_at_the_most_common_sparsity():
     (setting,) = compare(
         runs_of(

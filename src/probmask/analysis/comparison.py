@@ -16,6 +16,8 @@ from probmask.errors import InputError
 
 # The images on which an accuracy is measured: test images, or held-out training images.
 Part = Literal["test", "val"]
+# What the columns of a table are; within a column, methods are ranked.
+Columns = Literal["sparsity", "updates"]
 # Settings that are compared; all others must agree.
 _COMPARED = ("seed", "method")
 # Settings that the title or the first details of a table show.
@@ -28,6 +30,7 @@ class Cell:
 
     runs: Sequence[Run]
     on: Part
+    columns: Columns
 
     @property
     def label(self) -> str:
@@ -40,13 +43,20 @@ class Cell:
         return self.runs[0].sparsity
 
     @property
+    def updates(self) -> int:
+        """The length of the training."""
+        return int(self.runs[0].record["updates"])
+
+    @property
     def cost(self) -> str:
         """The unit of the sparsity: weights ("params") or multiply-accumulates ("flops")."""
         return "flops" if self.runs[0].record["method"].get("cost") == "flops" else "params"
 
     @property
     def level(self) -> tuple[float, str]:
-        """Sparsity and its unit; only cells of equal level are ranked against each other."""
+        """The column: sparsity or number of updates, and the unit of the sparsity."""
+        if self.columns == "updates":
+            return float(self.updates), self.cost
         return self.sparsity, self.cost
 
     @property
@@ -114,20 +124,22 @@ class Setting:
     title: str
     details: Sequence[str]
     on: Part
+    columns: Columns
     cells: Sequence[Cell]
 
     @cached_property
     def best(self) -> frozenset[int]:
         """Indices of the cells with the highest mean at their level, if it has several cells.
 
-        Runs that missed their target sparsity are not ranked.
+        Runs that missed their target sparsity are not ranked, nor are dense ones among sparse ones.
         """
         found: set[int] = set()
+        all_dense = all(cell.sparsity == 0 for cell in self.cells)
         for level in {cell.level for cell in self.cells}:
             ranked = [
                 index
                 for index, cell in enumerate(self.cells)
-                if cell.level == level and cell.verified
+                if cell.level == level and cell.verified and (cell.sparsity > 0 or all_dense)
             ]
             top = max((self.cells[index].mean for index in ranked), default=0.0)
             if len(ranked) > 1:
@@ -147,7 +159,9 @@ class Setting:
         return list(dict.fromkeys(cell.label for cell in (*ranked, *self.cells)))
 
 
-def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
+def compare(
+    runs: Iterable[Run], on: Part = "test", *, columns: Columns = "sparsity"
+) -> list[Setting]:
     """Group runs into settings and cells, in a deterministic order.
 
     The number of epochs is that of all phases together, so a method that trains for longer, such
@@ -156,16 +170,19 @@ def compare(runs: Iterable[Run], on: Part = "test") -> list[Setting]:
     Args:
         runs: Finished runs.
         on: The images on which accuracy is compared.
+        columns: With ``"updates"``, runs of different lengths share a setting, and each sparsity
+            has its own, which the dense runs are part of too.
 
     Raises:
         InputError: If a run has no accuracy on these images.
     """
-    settings: dict[str, dict[str, list[Run]]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         _accuracy(run, on)  # raises before anything is printed
-        cells = settings.setdefault(json.dumps(_conditions(run), sort_keys=True), {})
-        cells.setdefault(run.series, []).append(run)
-    found = [_setting(list(cells.values()), on) for cells in settings.values()]
+        key = json.dumps(_conditions(run, columns), sort_keys=True)
+        groups.setdefault(key, []).append(run)
+    tables = [table for group in groups.values() for table in _tables(group, columns)]
+    found = [_setting(table, on, columns) for table in tables]
     return sorted(found, key=lambda setting: (setting.title, *setting.details))
 
 
@@ -201,33 +218,51 @@ def _accuracy(run: Run, on: Part) -> float:
     return run.validation_accuracy
 
 
-def _conditions(run: Run) -> dict[str, Any]:
+def _conditions(run: Run, columns: Columns) -> dict[str, Any]:
+    """Return the settings in which comparable runs agree."""
     shared = {key: value for key, value in run.settings.items() if key not in _COMPARED}
-    return {
-        **shared,
-        "epochs": run.record["epochs"],
-        "batch_size": run.config.get("batch_size"),
-    }
+    shared |= {"epochs": run.record["epochs"], "batch_size": run.config.get("batch_size")}
+    if columns == "updates":
+        del shared["epochs"]
+    return shared
 
 
-def _setting(cells: Sequence[Sequence[Run]], on: Part) -> Setting:
-    first = cells[0][0]
+def _tables(runs: Sequence[Run], columns: Columns) -> list[Sequence[Run]]:
+    """Divide comparable runs into tables."""
+    if columns == "sparsity":
+        return [runs]
+    levels = {run.sparsity for run in runs} - {0.0} or {0.0}
+    return [[run for run in runs if run.sparsity in (0.0, level)] for level in sorted(levels)]
+
+
+def _setting(runs: Sequence[Run], on: Part, columns: Columns) -> Setting:
+    cells: dict[str, list[Run]] = {}
+    for run in runs:
+        cells.setdefault(run.series, []).append(run)
+    details = _details(runs[0], columns)
+    if columns == "updates":
+        level = max(run.sparsity for run in runs)
+        details.insert(0, f"{100 * level:.4g} % sparsity" if level else "dense")
     return Setting(
-        f"{first.model} on {first.data}",
-        _details(first),
+        f"{runs[0].model} on {runs[0].data}",
+        details,
         on,
+        columns,
         sorted(
-            (Cell(sorted(runs, key=lambda run: run.seed), on) for runs in cells),
+            (Cell(sorted(each, key=lambda run: run.seed), on, columns) for each in cells.values()),
             key=lambda cell: (cell.level, not in_probmask_family(cell.label), cell.label),
         ),
     )
 
 
-def _details(run: Run) -> list[str]:
+def _details(run: Run, columns: Columns) -> list[str]:
     """Describe how the runs of a setting were trained."""
-    conditions = _conditions(run)
-    epochs, images = conditions["epochs"], run.record.get("train_images")
-    details = [f"{epochs} epochs" if epochs != 1 else "1 epoch"]
+    conditions = _conditions(run, columns)
+    details = []
+    if columns == "sparsity":
+        epochs = conditions["epochs"]
+        details.append(f"{epochs} epochs" if epochs != 1 else "1 epoch")
+    images = run.record.get("train_images")
     if images is not None:
         details.append(f"{images:,} training images")
     details.append(f"batches of {conditions['batch_size']}")

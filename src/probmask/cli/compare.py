@@ -37,6 +37,13 @@ def add(commands: Any) -> None:
         "%(default)s)",
     )
     compare.add_argument(
+        "--columns",
+        choices=("sparsity", "updates"),
+        default="sparsity",
+        help="updates: put trainings of different lengths into one table per sparsity (default: "
+        "%(default)s)",
+    )
+    compare.add_argument(
         "--format",
         choices=_FORMATS,
         default="text",
@@ -49,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     """Print one table per group of comparable runs."""
     from probmask.analysis.comparison import compare
 
-    settings = compare(finished_runs(options), options.on)
+    settings = compare(finished_runs(options), options.on, columns=options.columns)
     print_comparison(settings, "json" if options.json else options.format)
 
 
@@ -90,6 +97,7 @@ def _line(setting: "Setting", index: int) -> dict[str, Any]:
     return {
         "method": cell.label,
         "sparsity": cell.sparsity,
+        "updates": cell.updates,
         "of": "MACs" if cell.cost == "flops" else "weights",
         "reached": cell.reached,
         "verified": cell.verified,
@@ -120,9 +128,9 @@ def _print_table(setting: "Setting", *, markdown: bool) -> None:
     for level in levels:
         found = [indices.get((label, level)) for label in labels]
         cells = [None if index is None else setting.cells[index] for index in found]
-        columns[_heading(level)] = [_entry(setting, index) for index in found]
+        columns[_heading(setting, level)] = [_entry(setting, index) for index in found]
         if any(cell is not None and cell.paper is not None for cell in cells):
-            columns[f"paper, {_heading(level)}"] = [_paper_entry(cell) for cell in cells]
+            columns[f"paper, {_heading(setting, level)}"] = [_paper_entry(cell) for cell in cells]
     print_rows(list(columns), list(zip(*columns.values(), strict=True)), markdown=markdown)
     if markdown:
         print_text()
@@ -138,7 +146,7 @@ def _print_latencies(setting: "Setting", *, markdown: bool) -> None:
     rows = [
         (
             cell.label,
-            _heading(cell.level),
+            _heading(setting, cell.level),
             _figure(cell.mean_of("kept")),
             _figure(cell.mean_of("macs", "sparse")),
             _figure(cell.mean_of("bytes")),
@@ -159,11 +167,12 @@ def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _heading(level: tuple[float, str]) -> str:
-    sparsity, cost = level
-    if sparsity == 0:
-        return "dense"
-    return f"{100 * sparsity:.4g} %" + (" of MACs" if cost == "flops" else "")
+def _heading(setting: "Setting", level: tuple[float, str]) -> str:
+    value, cost = level
+    unit = " of MACs" if cost == "flops" else ""
+    if setting.columns == "updates":
+        return f"{value:,.0f}" + (f" ({unit.strip()})" if unit else "")
+    return "dense" if value == 0 else f"{100 * value:.4g} %{unit}"
 
 
 def _entry(setting: "Setting", index: int | None) -> str:
@@ -196,7 +205,8 @@ def _notes(setting: "Setting") -> list[str]:
         seeds = f"mean ± standard deviation over {counts.pop()} seeds"
     else:
         seeds = "mean ± standard deviation (number of seeds)"
-    best = "; ★ best at its sparsity" if setting.best else ""
+    place = "at its number of updates" if setting.columns == "updates" else "at its sparsity"
+    best = f"; ★ best {place}" if setting.best else ""
     notes = [f"{_MEASURES[setting.on]}: {seeds}{best}"]
     if any(not cell.verified for cell in setting.cells):
         notes.append("† missed its target sparsity; not ranked")

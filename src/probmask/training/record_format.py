@@ -112,6 +112,7 @@ class _Record(TypedDict):
     method: _Method
     seed: _Count
     epochs: _Positive
+    updates: _Positive
     sparsity: _Sparsity
     kept: _Count
     size: _Positive
