@@ -1,0 +1,455 @@
+"""Sparse training with Lightning's ``Trainer``."""
+
+import math
+import os
+import random
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from probmask.artifact import save
+from probmask.errors import EarlyEndWarning, InputError
+from probmask.files import writable_target
+from probmask.masking.attach import attach
+from probmask.masking.distributed import gathered, rank
+from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
+from probmask.masking.method import Method
+from probmask.masking.parametrization import masked_parameters
+from probmask.masking.probe import Probe
+from probmask.masking.sparsifier import Sparsifier
+from probmask.masking.summary import Summary
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+except ModuleNotFoundError as error:
+    raise InputError(
+        "probmask.integrations.lightning: Lightning is not installed; run pip install "
+        "-c constraints.txt 'probmask[lightning]'."
+    ) from error
+
+# Strategies that divide a weight among the ranks; the masks need whole weights.
+_SHARDED = {"DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"}
+
+
+class SparsityCallback(Callback):
+    """Train the module of a Lightning ``Trainer`` to an exact sparsity.
+
+    The masks are attached when ``fit`` starts and follow all optimizers of the module. When the
+    training ends, the module is pruned to exactly the requested sparsity and is a plain module
+    again. Checkpoints contain the state of the masks; they load into the plain module too, and
+    ``fit(ckpt_path=…)`` resumes bit for bit. A training that is interrupted leaves the masks
+    attached, so that nothing is lost.
+
+    Args:
+        method: The method, for example ``probmask.TiedProbMask(sparsity=0.9)``.
+        data: Batches to re-estimate the BatchNorm statistics from at the end, or ``"train"`` for
+            those of the train dataloader.
+        artifact: File to save the finished network to, on the first rank.
+        overwrite: Replace an existing artifact.
+        include: Name patterns of further parameters to mask; see `find_sites`.
+        exclude: Name patterns of parameters not to mask.
+        total_steps: Number of updates of the training. By default it follows from the ``Trainer``.
+        steps_per_epoch: Number of updates per epoch. By default it follows from the ``Trainer``.
+        example_inputs: A batch for ``forward``, needed to budget in FLOPs. The default is the
+            module's ``example_input_array``.
+        probe: Data for methods that measure before they prune (SNIP, GraSP, MLPrune).
+        seed: Seed of all noise. By default it is drawn from PyTorch's generator.
+
+    Attributes:
+        sparsifier: The sparsifier during the training, otherwise None.
+        summary: The number of weights kept, once the network is finished.
+
+    Example::
+
+        callback = SparsityCallback(probmask.TiedProbMask(sparsity=0.9), data="train")
+        trainer = Trainer(max_epochs=10, callbacks=[callback])
+        trainer.fit(module, loader)
+        print(callback.summary)
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        data: Iterable[Any] | Literal["train"] | None = None,
+        artifact: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        include: Iterable[str] = (),
+        exclude: Iterable[str] = (),
+        total_steps: int | None = None,
+        steps_per_epoch: int | None = None,
+        example_inputs: Any = None,
+        probe: Probe | None = None,
+        seed: int | None = None,
+    ) -> None:
+        _check_method(method)
+        if isinstance(data, str) and data != "train":
+            raise InputError(
+                f"SparsityCallback(data={data!r}): expected an iterable of batches, or 'train' for "
+                "those of the train dataloader."
+            )
+        self.method = method
+        self.data = data
+        self.artifact = artifact
+        self.overwrite = overwrite
+        self.include, self.exclude = _patterns(include), _patterns(exclude)
+        self.total_steps = total_steps
+        self.steps_per_epoch = steps_per_epoch
+        self.example_inputs = example_inputs
+        self.probe = probe
+        self.seed = seed
+        self.sparsifier: Sparsifier | None = None
+        self.summary: Summary | None = None
+        self._frozen: FrozenMasks | None = None  # while a finished network is trained further
+        self._module: weakref.ref[LightningModule] | None = None
+        self._first_step = 0  # updates that the trainer had made before the masks were attached
+        self._max_epochs: int | None = None
+        self._checkpoint: dict[str, Any] = {}  # the state to resume from, until it is loaded
+        self._random: Mapping[str, Any] | None = None
+        self._epoch_began = 0
+        self._epochs_checked = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Strategies that spawn processes pickle the callback. Masks are attached in each of them.
+        transient = {"sparsifier": None, "_frozen": None, "_module": None}
+        return {**vars(self), **transient}
+
+    # Start of a training
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the strategy and the artifact, before anything is trained."""
+        self._checkpoint, self._random = {}, None
+        if stage != "fit":
+            return
+        _check_strategy(trainer)
+        if self.artifact is not None:
+            writable_target(self.artifact, overwrite=self.overwrite or self.summary is not None)
+        self._max_epochs = trainer.max_epochs
+        _move_behind_others(trainer, self)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take the state to resume from; in an evaluation, prune the module that was loaded."""
+        state = checkpoint["callbacks"].get(self.state_key, {})
+        if trainer.state.fn == "fit":
+            self._checkpoint = {"first_step": checkpoint["global_step"], **state}
+        elif "sparsifier" in state:
+            self._prune_loaded(pl_module, state["sparsifier"])
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach the masks, or those of a finished network again."""
+        state, self._checkpoint = self._checkpoint, {}
+        if "random" in state and len(state["random"]) == len(gathered(None)):
+            _set_random_state(state["random"][rank()])
+        trainer.fit_loop.setup_data()
+        self._random = _random_state() if "random" in state else None
+        _check_data(self.data, trainer, pl_module)
+        ours = self._module is not None and self._module() is pl_module
+        attached = ours and next(masked_parameters(pl_module), None) is not None
+        if state.get("finished") or (ours and not attached and "sparsifier" not in state):
+            self._attach_frozen(pl_module)
+            return
+        if not attached:
+            self._first_step = state.get("first_step", trainer.global_step)
+            self._attach(trainer, pl_module)
+        assert self.sparsifier is not None
+        if "sparsifier" in state:
+            _check_same_length(state["sparsifier"]["training"], self.sparsifier)
+            self.sparsifier.load_state_dict(state["sparsifier"])
+        self.sparsifier.use(*trainer.optimizers)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the random numbers with which the interrupted training would continue."""
+        if self._random is not None:
+            _set_random_state(self._random)
+            self._random = None
+
+    def _attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        example_inputs = self.example_inputs
+        if example_inputs is None:
+            example_inputs = pl_module.example_input_array
+        steps_per_epoch = self.steps_per_epoch or _steps_per_epoch(trainer)
+        self.sparsifier = self._attached_to(
+            pl_module,
+            total_steps=self.total_steps or self._remaining_steps(trainer, pl_module),
+            steps_per_epoch=steps_per_epoch,
+            example_inputs=example_inputs,
+            scaler=getattr(trainer.precision_plugin, "scaler", None),
+        )
+        self._module = weakref.ref(pl_module)
+        self.summary = None
+
+    def _attached_to(self, pl_module: LightningModule, **arguments: Any) -> Sparsifier:
+        return attach(
+            pl_module,
+            self.method,
+            include=self.include,
+            exclude=self.exclude,
+            probe=self.probe,
+            seed=self.seed,
+            **arguments,
+        )
+
+    def _attach_frozen(self, pl_module: LightningModule) -> None:
+        """Keep the zeros of a finished network while it is trained further."""
+        self._module = weakref.ref(pl_module)
+        if self.method.sparsity > 0:
+            self._frozen = freeze_masks(pl_module, include=self.include, exclude=self.exclude)
+
+    def _remaining_steps(self, trainer: Trainer, pl_module: LightningModule) -> int:
+        """Return the number of updates from here to the end of the training."""
+        # StochasticWeightAveraging may have added an epoch that makes no updates.
+        added, trainer.fit_loop.max_epochs = trainer.fit_loop.max_epochs, self._max_epochs
+        try:
+            steps = trainer.estimated_stepping_batches
+        finally:
+            trainer.fit_loop.max_epochs = added
+        optimizers = 1 if pl_module.automatic_optimization else len(trainer.optimizers)
+        varying = any(type(c).__name__ == "GradientAccumulationScheduler" for c in trainer.callbacks)
+        known = 0 < steps < math.inf and not varying and (optimizers == 1 or trainer.max_steps < 0)
+        if not known:
+            raise InputError(
+                f"SparsityCallback(total_steps=None): the number of updates does not follow from "
+                f"this Trainer (max_epochs={self._max_epochs}, max_steps={trainer.max_steps}) and "
+                "its data; pass it as total_steps=."
+            )
+        remaining = int(steps) - self._first_step // max(1, optimizers)
+        if remaining < 1:
+            raise InputError(
+                f"SparsityCallback: the Trainer has made {self._first_step:,} updates and makes no "
+                f"more (max_epochs={self._max_epochs}, max_steps={trainer.max_steps}), so that "
+                "nothing would be trained; raise max_epochs, or use a new Trainer."
+            )
+        return remaining
+
+    # Training
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Add the gradient of the method's penalty, once per update.
+
+        Here the gradients of the weights are complete: accumulated, averaged over the ranks and
+        unscaled, but not clipped yet.
+        """
+        if self.sparsifier is not None:
+            _add_penalty_gradient(self.sparsifier, optimizer, trainer)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Recompute the masks: a callback may have exchanged the weights for averaged ones."""
+        _invalidate_masks(pl_module)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Log the sparsity every ``log_every_n_steps`` updates."""
+        every = trainer.log_every_n_steps
+        if self.sparsifier is not None and every and self.sparsifier.now.step % every == 0:
+            self._log(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count the updates of the epoch."""
+        if self.sparsifier is not None:
+            self._epoch_began = self.sparsifier.now.step
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the sparsity; warn if the first epoch made another number of updates than planned."""
+        if self.sparsifier is None:
+            return
+        self._log(trainer, pl_module)
+
+    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.sparsifier is None or trainer.barebones:
+            return
+        metrics = self.sparsifier.metrics()
+        if "expected_sparsity" in metrics:
+            sparsity = metrics.pop("expected_sparsity")
+            pl_module.log("sparsity", sparsity, prog_bar=True, sync_dist=True)
+        pl_module.log_dict({f"sparsity/{name}": v for name, v in metrics.items()}, sync_dist=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the masks for a checkpoint."""
+        if self.sparsifier is not None:
+            return {
+                "sparsifier": self.sparsifier.state_dict(),
+                "first_step": self._first_step,
+                "random": gathered(_random_state()),
+            }
+        return {"finished": True} if self.summary is not None or self._frozen is not None else {}
+
+    # End of a training
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finish the network, before the last checkpoint is saved."""
+        self._finish(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Finish the network if a checkpoint of the last update was resumed."""
+        self._finish(trainer, pl_module)
+
+    def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        masks = self.sparsifier or self._frozen
+        if masks is None:
+            return
+        _invalidate_masks(pl_module)  # a callback may have copied averaged weights to the module
+        data = _train_batches(trainer) if isinstance(self.data, str) else self.data
+        with trainer.precision_plugin.forward_context():
+            self.summary = masks.finalize(data)
+        self.sparsifier = self._frozen = None
+        total = str(self.summary).splitlines()[len(self.summary.layers)]
+        rank_zero_info(f"SparsityCallback: {total}")
+        if self.artifact is not None and trainer.is_global_zero and not trainer.fast_dev_run:
+            save(pl_module, self.artifact, overwrite=True)
+
+    def _prune_loaded(self, pl_module: LightningModule, state: Mapping[str, Any]) -> None:
+        """Prune a module that a checkpoint was loaded into as if training had ended there."""
+        if self.sparsifier is not None and next(masked_parameters(pl_module), None) is not None:
+            self.sparsifier.load_state_dict(state)
+            return
+        training = state["training"]
+        sparsifier = self._attached_to(
+            pl_module,
+            total_steps=training["total_steps"],
+            steps_per_epoch=training.get("steps_per_epoch"),
+            example_inputs=self.example_inputs,
+        )
+        sparsifier.load_state_dict(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EarlyEndWarning)
+            sparsifier.finalize()
+
+
+def _patterns(patterns: Iterable[str]) -> Any:
+    """Return patterns that can be read repeatedly; `attach` checks them."""
+    return patterns if isinstance(patterns, str) else tuple(patterns)
+
+
+def _check_method(method: object) -> None:
+    if not isinstance(method, Method):
+        raise InputError(
+            f"SparsityCallback(method={method!r}): expected a method such as "
+            "probmask.TiedProbMask(sparsity=0.9)."
+        )
+    draws = method.full_settings().get("draws", 1)
+    if draws != 1:
+        raise InputError(
+            f"SparsityCallback({type(method).__name__}(draws={draws})): Lightning computes one "
+            "loss per batch, and this method needs one for each of its masks; pass draws=1 if the "
+            "method allows it, or train in your own loop."
+        )
+
+
+def _check_strategy(trainer: Trainer) -> None:
+    names = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    if names & _SHARDED:
+        raise InputError(
+            f"SparsityCallback: {type(trainer.strategy).__name__} divides weights among the "
+            "processes, and the masks need whole weights; pass strategy='ddp'."
+        )
+
+
+def _check_data(data: object, trainer: Trainer, pl_module: LightningModule) -> None:
+    """Raise now, not after the training, if the train dataloader cannot be read at its end."""
+    if data != "train":
+        return
+    single = not isinstance(trainer.train_dataloader, list | tuple | dict)
+    if not single or trainer.num_training_batches == math.inf:
+        raise InputError(
+            "SparsityCallback(data='train'): this needs one train dataloader that has a length; "
+            "pass a list of batches instead."
+        )
+
+
+def _check_same_length(saved: Mapping[str, Any], sparsifier: Sparsifier) -> None:
+    before, here = saved["total_steps"], sparsifier.now.total_steps
+    if before != here:
+        raise InputError(
+            f"fit(ckpt_path=…): the checkpoint is from a training of {before:,} updates, and this "
+            f"one makes {here:,}. Train for as many epochs as before, or pass "
+            f"SparsityCallback(total_steps={before}) to follow the earlier schedule; after its end "
+            "the masks stay as they are."
+        )
+
+
+def _move_behind_others(trainer: Trainer, callback: Callback) -> None:
+    """Let the callback act after all others but the checkpoints.
+
+    At the end of a training, averaging callbacks exchange the weights; the network is finished
+    after that, and before the last checkpoint is saved.
+    """
+    last = {id(each) for each in (callback, *trainer.checkpoint_callbacks)}
+    others = [each for each in trainer.callbacks if id(each) not in last]
+    trainer.callbacks = [*others, callback, *trainer.checkpoint_callbacks]
+
+
+def _steps_per_epoch(trainer: Trainer) -> int | None:
+    batches = trainer.num_training_batches
+    return None if batches == math.inf else math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def _invalidate_masks(module: LightningModule) -> None:
+    for *_, masked in masked_parameters(module):
+        masked.invalidate()
+
+
+def _add_penalty_gradient(sparsifier: Sparsifier, optimizer: Optimizer, trainer: Trainer) -> None:
+    with torch.enable_grad():
+        penalty = sparsifier.penalty()
+    if not isinstance(penalty, Tensor):
+        return
+    weights = _parameters(optimizer)
+    own = [p for each in sparsifier.own_optimizers for p in _parameters(each)]
+    gradients = torch.autograd.grad(penalty, [*weights, *own], allow_unused=True)
+    # The gradients of the method's own parameters are still scaled.
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    scales = [1.0] * len(weights) + [1.0 if scaler is None else scaler.get_scale()] * len(own)
+    for parameter, gradient, scale in zip([*weights, *own], gradients, scales, strict=True):
+        if gradient is not None:
+            parameter.grad = scale * gradient + (0.0 if parameter.grad is None else parameter.grad)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _train_batches(trainer: Trainer) -> Iterator[Any]:
+    """Yield the batches of the train dataloader as ``training_step`` gets them."""
+    loader: Any = trainer.train_dataloader
+    for batch in islice(loader, int(trainer.num_training_batches)):
+        yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the states of the global generators as numbers and tensors."""
+    name, keys, *rest = np.random.get_state()
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [name, keys.tolist(), *rest],
+        "python": [version, list(internal), gauss],
+    }
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
