@@ -41,7 +41,7 @@ class UnmaskedWeightsWarning(UserWarning):
 
 
 class RefilledWeightsWarning(UserWarning):
-    """An optimizer step has made pruned weights of a finalized model nonzero."""
+    """An optimizer step or a merge has made pruned weights of a finished model nonzero."""
 
 
 class RestartWarning(UserWarning):

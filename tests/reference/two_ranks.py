@@ -39,24 +39,25 @@ def train_both_ways(rank):
         "own seeds": _train(rank, seed=None, form="learned", select="sample"),
         "tied": _train(rank, seed=None, form="tied"),
         "tied, frozen": _train(rank, seed=None, form="tied", freeze_at=0.6, clip_norm=1.0),
-        "wrapped too early": _attach_to_wrapped(),
+        "attached to DDP": _train(rank, seed=3, wrap_first=True, **learned),
     }
 
 
-def _train(rank, *, seed, form, **settings):
+def _train(rank, *, seed, form, wrap_first=False, **settings):
     # Each rank has different weights, which DDP replaces by those of the first rank.
     model = build("conv", seed=rank)
     optimizer = sgd(model)
     torch.manual_seed(100 + rank)  # as loaders and augmentation require
+    wrapped = DistributedDataParallel(model) if wrap_first else None
     sparsifier = probmask.attach(
-        model,
+        wrapped or model,
         method_of(form, sparsity=0.7, **settings),
         optimizer=optimizer,
         total_steps=14,
         seed=seed,
     )
     noise = getattr(sparsifier._masker.masked[0], "noise", None)
-    parallel = DistributedDataParallel(model)
+    parallel = wrapped or DistributedDataParallel(model)
     frozen = []
     for batch in make_batches("conv", 14, seed=50 + rank):
         optimizer.zero_grad()
@@ -73,12 +74,3 @@ def _train(rank, *, seed, form, **settings):
         "frozen": frozen,
         "kept": [layer.kept for layer in summary.layers],
     }
-
-
-def _attach_to_wrapped():
-    parallel = DistributedDataParallel(build("mlp"))
-    try:
-        probmask.attach(parallel, probmask.TiedProbMask(sparsity=0.7), total_steps=4, seed=1)
-    except probmask.InputError as error:
-        return str(error)
-    return None

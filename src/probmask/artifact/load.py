@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from probmask.artifact.format import bits, shared_names
 from probmask.artifact.reader import ArtifactInfo, check_dense_size, open_artifact, read
 from probmask.errors import ArtifactError, InputError
+from probmask.masking.zeros import remember_zeros
 from probmask.models import MODELS, build_model
 from probmask.models.own_network import untrusted_model
 
@@ -181,6 +182,7 @@ def load_into(model: Model, path: PathLike, *, strict: bool = True) -> Model:
     if on_meta:
         state = _as_parameters(own, state)
     model.load_state_dict(state, strict=False, assign=on_meta)
+    remember_zeros(p for name, p in model.named_parameters() if name in shared and p.dim() > 1)
     return model
 
 

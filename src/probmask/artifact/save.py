@@ -39,6 +39,7 @@ from probmask.errors import InputError
 from probmask.files import writable_target, write_atomically
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.sites import check_not_pruned_by_torch
+from probmask.masking.zeros import warn_if_filled
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -83,6 +84,7 @@ def save(
 
     Warns:
         UserWarning: The suffix of ``path`` is that of another format, such as ``.pt``.
+        RefilledWeightsWarning: Pruned weights have become nonzero, as by merged adapters.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -101,6 +103,7 @@ def save(
             "an nn.Module."
         )
     _check_finished(model)
+    warn_if_filled("save", model)
     check_choice("save", "values", values, (None, "fp16"))
     if measure is not None and values is None:
         raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")

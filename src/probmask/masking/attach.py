@@ -16,7 +16,7 @@ from probmask.masking.distributed import from_first_rank
 from probmask.masking.divergence import check_initial_weights
 from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
-from probmask.masking.optimizers import checked_optimizers
+from probmask.masking.optimizers import checked_optimizers, scaler_of
 from probmask.masking.probe import Probe
 from probmask.masking.sites import (
     Site,
@@ -24,6 +24,7 @@ from probmask.masking.sites import (
     find_unmasked,
     name_patterns,
     select_sites,
+    unwrapped,
 )
 from probmask.masking.sparsifier import Sparsifier
 from probmask.messages import listed
@@ -52,7 +53,7 @@ def attach(
     order of ``model.parameters()`` do not change.
 
     Args:
-        model: The model. Wrap it in DDP afterwards, not before.
+        model: The model, plain or wrapped by DDP, ``torch.compile`` or ``accelerator.prepare``.
         method: The method, for example ``probmask.TiedProbMask(sparsity=0.9)``.
         total_steps: Number of updates that the training will make.
         optimizer: The optimizers that train the model. Without it, call ``sparsifier.use(...)``
@@ -63,7 +64,7 @@ def attach(
         example_inputs: A batch for the model, needed to budget in FLOPs.
         phases: Phases of the training; by default the method's own.
         probe: Data for methods that measure before they prune (SNIP, GraSP, MLPrune).
-        scaler: The ``GradScaler`` of an fp16 training.
+        scaler: The ``GradScaler`` of an fp16 training. Accelerate's optimizers have their own.
         seed: Seed of all noise. By default it is drawn from PyTorch's generator.
 
     Returns:
@@ -86,6 +87,7 @@ def attach(
         ['0.weight']
     """
     _check_arguments(model, method, phases, probe, scaler, seed)
+    model = unwrapped(model)
     check_count("attach", "total_steps", total_steps, least=1, meaning="a number of updates")
     epochs_known = steps_per_epoch is not None
     if steps_per_epoch is None:
@@ -94,6 +96,8 @@ def attach(
         "attach", "steps_per_epoch", steps_per_epoch, least=1, meaning="a number of updates"
     )
     optimizers = () if optimizer is None else checked_optimizers("attach", optimizer)
+    if scaler is None:
+        scaler = scaler_of(optimizer)
     exclude = name_patterns("exclude", exclude)  # read twice, so that an iterator would not do
     sites = select_sites("attach", model, include, exclude)
     _check_on_a_device(sites)
@@ -151,10 +155,6 @@ def _check_arguments(
             "probmask.TiedProbMask(sparsity=0.9), after the model."
         )
     check_is_module("attach", model)
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise InputError(
-            "attach(DistributedDataParallel): attach to the plain model, then wrap that in DDP."
-        )
     if probe is not None and not isinstance(probe, Probe):
         raise InputError(
             f"attach(probe={type(probe).__name__}): expected a probe; pass "

@@ -17,6 +17,7 @@ from probmask.masking.parametrization import (
 )
 from probmask.masking.sites import Site, check_is_module, select_sites
 from probmask.masking.summary import Summary, summarize
+from probmask.masking.zeros import warn_if_filled
 
 
 def freeze_masks(
@@ -54,6 +55,7 @@ def freeze_masks(
     """
     check_is_module("freeze_masks", model)
     if not _frozen(model):
+        warn_if_filled("freeze_masks", model)
         _freeze(select_sites("freeze_masks", model, include, exclude))
     elif tuple(include) or tuple(exclude):
         raise InputError(

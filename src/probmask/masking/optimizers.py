@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import SGD, Optimizer
 
 from probmask.errors import InputError, RefilledWeightsWarning
@@ -38,6 +39,16 @@ def _unwrapped(caller: str, given: object) -> Optimizer:
         f"{caller}(optimizer={type(given).__name__}): not a torch.optim.Optimizer; if it wraps "
         "one, pass the wrapped optimizer."
     )
+
+
+def scaler_of(given: object) -> GradScaler | None:
+    """Return the scaler of a wrapper of Accelerate, which holds it next to its optimizer."""
+    for wrapper in given if isinstance(given, list | tuple) else (given,):
+        if isinstance(wrapper, Optimizer) and "_optimizer_step_pre_hooks" not in vars(wrapper):
+            scaler = vars(wrapper).get("scaler")
+            if isinstance(scaler, GradScaler):
+                return scaler
+    return None
 
 
 def warn_if_refilled(

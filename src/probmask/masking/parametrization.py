@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from probmask.errors import InputError
 from probmask.masking.sites import MASKED_TABLE, Site
+from probmask.masking.zeros import remember_zeros
 
 
 class MaskSource(Protocol):
@@ -348,3 +349,4 @@ def apply_masks_(sites: Sequence[Site], masked: Sequence[MaskedWeight]) -> None:
     for site, each in zip(sites, masked, strict=True):
         unmask_site(site)
         site.weight.masked_fill_(~each.mask, 0.0)
+    remember_zeros(site.weight for site in sites)

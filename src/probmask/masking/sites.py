@@ -136,6 +136,20 @@ def check_is_module(caller: str, model: object) -> None:
         raise InputError(f"{caller}(model): expected an nn.Module, not {given}; pass the network.")
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP and ``torch.compile``, which `accelerator.prepare` may add.
+
+    It has the names that the user knows, and the wrappers see its masks.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:  # testing the class would import the compiler
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
 def name_patterns(argument: str, patterns: object) -> tuple[str, ...]:
     """Return name patterns as a tuple, after checking them. One text is one pattern."""
     given = patterns if isinstance(patterns, Iterable) else (patterns,)

@@ -13,6 +13,7 @@ from probmask.artifact import load
 from probmask.checks import check_choice, check_count
 from probmask.errors import InputError
 from probmask.masking.sites import check_not_pruned_by_torch
+from probmask.masking.zeros import warn_if_filled
 from probmask.messages import one_line
 
 if TYPE_CHECKING:  # the engine imports Numba, which is loaded when a network is compiled
@@ -92,6 +93,7 @@ def _frozen(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
             "artifact."
         )
     check_not_pruned_by_torch("runtime.compile", model)
+    warn_if_filled("runtime.compile", model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise InputError(
