@@ -49,12 +49,14 @@ SIZES = {
     "mlprune_scores": Sizes(1, 1),
     "probabilities": Sizes(2, 1),
     "short_budget": Sizes(3 * 5 + 2 * 14 + 2 * 2 * 4, None),
+    "long_budget": Sizes(2 * 13 + 2 * 5, None),
     "training_length": Sizes(2 * 3 * 6 * (2 * 9 + 1), None),
     "leaderboard": Sizes(17 * 5 * 3 + 3, None),
     "leaderboard_resnet20": Sizes(15 * 3 * 3, None),
     "ham": Sizes(2 * (4 * 3 * 3 + 3), None),
     "registry": Sizes(17, None),
 }
+STUDIES = ("short_budget", "long_budget")  # select_on = "val"
 SCALED = [
     (name, scale)
     for name, sizes in SIZES.items()
@@ -97,9 +99,9 @@ def test_runs_are_valid_and_distinct(name, scale):
     assert len({run.name for run in planned}) == len(planned)
     for run in planned:
         assert run.config.model in MODELS
-        assert run.config.select_on == ("val" if name == "short_budget" else "none")
+        assert run.config.select_on == ("val" if name in STUDIES else "none")
         make_method(run.config).phases(run.config.epochs)
-    if scale == "laptop" and name != "training_length":
+    if scale == "laptop" and name not in ("long_budget", "training_length"):
         assert {run.config.data for run in planned} == {"cifar10"}
         assert {run.config.epochs for run in planned} == {12 if name == "short_budget" else 30}
 

@@ -40,6 +40,7 @@ _ORDER = (
     "probabilities",
     "temperature",
     "short_budget",
+    "long_budget",
     "training_length",
     "leaderboard",
     "leaderboard_resnet20",
