@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports these 
         RefilledWeightsWarning,
         UnmaskedWeightsWarning,
     )
+    from probmask.integrations.lora import MergeCost, merge_lora
     from probmask.masking.attach import attach
     from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
     from probmask.masking.masker import Histogram, Masker, Progress, Trainables
@@ -49,6 +50,7 @@ _HOMES = {
     "LayerCollapseWarning": "probmask.errors",
     "MaskedWeight": "probmask.masking.parametrization",
     "Masker": "probmask.masking.masker",
+    "MergeCost": "probmask.integrations.lora",
     "Method": "probmask.masking.method",
     "NonFiniteError": "probmask.errors",
     "Phase": "probmask.masking.method",
@@ -71,6 +73,7 @@ _HOMES = {
     "load": "probmask.artifact",
     "load_config": "probmask.training.config",
     "load_into": "probmask.artifact",
+    "merge_lora": "probmask.integrations.lora",
     "read": "probmask.artifact",
     "save": "probmask.artifact",
     "train": "probmask.training.trainer",
@@ -90,6 +93,7 @@ __all__ = [
     "LayerCollapseWarning",
     "MaskedWeight",
     "Masker",
+    "MergeCost",
     "Method",
     "NonFiniteError",
     "Phase",
@@ -114,6 +118,7 @@ __all__ = [
     "load",
     "load_config",
     "load_into",
+    "merge_lora",
     "methods",
     "models",
     "optim",
