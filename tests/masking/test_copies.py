@@ -39,7 +39,7 @@ def assert_top(mlp, keep):
     assert ranked[kept].min() >= ranked[~kept].max()
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv", "tied", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", "conv", "tied", "transformer", "lstm"])
 @pytest.mark.parametrize("steps", [0, 10, 18])
 def test_a_copy_has_the_same_outputs(form, name, steps):
     model, _, _ = halfway(form, name, steps)

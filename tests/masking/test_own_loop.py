@@ -10,7 +10,17 @@ import probmask
 from reference.networks import NETWORKS, build, loss_of, make_batches, sgd, train
 from reference.probmask_run import method_of
 
-STRANGERS = ["unet", "transformer", "conv1d", "conv3d", "depthwise", "mlp", "tied", "recurrent"]
+STRANGERS = [
+    "unet",
+    "transformer",
+    "conv1d",
+    "conv3d",
+    "depthwise",
+    "mlp",
+    "tied",
+    "recurrent",
+    "lstm",
+]
 
 
 def maskable(model):
@@ -21,6 +31,8 @@ def maskable(model):
             found[id(module.weight)] = module.weight
         elif isinstance(module, nn.MultiheadAttention):
             found[id(module.in_proj_weight)] = module.in_proj_weight
+        elif isinstance(module, nn.LSTM):
+            found |= {id(w): w for name, w in module.named_parameters() if "weight" in name}
     return list(found.values())
 
 

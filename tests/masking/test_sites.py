@@ -120,27 +120,19 @@ def test_a_parameter_of_the_users_own_module():
     assert model[0].matrix.count_nonzero() == summary.layers[0].kept
 
 
-def test_recurrent_layers_raise():
-    model = nn.ModuleDict({"lstm": nn.LSTM(4, 4), "head": nn.Linear(4, 2)})
-    assert names(model) == ["head.weight"]
-    with pytest.raises(
-        probmask.InputError, match=r"include='lstm\.weight_ih_l0': LSTM cannot be masked"
-    ):
-        names(model, include=["lstm"])
-
-
-def recurrent_classifier():
-    return nn.ModuleDict({"gru": nn.GRU(64, 64), "head": nn.Linear(64, 10)})
+def with_embeddings():
+    return nn.ModuleDict({"embed": nn.Embedding(384, 64), "head": nn.Linear(64, 10)})
 
 
 def test_attach_names_the_matrices_that_it_does_not_mask():
-    model = recurrent_classifier()
+    model = with_embeddings()
     with pytest.warns(probmask.UnmaskedWeightsWarning) as caught:
         sparsifier = probmask.attach(model, probmask.TiedProbMask(sparsity=0.9), total_steps=1)
     (warning,) = caught
-    assert str(warning.message).startswith(
-        "attach(model): 24,576 weights will not be masked: gru.weight_ih_l0 (12,288), "
-        "gru.weight_hh_l0 (12,288). The sparsity is that of the other 640 weights."
+    assert str(warning.message) == (
+        "attach(model): 24,576 weights will not be masked: embed.weight (24,576). The sparsity is "
+        "that of the other 640 weights. Pass include= to mask them too, or exclude= to omit this "
+        "warning (command line: --set exclude=…)."
     )
     assert warning.filename == __file__
     summary = sparsifier.finalize()
@@ -148,19 +140,59 @@ def test_attach_names_the_matrices_that_it_does_not_mask():
     assert (summary.network.kept, summary.network.size) == (64 + 24_576, 640 + 24_576)
     assert str(summary).splitlines()[-2:] == [
         "all: 64 of 640 kept, 90.00 % sparse",
-        "with gru.weight_ih_l0, gru.weight_hh_l0, not masked: 24,640 of 25,216 kept, 2.28 % sparse",
+        "with embed.weight, not masked: 24,640 of 25,216 kept, 2.28 % sparse",
     ]
 
 
 @pytest.mark.parametrize("kind", [list, iter, "".join])
 def test_excluded_matrices_are_counted_without_a_warning(kind):
-    model = recurrent_classifier()
+    model = with_embeddings()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsifier = probmask.attach(
-            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=kind(["gru"])
+            model, probmask.TiedProbMask(sparsity=0.9), total_steps=1, exclude=kind(["embed"])
         )
     assert sparsifier.summary().network.size == 25_216
+
+
+def test_frozen_weights_can_be_skipped():
+    """They are not sites, and not named in a warning, but are part of the whole network."""
+    model = build("mlp")
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    assert names(model) == ["0.weight", "2.weight", "4.weight"]
+    assert names(model, frozen="skip") == ["2.weight", "4.weight"]
+    assert names(model, frozen="skip", include=["0.weight"]) == ["2.weight", "4.weight"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = probmask.TiedProbMask(sparsity=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", probmask.UnmaskedWeightsWarning)
+        sparsifier = probmask.attach(
+            model, method, optimizer=optimizer, total_steps=8, frozen="skip"
+        )
+    train(model, optimizer, make_batches("mlp", 8))
+    summary = sparsifier.finalize()
+    assert torch.equal(model[0].weight, before)
+    assert summary.size == 16 * 16 + 16 * 3
+    assert [layer.name for layer in summary.unmasked] == ["0.weight"]
+
+
+@pytest.mark.filterwarnings("always:.*will not be masked")
+def test_an_embedding_is_named_unless_it_is_frozen_and_skipped():
+    model = with_embeddings()
+    model["embed"].requires_grad_(False)
+    method = probmask.TiedProbMask(sparsity=0.5)
+    with pytest.warns(probmask.UnmaskedWeightsWarning, match="embed"):
+        probmask.attach(model, method, total_steps=1).finalize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        probmask.attach(model, method, total_steps=1, frozen="skip")
+
+
+def test_nothing_is_left_if_all_weights_are_frozen_and_skipped():
+    model = mlp().requires_grad_(False)
+    with pytest.raises(probmask.InputError, match=r"nothing to mask.*skipped by frozen='skip'"):
+        names(model, frozen="skip")
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
@@ -173,18 +205,6 @@ def test_sparse_gradients_raise(kind):
         names(model, include=["0"])
 
 
-def test_a_recurrent_cell_can_be_masked():
-    cell = nn.LSTMCell(4, 4)
-    sparsifier = probmask.attach(
-        cell, probmask.TiedProbMask(sparsity=0.5), total_steps=1, include=["weight_*"]
-    )
-    cell.eval()
-    assert cell.weight_ih.count_nonzero() + cell.weight_hh.count_nonzero() == 64
-    hidden, _ = cell(torch.randn(2, 4))
-    assert hidden.isfinite().all()
-    assert sparsifier.finalize().kept == 64
-
-
 def test_attaching_twice_raises():
     model = mlp()
     probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=5)
@@ -192,12 +212,61 @@ def test_attaching_twice_raises():
         probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=5)
 
 
-def test_a_layer_with_a_torch_parametrization_raises():
-    """The layer would stay dense, and the sparsity would differ from the requested one."""
+# What computes a weight from other parameters, and the way out that the error names.
+COMPUTED = {
+    "weight_norm": (
+        nn.utils.weight_norm,
+        "a hook computes 2.weight from weight_g and weight_v",
+        "torch.nn.utils.remove_weight_norm(module, 'weight')",
+        "exclude='2'",
+    ),
+    "spectral_norm": (
+        nn.utils.spectral_norm,
+        "a hook computes 2.weight from weight_orig",
+        "torch.nn.utils.remove_spectral_norm(module, 'weight')",
+        "exclude='2'",
+    ),
+    "parametrizations.weight_norm": (
+        parametrizations.weight_norm,
+        "2.weight is computed by a parametrization",
+        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
+        "exclude='2.weight'",
+    ),
+    "parametrizations.spectral_norm": (
+        parametrizations.spectral_norm,
+        "2.weight is computed by a parametrization",
+        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
+        "exclude='2.weight'",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # the hooks are deprecated
+@pytest.mark.parametrize(("apply", "cause", "way_out", "exclude"), COMPUTED.values(), ids=COMPUTED)
+def test_a_computed_weight_raises_and_the_error_names_the_way_out(apply, cause, way_out, exclude):
+    """A mask on its sources would not be the mask of the weight."""
     model = mlp()
-    parametrizations.weight_norm(model[2])
-    with pytest.raises(probmask.InputError, match=r"2.*parametrization of torch.*exclude="):
+    apply(model[2])
+    inputs = torch.randn(2, 6)
+    with pytest.raises(probmask.InputError) as raised:
+        probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=1)
+    assert cause in str(raised.value)
+    assert str(raised.value).endswith(f"remove it first, {way_out}, or pass {exclude}.")
+    assert names(model, exclude=[exclude.split("'")[1]]) == ["0.weight", "4.weight"]
+    before = model.eval()(inputs)
+    eval(way_out, {"torch": torch, "module": model[2]})
+    torch.testing.assert_close(model(inputs), before)
+    sparsifier = probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=1)
+    assert sparsifier.finalize().kept == 200
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_computed_weight_of_a_recurrent_layer_raises():
+    model = nn.LSTM(3, 4)
+    nn.utils.weight_norm(model, "weight_hh_l0")
+    with pytest.raises(probmask.InputError, match=r"remove_weight_norm\(module, 'weight_hh_l0'\)"):
         names(model)
+    assert names(model, exclude=["weight_hh_l0_?"]) == ["weight_ih_l0"]
 
 
 def test_a_parametrized_layer_can_be_excluded():
@@ -229,19 +298,6 @@ def test_an_uninitialized_lazy_layer_raises():
         probmask.attach(model, probmask.TiedProbMask(sparsity=0.5), total_steps=1)
     model(torch.randn(2, 3))
     assert names(model) == ["0.weight", "1.weight"]
-
-
-def test_a_weight_that_a_hook_computes_raises():
-    """torch.nn.utils.weight_norm leaves weight_g and weight_v, and no parameter weight."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        nn.utils.weight_norm(model[0])
-    with pytest.raises(
-        probmask.InputError, match=r"0\.weight from weight_g and weight_v.*exclude='0'"
-    ):
-        names(model)
-    assert names(model, exclude=["0"]) == ["1.weight"]
 
 
 def test_integer_and_complex_weights_raise():
@@ -298,6 +354,11 @@ def pruned_by_torch():
         ),
         (nn.Linear(3, 3), {"exclude": [0]}, r"exclude=0: must be a name pattern"),
         (nn.Linear(3, 3), {"include": 3}, r"include=3: must be a name pattern"),
+        (
+            nn.Linear(3, 3),
+            {"frozen": "no"},
+            r"attach\(frozen='no'\): must be one of 'mask', 'skip'",
+        ),
     ],
 )
 def test_wrong_arguments_of_attach_raise(model, arguments, message):

@@ -85,6 +85,18 @@ class Recurrent(nn.Module):
         return self.head(x)
 
 
+class Lstm(nn.Module):
+    """A bidirectional LSTM of two layers, a classifier on the last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
+
+
 def mlp():
     return nn.Sequential(
         nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
@@ -157,6 +169,7 @@ NETWORKS = {
     "tied": (Tied, lambda n: (torch.randn(n, 6), _classes(n))),
     "language": (LanguageModel, lambda n: (torch.randint(20, (n, 5)), _classes(n * 5, classes=20))),
     "recurrent": (Recurrent, lambda n: (torch.randn(n, 6), _classes(n))),
+    "lstm": (Lstm, lambda n: (torch.randn(n, 5, 4), _classes(n))),
 }
 
 

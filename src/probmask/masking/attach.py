@@ -19,6 +19,7 @@ from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers, scaler_of
 from probmask.masking.probe import Probe
 from probmask.masking.sites import (
+    Frozen,
     Site,
     check_is_module,
     find_unmasked,
@@ -39,6 +40,7 @@ def attach(
     steps_per_epoch: int | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    frozen: Frozen = "mask",
     example_inputs: Any = None,
     phases: Sequence[Phase] | None = None,
     probe: Probe | None = None,
@@ -61,6 +63,8 @@ def attach(
         steps_per_epoch: Number of updates per epoch, for methods that count in epochs.
         include: Name patterns of further parameters to mask; see `find_sites`.
         exclude: Name patterns of parameters not to mask.
+        frozen: Weights with ``requires_grad=False`` never change. "mask" prunes them like the
+            others, "skip" leaves them as they are.
         example_inputs: A batch for the model, needed to budget in FLOPs.
         phases: Phases of the training; by default the method's own.
         probe: Data for methods that measure before they prune (SNIP, GraSP, MLPrune).
@@ -99,7 +103,7 @@ def attach(
     if scaler is None:
         scaler = scaler_of(optimizer)
     exclude = name_patterns("exclude", exclude)  # read twice, so that an iterator would not do
-    sites = select_sites("attach", model, include, exclude)
+    sites = select_sites("attach", model, include, exclude, frozen)
     _check_on_a_device(sites)
     check_initial_weights(sites)
 
@@ -136,7 +140,7 @@ def attach(
     sparsifier = Sparsifier(model, method, sites, context, scaler)
     if optimizers:
         sparsifier.use(*optimizers)
-    _warn_of_unmasked(model, sites, exclude)
+    _warn_of_unmasked(model, sites, exclude, frozen)
     return sparsifier
 
 
@@ -179,19 +183,23 @@ def _check_on_a_device(sites: Sequence[Site]) -> None:
             )
 
 
-def _warn_of_unmasked(model: nn.Module, sites: Sequence[Site], exclude: Iterable[str]) -> None:
-    """Name the matrices that are not masked, unless the user has excluded them."""
-    unmasked = find_unmasked(model, sites, exclude=exclude)
-    matrices = [(name, w) for name, w in unmasked if sum(side > 1 for side in w.shape) > 1]
+def _warn_of_unmasked(
+    model: nn.Module, sites: Sequence[Site], exclude: Iterable[str], frozen: Frozen
+) -> None:
+    """Name the matrices that are not masked, unless the user has excluded or skipped them."""
+    matrices = [
+        (name, weight)
+        for name, weight in find_unmasked(model, sites, exclude=exclude)
+        if sum(side > 1 for side in weight.shape) > 1 and (frozen == "mask" or weight.requires_grad)
+    ]
     if matrices:
         names = listed([f"{name} ({weight.numel():,})" for name, weight in matrices])
         total = sum(weight.numel() for _, weight in matrices)
         masked = sum(site.size for site in sites)
         warnings.warn(
             f"attach(model): {total:,} weights will not be masked: {names}. The "
-            f"sparsity is that of the other {masked:,} weights. Pass include= to mask them too "
-            "(recurrent layers cannot be masked), or exclude= to omit this warning (command line: "
-            "--set exclude=…).",
+            f"sparsity is that of the other {masked:,} weights. Pass include= to mask them too, or "
+            "exclude= to omit this warning (command line: --set exclude=…).",
             UnmaskedWeightsWarning,
             stacklevel=3,
         )

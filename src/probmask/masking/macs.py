@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AvgPoolNd
+from torch.nn.utils.rnn import PackedSequence
 
 from probmask.errors import InputError
 from probmask.masking.batchnorm import evaluating
-from probmask.masking.sites import Site
+from probmask.masking.sites import Site, is_transformers_conv1d
 
 CONVENTION = (
     "MACs by STR's convention: a multiply-accumulate counts once, times the density of its layer; "
@@ -167,6 +168,11 @@ def _uses(
         return int(output.numel()) // module.out_channels
     if isinstance(module, nn.Linear | nn.Bilinear):
         return int(output.numel()) // module.out_features
+    if is_transformers_conv1d(module):
+        return int(output.numel()) // int(output.shape[-1])
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):  # each weight once per step of a sequence
+        steps = given[0].data if isinstance(given[0], PackedSequence) else given[0]
+        return int(steps.numel()) // module.input_size
     if isinstance(module, nn.MultiheadAttention):
         tokens = [
             int(tensor.numel()) // int(tensor.shape[-1])
@@ -178,7 +184,7 @@ def _uses(
         return tokens[{"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)]
     raise InputError(
         f"{type(module).__name__}.{name}: its MACs are unknown, because it is not a convolution, a "
-        "linear layer or attention; exclude it or budget in parameters."
+        "linear or recurrent layer or attention; exclude it or budget in parameters."
     )
 
 

@@ -278,6 +278,38 @@ class MaskedModule:
         return (create, args, *rest)
 
 
+class MaskedRecurrent(MaskedModule):
+    """Base class of masked recurrent layers, which give a list of their weights to fused kernels.
+
+    The list holds the effective weights during a call, and the parameters otherwise: cuDNN keeps
+    these in one block of memory, and copies and pickles of the module must share them.
+    """
+
+    _flat_weights_names: list[str]
+    _flat_weights: list[Tensor | None]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer with its effective weights."""
+        parameters = self._flat_weights
+        self._flat_weights = [getattr(self, name) for name in self._flat_weights_names]
+        try:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._flat_weights = parameters
+
+    def _update_flat_weights(self) -> None:
+        """Keep the list: PyTorch compares it with the effective weights, which always differ."""
+
+    def _init_flat_weights(self) -> None:
+        """Do what the plain layer does, which lists the parameters."""
+        masked = type(self)
+        self.__class__ = plain_class(masked)
+        try:
+            self._init_flat_weights()
+        finally:
+            self.__class__ = masked
+
+
 def plain_class(kind: type[Any]) -> type[Any]:
     """Return the class that a module has without masks."""
     return kind.__bases__[1] if issubclass(kind, MaskedModule) else kind
@@ -286,13 +318,16 @@ def plain_class(kind: type[Any]) -> type[Any]:
 @lru_cache(maxsize=512)  # modules of one class share a masked class, as compiled code expects
 def _masked_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     properties = {name: property(_reader(name)) for name in names}
-    return type(f"Masked{kind.__name__}", (MaskedModule, kind), properties)
+    base = MaskedRecurrent if issubclass(kind, nn.RNNBase) else MaskedModule
+    return type(f"Masked{kind.__name__}", (base, kind), properties)
 
 
-def _class_with(kind: Any, names: Collection[str]) -> type[nn.Module]:
-    """Return the class of a module whose parameters of these names are masked."""
-    plain: Any = plain_class(kind)
-    return _masked_class(plain, tuple(names)) if names else plain
+def _set_class(module: nn.Module, names: Collection[str]) -> None:
+    """Give a module the class in which the parameters of these names are masked."""
+    plain: Any = plain_class(type(module))
+    module.__class__ = _masked_class(plain, tuple(names)) if names else plain
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()  # functional_call may have left other tensors in the list
 
 
 def _new_masked(kind: Any, names: tuple[str, ...]) -> nn.Module:
@@ -319,7 +354,7 @@ def mask_site(site: Site, masked: MaskedWeight) -> None:
     for module, name in site.holders:
         table = {**vars(module).get(MASKED_TABLE, {}), name: masked}
         setattr(module, MASKED_TABLE, table)
-        module.__class__ = _class_with(type(module), table)
+        _set_class(module, table)
         masked.train(module.training)
 
 
@@ -331,7 +366,7 @@ def unmask_site(site: Site) -> None:
             setattr(module, MASKED_TABLE, table)
         else:
             delattr(module, MASKED_TABLE)
-        module.__class__ = _class_with(type(module), table)
+        _set_class(module, table)
 
 
 def masked_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, MaskedWeight]]:

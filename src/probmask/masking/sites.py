@@ -2,30 +2,38 @@
 
 import difflib
 import fnmatch
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
+from probmask.checks import check_choice
 from probmask.errors import InputError
 
 MASKED_TABLE = "_masked_weights"  # the attribute of a module that holds its masked weights by name
 
+Frozen = Literal["mask", "skip"]
+"""What happens to weights with ``requires_grad=False``: they are masked, or not sites."""
+
 # Module types whose weights are masked unless excluded, with the names of those weights.
 # Embeddings and parameters of the user's own modules are masked only if included.
 _MASKED_BY_DEFAULT: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
-    (nn.modules.conv._ConvNd, ("weight",)),
+    (_ConvNd, ("weight",)),
     (nn.Linear, ("weight",)),
     (nn.Bilinear, ("weight",)),
+    (nn.RNNCellBase, ("weight_ih", "weight_hh")),
     (
         nn.MultiheadAttention,
         ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
     ),
 )
-# These read flat copies of their weights, which a mask would not change.
-_UNMASKABLE = (nn.RNNBase,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,21 +54,52 @@ class Site:
         """Shape of the weight."""
         return tuple(self.weight.shape)
 
+    @property
+    def output_axis(self) -> int:
+        """Dimension of the layer's outputs: 1 if the weight is stored as (in, out, …), else 0."""
+        return int(is_stored_in_out(self.holders[0][0]) and self.weight.dim() > 1)
+
+
+def is_transformers_conv1d(module: nn.Module) -> bool:
+    """Return whether a module is `Conv1D` of transformers: a linear layer with an (in, out) weight.
+
+    The library is not imported: if nobody has imported it, the module is not one of its own.
+    """
+    library = sys.modules.get("transformers.pytorch_utils")
+    kind = None if library is None else getattr(library, "Conv1D", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def is_stored_in_out(module: nn.Module) -> bool:
+    """Return whether the first dimension of the layer's weight is that of its inputs."""
+    return isinstance(module, _ConvTransposeNd) or is_transformers_conv1d(module)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module multiplies its input by one matrix."""
+    return isinstance(module, nn.Linear) or is_transformers_conv1d(module)
+
 
 def find_sites(
-    model: nn.Module, *, include: Iterable[str] = (), exclude: Iterable[str] = ()
+    model: nn.Module,
+    *,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    frozen: Frozen = "mask",
 ) -> tuple[Site, ...]:
     """Return the sites of a model in the order of its modules, each tensor once.
 
-    The weights of convolutions (of any rank, grouped, transposed), linear layers and attention
-    projections are sites. A tensor that several modules share is one site; if one of them is an
-    embedding, it is a site only if included. Patterns are shell-style and match the name of the
-    parameter (``"layer1.0.conv1.weight"``) or of its module (``"layer1.0.conv1"``).
+    The weights of convolutions (of any rank, grouped, transposed), linear and bilinear layers,
+    recurrent layers and cells, and attention projections are sites, and those of ``Conv1D`` of
+    transformers. A tensor that several modules share is one site; if one of them is an embedding,
+    it is a site only if included. Patterns are shell-style and match the name of the parameter
+    (``"layer1.0.conv1.weight"``) or of its module (``"layer1.0.conv1"``).
 
     Args:
         model: The model.
         include: Patterns of further parameters, such as ``"embed*"``.
         exclude: Patterns of parameters that are not sites. It takes precedence over ``include``.
+        frozen: Whether weights with ``requires_grad=False`` are sites ("mask") or not ("skip").
 
     Returns:
         The sites.
@@ -75,14 +114,19 @@ def find_sites(
         >>> [site.name for site in probmask.find_sites(model)]
         ['0.weight']
     """
-    return select_sites("find_sites", model, include, exclude)
+    return select_sites("find_sites", model, include, exclude, frozen)
 
 
 def select_sites(
-    caller: str, model: nn.Module, include: Iterable[str], exclude: Iterable[str]
+    caller: str,
+    model: nn.Module,
+    include: Iterable[str],
+    exclude: Iterable[str],
+    frozen: Frozen = "mask",
 ) -> tuple[Site, ...]:
     """Do what `find_sites` does; errors name the ``caller``."""
     check_is_module(caller, model)
+    check_choice(caller, "frozen", frozen, ("mask", "skip"))
     check_not_pruned_by_torch(caller, model)
     holders: dict[int, list[tuple[str, nn.Module, str]]] = {}
     weights: dict[int, nn.Parameter] = {}
@@ -98,16 +142,18 @@ def select_sites(
     for key, places in holders.items():
         names = {path for path, _, _ in places}
         wanted = bool(names & included) or _is_default(places)
-        if not wanted or names & excluded:
+        skipped = frozen == "skip" and not weights[key].requires_grad
+        if not wanted or names & excluded or skipped:
             continue
         _check_maskable(caller, places, weights[key])
         pairs = tuple((module, name) for _, module, name in places)
         sites.append(Site(places[0][0], pairs, weights[key]))
     if not sites:
         raise InputError(
-            f"{caller}(model): there is nothing to mask: the model has no convolution, linear "
-            "layer or attention that is not excluded, and recurrent layers cannot be masked; name "
-            "other parameters with include=."
+            f"{caller}(model): there is nothing to mask: the model has no convolution, linear or "
+            "recurrent layer or attention that is not excluded"
+            + (" or skipped by frozen='skip'" if frozen == "skip" else "")
+            + "; name other parameters with include=."
         )
     return tuple(sites)
 
@@ -190,19 +236,25 @@ def check_not_pruned_by_torch(caller: str, model: nn.Module) -> None:
 def _check_not_computed(caller: str, model: nn.Module, excluded: set[str]) -> None:
     """Raise if a hook computes a weight from other parameters before each call of its module."""
     for prefix, module in model.named_modules():
-        for kind, names in _MASKED_BY_DEFAULT:
-            for name in names if isinstance(module, kind) else ():
-                if name in module._parameters or parametrize.is_parametrized(module, name):
-                    continue
-                path = f"{prefix}.{name}" if prefix else name
-                sources = [other for other in module._parameters if other.startswith(name)]
-                if sources and not {path.removesuffix(name) + each for each in sources} & excluded:
-                    raise InputError(
-                        f"{caller}(model): a hook computes {path} from {' and '.join(sources)}, as "
-                        "torch.nn.utils.weight_norm and spectral_norm do; remove it first "
-                        "(remove_weight_norm, remove_spectral_norm), or pass exclude="
-                        f"{prefix or sources[0]!r}."
-                    )
+        for name in _default_names(module):
+            if name in module._parameters or parametrize.is_parametrized(module, name):
+                continue
+            path = f"{prefix}.{name}" if prefix else name
+            sources = [other for other in module._parameters if other.startswith(f"{name}_")]
+            if sources and not {path.removesuffix(name) + each for each in sources} & excluded:
+                raise InputError(
+                    f"{caller}(model): a hook computes {path} from {' and '.join(sources)}; remove "
+                    f"it first, {_removal(module, name)}, or pass exclude={prefix or sources[0]!r}."
+                )
+
+
+def _removal(module: nn.Module, name: str) -> str:
+    """Return the call that turns a weight computed by a hook into a plain parameter."""
+    calls = {WeightNorm: "remove_weight_norm", SpectralNorm: "remove_spectral_norm"}
+    for hook in module._forward_pre_hooks.values():
+        if type(hook) in calls and hook.name == name:
+            return f"torch.nn.utils.{calls[type(hook)]}(module, {name!r})"
+    return "so that it is a parameter of the module"
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
@@ -221,11 +273,16 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Para
 def _is_default(places: Sequence[tuple[str, nn.Module, str]]) -> bool:
     if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for _, module, _ in places):
         return False
-    return any(
-        isinstance(module, kind) and name in names
-        for _, module, name in places
-        for kind, names in _MASKED_BY_DEFAULT
-    )
+    return any(name in _default_names(module) for _, module, name in places)
+
+
+def _default_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of a module's weights that are masked unless excluded."""
+    if isinstance(module, nn.RNNBase):
+        return tuple(name for name in module._flat_weights_names if name.startswith("weight_"))
+    if is_transformers_conv1d(module):
+        return ("weight",)
+    return next((names for kind, names in _MASKED_BY_DEFAULT if isinstance(module, kind)), ())
 
 
 def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> set[str]:
@@ -254,11 +311,6 @@ def _check_maskable(
             f"{caller}(model): {path} is not initialized yet; pass one batch through model.eval() "
             "first."
         )
-    if any(isinstance(holder, _UNMASKABLE) for _, holder, _ in places):
-        raise InputError(
-            f"include={path!r}: {type(module).__name__} cannot be masked: it computes with flat "
-            "copies of its weights."
-        )
     if any(getattr(holder, "sparse", False) is True for _, holder, _ in places):
         raise InputError(
             f"include={path!r}: {type(module).__name__}(sparse=True) has sparse gradients, which "
@@ -269,11 +321,13 @@ def _check_maskable(
             f"{caller}(model): {path} is already masked; finalize the earlier sparsifier first. To "
             "continue with a copy, load its state_dict() into a model without masks."
         )
-    if any(parametrize.is_parametrized(holder, attribute) for _, holder, attribute in places):
-        raise InputError(
-            f"{caller}(model): {path} has a parametrization of torch.nn.utils.parametrize; remove "
-            f"it first, or pass exclude={path!r}."
-        )
+    for name, holder, attribute in places:
+        if parametrize.is_parametrized(holder, attribute):
+            raise InputError(
+                f"{caller}(model): {name} is computed by a parametrization, as that of weight_norm "
+                "or spectral_norm; remove it first, torch.nn.utils.parametrize."
+                f"remove_parametrizations(module, {attribute!r}), or pass exclude={name!r}."
+            )
     if not weight.is_floating_point():
         raise InputError(
             f"{caller}(model): {path} has dtype {weight.dtype}; only floating-point tensors can be "

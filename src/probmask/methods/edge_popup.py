@@ -19,7 +19,7 @@ from probmask.masking.method import Context, Method
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
 from probmask.methods.families.gates import gate_parameter, straight_through_mask
-from probmask.methods.families.kaiming import check_fan_in, fix_weights, kaiming_normal_
+from probmask.methods.families.kaiming import check_fan_in, fan_in, fix_weights, kaiming_normal_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class EdgePopup(Method):
             kaiming_normal_(sites, seed)
         for site, fraction in zip(sites, kept, strict=True):
             if self.weights == "signed":
-                site.weight.sign_().mul_(math.sqrt(2 / _fan_in(site.weight)))
+                site.weight.sign_().mul_(math.sqrt(2 / fan_in(site)))
             if self.scaled:
                 site.weight.div_(math.sqrt(fraction))
 
@@ -142,9 +142,5 @@ class EdgePopupMasker(Masker):
 
 def _score_bound(site: Site) -> Tensor:
     """1/√fan_in, the bound of Kaiming's uniform distribution with a = √5."""
-    bound = 1 / math.sqrt(_fan_in(site.weight))
+    bound = 1 / math.sqrt(fan_in(site))
     return torch.full_like(site.weight, bound, dtype=torch.float32, requires_grad=False)
-
-
-def _fan_in(weight: Tensor) -> int:
-    return weight[0].numel() if weight.dim() > 1 else weight.numel()

@@ -15,7 +15,7 @@ from probmask.errors import InputError
 from probmask.masking.distributed import averaged
 from probmask.masking.method import Context, Method
 from probmask.masking.probe import Probe, batches_of, mean_gradient, network_at, probing
-from probmask.masking.sites import Site
+from probmask.masking.sites import Site, is_linear
 from probmask.methods.families.stored import StoredMasker, keep_largest_scores
 
 
@@ -77,7 +77,7 @@ class GraSP(Method):
     def _scored_weights(self, sites: Sequence[Site], seed: int) -> dict[str, Tensor]:
         weights = {site.name: site.weight.detach().clone() for site in sites}
         for index, site in enumerate(sites):
-            if self.xavier_linear and isinstance(site.holders[0][0], nn.Linear):
+            if self.xavier_linear and is_linear(site.holders[0][0]):
                 weight = weights[site.name]
                 generator = torch.Generator(weight.device).manual_seed(
                     fold(seed, Stream.GRASP_XAVIER, index)

@@ -32,7 +32,7 @@ from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.probe import batches_of, check_measured
-from probmask.masking.sites import Site
+from probmask.masking.sites import Site, is_linear, is_stored_in_out
 from probmask.methods.families.fine_tuning import (
     EpochFraction,
     RateFactor,
@@ -272,7 +272,8 @@ class _Curvature:
         self.weight = weight
         self.modules = [module for module, _ in holders]
         self.factored = all(
-            isinstance(module, nn.Linear | _ConvNd) and name == "weight" for module, name in holders
+            (is_linear(module) or isinstance(module, _ConvNd)) and name == "weight"
+            for module, name in holders
         )
         self.inputs = _Moment()
         self.gradients = _Moment()
@@ -301,13 +302,12 @@ class _Curvature:
             (mean,) = averaged([self.squares / examples])
             return weight.double().square() * mean.double() / 2
         a, g = averaged([self.inputs.total / examples, self.gradients.total / self.gradients.count])
-        rows, columns = (a, g) if isinstance(self.modules[0], _ConvTransposeNd) else (g, a)
+        rows, columns = (a, g) if is_stored_in_out(self.modules[0]) else (g, a)
         return obs_importance(weight, rows, columns, damping)
 
     def _add_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        assert isinstance(module, nn.Linear | _ConvNd)
         x = next(iter((*args, *kwargs.values()))).detach()
         # Read the input now: a later module may change it in place.
         for part in torch.split(_batched(module, x), _EXAMPLES):
@@ -335,9 +335,9 @@ class _Moment:
         self.count += len(vectors)
 
 
-def input_vectors(module: nn.Linear | _ConvNd, x: Tensor) -> Tensor:
+def input_vectors(module: nn.Module, x: Tensor) -> Tensor:
     """Return the input's factors of the weight's gradient: (n, groups, d), one per position."""
-    if isinstance(module, nn.Linear):
+    if not isinstance(module, _ConvNd):
         return x.reshape(-1, 1, x.shape[-1])
     if isinstance(module, _ConvTransposeNd):
         return _channels(x, module.groups)
@@ -345,9 +345,9 @@ def input_vectors(module: nn.Linear | _ConvNd, x: Tensor) -> Tensor:
     return _patches(module, functional.pad(x, module._reversed_padding_repeated_twice, mode=mode))
 
 
-def gradient_vectors(module: nn.Linear | _ConvNd, grad: Tensor, positions: Sequence[int]) -> Tensor:
+def gradient_vectors(module: nn.Module, grad: Tensor, positions: Sequence[int]) -> Tensor:
     """Return the factors from the output's gradient; ``positions`` is the input's shape."""
-    if isinstance(module, nn.Linear):
+    if not isinstance(module, _ConvNd):
         return grad.reshape(-1, 1, grad.shape[-1])
     if isinstance(module, _ConvTransposeNd):
         padded = functional.pad(grad, module._reversed_padding_repeated_twice)
@@ -368,7 +368,7 @@ def _channels(x: Tensor, groups: int) -> Tensor:
     return x.movedim(1, -1).reshape(-1, groups, x.shape[1] // groups)
 
 
-def _batched(module: nn.Linear | _ConvNd, x: Tensor) -> Tensor:
+def _batched(module: nn.Module, x: Tensor) -> Tensor:
     """Add a batch dimension to a single example, which a convolution takes without one."""
     if isinstance(module, _ConvNd) and x.dim() == 1 + len(module.kernel_size):
         return x.unsqueeze(0)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from probmask.checks import Positive, TrainingFraction
 from probmask.masking.masker import Masker, Progress
@@ -75,7 +74,10 @@ def soft_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
 
 
 def rescaled_shrink(weight: Tensor, active: Tensor, threshold: Tensor, *, axis: int) -> Tensor:
-    """c_o (w - sign(w) θ) where active, else 0; the channels o are along ``axis``."""
+    """c_o (w - sign(w) θ) where active, else 0; the channels o are along ``axis``.
+
+    In a grouped transposed convolution, channels at the same position in their groups count as one.
+    """
     size = weight.abs()
     whole, left = size, torch.where(active, size, 0.0)
     others = [dim for dim in range(size.dim()) if dim != axis]
@@ -85,14 +87,6 @@ def rescaled_shrink(weight: Tensor, active: Tensor, threshold: Tensor, *, axis: 
     return soft_shrink(weight, active, threshold) * scale
 
 
-def _output_axis(site: Site) -> int:
-    """Return the axis of the output channels, which is 1 for transposed convolutions.
-
-    In a grouped one, channels at the same position in their groups count as one channel.
-    """
-    return int(any(isinstance(module, _ConvTransposeNd) for module, _ in site.holders))
-
-
 class ST3Masker(Masker):
     """Masker of ST-3."""
 
@@ -100,7 +94,7 @@ class ST3Masker(Masker):
 
     def __init__(self, method: ST3, sites: Sequence[Site]) -> None:
         rules = [
-            partial(rescaled_shrink, axis=_output_axis(site)) if method.rescale else soft_shrink
+            partial(rescaled_shrink, axis=site.output_axis) if method.rescale else soft_shrink
             for site in sites
         ]
         masked = [ThresholdedWeight(site, rule) for site, rule in zip(sites, rules, strict=True)]

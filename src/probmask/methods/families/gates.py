@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from probmask.core.schedules import cosine
 from probmask.core.selection import select_top
@@ -56,12 +55,12 @@ class _StraightThroughMask(torch.autograd.Function):
 def output_shape(site: Site) -> tuple[int, ...]:
     """Return the shape of one gate per output of the layer, which broadcasts over the weight.
 
-    A transposed convolution has its outputs in the second dimension. If it has groups, the outputs
-    at the same position in their groups share a gate.
+    In a transposed convolution with groups, the outputs at the same position in their groups share
+    a gate.
     """
-    shape = site.weight.shape
-    transposed = isinstance(site.holders[0][0], _ConvTransposeNd) and len(shape) > 1
-    return tuple(size if axis == int(transposed) else 1 for axis, size in enumerate(shape))
+    return tuple(
+        size if axis == site.output_axis else 1 for axis, size in enumerate(site.weight.shape)
+    )
 
 
 def adam_on_gates(gates: Sequence[Tensor], rate: float, *, begin: int = 0) -> list[Trainables]:

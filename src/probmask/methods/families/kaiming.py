@@ -1,5 +1,6 @@
 """Kaiming initialization by seed, for methods that redraw the weights."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 
 from probmask.core.noise import Stream, fold
 from probmask.errors import InputError
-from probmask.masking.sites import Site
+from probmask.masking.sites import Site, is_transformers_conv1d
 
 
 def check_fan_in(caller: str, advice: str, sites: Sequence[Site]) -> None:
@@ -25,9 +26,17 @@ def kaiming_normal_(sites: Sequence[Site], seed: int) -> None:
     for index, site in enumerate(sites):
         generator = torch.Generator(device=site.weight.device)
         generator.manual_seed(fold(seed, Stream.REINITIALIZATION, index))
-        nn.init.kaiming_normal_(
-            site.weight, mode="fan_in", nonlinearity="relu", generator=generator
-        )
+        deviation = math.sqrt(2) / math.sqrt(fan_in(site))
+        nn.init.normal_(site.weight, std=deviation, generator=generator)
+
+
+def fan_in(site: Site) -> int:
+    """Return the number of inputs of each output of a layer, as PyTorch counts them.
+
+    PyTorch takes the first dimension for the outputs, in transposed convolutions too.
+    """
+    outputs = site.weight.shape[int(is_transformers_conv1d(site.holders[0][0]))]
+    return site.size // outputs if site.weight.dim() > 1 else site.size
 
 
 def fix_weights(sites: Sequence[Site]) -> None:
