@@ -1,4 +1,6 @@
-"""Measure the cost of a ProbMask step. Goal: 1.05 dense steps on resnet32:128, 1.10 on vgg19:64.
+"""Measure the cost of a ProbMask step, in dense steps.
+
+Goals: 1.05 on resnet32:128, 1.10 on vgg19:64 and on minilm:32, 1.25 on mlp1024:128.
 
 A step is forward, backward, the optimizers of weights and probabilities, and the projection or the
 cut, with one draw, in the middle of a training: most probabilities are 0, some are 1, some between.
@@ -8,6 +10,11 @@ measured afterwards, each way in its own process: the increase of the resident m
 the network was built.
 
     OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2
+    OMP_WAIT_POLICY=passive python benchmarks/step_overhead.py --threads 2 \\
+        --cases minilm:32 mlp1024:128 --optimizer adamw
+
+The networks are those of `probmask list models`, a BERT of 6 layers and width 384 on 64 tokens with
+random weights (`minilm`, needs transformers), and three linear layers of 1024 × 1024 (`mlp1024`).
 
 Two clocks are used: wall time, and CPU time of all threads, which other programs disturb less.
 Threads that spin while they wait count as CPU time, hence OMP_WAIT_POLICY. A ratio is the median
@@ -31,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import probmask
 from probmask.masking.parametrization import masked_parameters
@@ -45,8 +52,7 @@ WAYS = ("dense", *OURS, "released", AGAIN)
 TOTAL = 10_000  # updates of the training
 
 Step = Callable[[], None]
-
-
+Case = tuple[nn.Module, Callable[[], Tensor]]  # a network, and the loss of a batch
 Quartiles = tuple[float, float, float]
 
 
@@ -69,33 +75,78 @@ def make_step(way: str, case: str, options: argparse.Namespace) -> tuple[Step, i
     name, batch = case.split(":")
     torch.manual_seed(0)
     order = torch.channels_last if options.channels_last else torch.contiguous_format
-    model = build_model(name, {}).to(memory_format=order)
-    sites = [p for p in model.parameters() if p.dim() > 1]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    model, loss = (OTHER_CASES.get(name) or usual_case(name, order))(int(batch))
+    exclude = [name for name, p in model.named_parameters() if "embedding" in name and p.dim() > 1]
+    weights = sum(site.size for site in probmask.find_sites(model, exclude=exclude))
+    parameters = model.parameters()
+    optimizer: torch.optim.Optimizer
+    if options.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
     finish = optimizer.step
     sparsifier = None
     if way == "released":
         released = ReleasedStep(model, optimizer, options.sparsity, 1 - 0.97 * options.progress)
         finish = released.after_backward
     elif way not in ("dense", AGAIN):
-        method = METHODS[OURS.get(way, way)](sparsity=options.sparsity)
         sparsifier = probmask.attach(
-            model, method, optimizer=optimizer, total_steps=TOTAL, seed=1, steps_per_epoch=100
+            model,
+            METHODS[OURS.get(way, way)](sparsity=options.sparsity),
+            optimizer=optimizer,
+            total_steps=TOTAL,
+            seed=1,
+            steps_per_epoch=100,
+            exclude=exclude,
         )
     spread_probabilities_(model)
-    images = torch.randn(int(batch), *MODELS[name].image_shape).contiguous(memory_format=order)
-    labels = torch.randint(10, (int(batch),))
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        loss().backward()
         finish()
 
     if sparsifier is not None:
         step()  # creates the state that the first update creates
         now = {"step": round(options.progress * TOTAL)}
         sparsifier.load_state_dict(sparsifier.state_dict() | now)
-    return step, sum(site.numel() for site in sites)
+    return step, weights
+
+
+def usual_case(name: str, order: torch.memory_format) -> Callable[[int], Case]:
+    """Return a function that builds a network of the library for a batch size."""
+
+    def build(batch: int) -> Case:
+        model = build_model(name, {}).to(memory_format=order)
+        images = torch.randn(batch, *MODELS[name].image_shape).contiguous(memory_format=order)
+        labels = torch.randint(10, (batch,))
+        return model, lambda: nn.functional.cross_entropy(model(images), labels)
+
+    return build
+
+
+def mlp1024(batch: int) -> Case:
+    """Build three linear layers of 1024 × 1024 and a random batch."""
+    layers = [each for _ in range(3) for each in (nn.Linear(1024, 1024), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
+    x, y = torch.randn(2, batch, 1024)
+    return model, lambda: nn.functional.mse_loss(model(x), y)
+
+
+def minilm(batch: int) -> Case:
+    """Build a BERT classifier of 6 layers and width 384, and sentences of 64 tokens."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+    model = BertForSequenceClassification(config)
+    tokens = torch.randint(config.vocab_size, (batch, 64))
+    labels = torch.randint(2, (batch,))
+    return model, lambda: model(input_ids=tokens, labels=labels).loss
+
+
+OTHER_CASES: dict[str, Callable[[int], Case]] = {"mlp1024": mlp1024, "minilm": minilm}
 
 
 @torch.no_grad()
@@ -133,6 +184,7 @@ def measure_memory(way: str, case: str, options: argparse.Namespace) -> int:
         f"--threads={options.threads}",
         f"--sparsity={options.sparsity}",
         f"--progress={options.progress}",
+        f"--optimizer={options.optimizer}",
         *(["--channels-last"] if options.channels_last else []),
     ]
     command = [sys.executable, __file__, "--memory-of", way, "--cases", case, *given]
@@ -215,7 +267,7 @@ def read_options() -> argparse.Namespace:
     def add(flag: str, text: str, **settings: Any) -> None:
         parser.add_argument(flag, help=text, **settings)
 
-    text = f"networks of `probmask list models` and batch sizes (default: {' '.join(cases)})"
+    text = f"networks and batch sizes (default: {' '.join(cases)})"
     add("--cases", text, nargs="+", metavar="NETWORK:BATCH", default=cases)
     text = f"ways to measure (default: {' '.join(ways)}); names of methods are also accepted"
     add("--ways", text, nargs="+", metavar="WAY", default=ways, choices=known)
@@ -225,6 +277,8 @@ def read_options() -> argparse.Namespace:
     add("--repeats", "rounds, at least 2 (default: 11)", type=int, metavar="N", default=11)
     text = "threads of PyTorch and of the kernels (default: PyTorch's)"
     add("--threads", text, type=int, metavar="N", default=torch.get_num_threads())
+    text = "optimizer of the weights (default: sgd)"
+    add("--optimizer", text, choices=("sgd", "adamw"), default="sgd")
     text = "use the channels_last memory format for images and weights"
     add("--channels-last", text, action="store_true")
     add("--no-memory", "do not measure memory", dest="memory", action="store_false")
@@ -233,10 +287,10 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     for case in options.cases:
         name, _, batch = case.partition(":")
-        if name not in MODELS or not batch.isdigit() or int(batch) < 2:
+        if name not in (*MODELS, *OTHER_CASES) or not batch.isdigit() or int(batch) < 2:
             parser.error(
                 f"--cases {case}: expected NETWORK:BATCH with a batch of at least 2 and a network "
-                f"of {', '.join(MODELS)}."
+                f"of {', '.join((*MODELS, *OTHER_CASES))}."
             )
     if options.repeats < 2:
         parser.error(f"--repeats {options.repeats}: quartiles need at least 2 rounds.")
