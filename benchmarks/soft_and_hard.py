@@ -13,28 +13,17 @@ out (`select_on = "val"`), else test images.
 import argparse
 import copy
 import math
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import torch
-from lightning_fabric import Fabric
-from torch import nn
-
-from probmask.analysis.experiments import find_experiment
 from probmask.data import DataSource
 from probmask.errors import InputError
-from probmask.masking.batchnorm import reestimate_batchnorm
 from probmask.masking.parametrization import masked_parameters
 from probmask.methods.probmask import TiedProbMask
 from probmask.methods.probmask.tied import TiedWeight
-from probmask.sweeps.grid import expand
 from probmask.training.config import TrainConfig, make_method
-from probmask.training.evaluation import evaluate_model
-from probmask.training.progress import Quiet
 from probmask.training.run import TrainingRun, load_run_data
-from probmask.training.run_directory import RunDirectory
+from watched_training import accuracy, plan, watch
 
 _HARD = 1e9  # the power at which s is 1 as soon as a weight exceeds the threshold
 
@@ -50,21 +39,10 @@ class Measured(NamedTuple):
 
 def measure(config: TrainConfig, data: DataSource) -> list[Measured]:
     """Train; measure before the final choice, before the masks are frozen, and at the end."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     found: list[Measured] = []
-    with tempfile.TemporaryDirectory() as folder:
-        directory = RunDirectory(Path(folder))
-        run = TrainingRun(config, data)
-        run.prepare(Fabric(accelerator="cpu", devices=1), data)
-        steps = steps_to_measure(config, run.total_steps)
-
-        def measure_if_due(*_: Any) -> None:
-            if run.loop.step + 1 in steps:
-                found.append(measure_now(run, config, data))
-
-        run.loop.optimizer.register_step_post_hook(measure_if_due)
-        run.train(directory, Quiet("", 0))
+    total = config.epochs * data.steps_per_epoch(config.batch_size)
+    updates = steps_to_measure(config, total)
+    watch(config, data, updates, lambda run: found.append(measure_now(run, config, data)))
     return found
 
 
@@ -87,14 +65,6 @@ def measure_now(run: TrainingRun, config: TrainConfig, data: DataSource) -> Meas
     return Measured(run.loop.step + 1, *accuracies, undecided)
 
 
-def accuracy(model: nn.Module, config: TrainConfig, data: DataSource) -> float:
-    """Return the accuracy in percent, with re-estimated BatchNorm statistics."""
-    batches = data.training(config.epochs, batch_size=config.batch_size, seed=config.seed)
-    reestimate_batchnorm(model, (batch.images for batch in batches))
-    part: Literal["val", "test"] = "val" if config.select_on == "val" else "test"
-    return evaluate_model(model, data, part=part).accuracy
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, and print a table."""
     parser = argparse.ArgumentParser(
@@ -107,8 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sparsity", type=float, nargs="+", default=[0.98], metavar="S")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
     options = parser.parse_args(arguments)
+    grid = {"sparsity": options.sparsity, "seed": options.seeds, "method": "probmask-tied"}
+    overrides = [] if options.data_dir is None else [("data_dir", options.data_dir)]
     try:
-        planned = plan(options)
+        runs = plan(options.experiment, grid, overrides)
+        planned = [(run.config, load_run_data(run.config)) for run in runs]
     except InputError as error:
         parser.error(str(error))
     print("| sparsity | seed | updates | soft mask, % | hard mask, % | undecided per kept, % |")
@@ -119,15 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cells = [f"{100 * sparsity:g}", str(config.seed), f"{found.updates:,}"]
             cells += [f"{x:.2f}" for x in (found.soft, found.hard, found.undecided)]
             print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def plan(options: argparse.Namespace) -> list[tuple[TrainConfig, DataSource]]:
-    """Return the runs to train, with their data."""
-    common = find_experiment(options.experiment).sweep("laptop")["run"]
-    grid = {"sparsity": options.sparsity, "seed": options.seeds, "method": "probmask-tied"}
-    overrides = [] if options.data_dir is None else [("data_dir", options.data_dir)]
-    runs = expand({"run": common, "grid": [grid]}, overrides, source=options.experiment)
-    return [(run.config, load_run_data(run.config)) for run in runs]
 
 
 if __name__ == "__main__":

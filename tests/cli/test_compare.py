@@ -37,6 +37,27 @@ def test_a_run_without_validation_images_raises(form, runs, capsys):
     assert main(["compare", str(runs), "--format", form]) == 0
 
 
+def test_updates_and_methods_select_rows(runs, capsys):
+    def rows(*flags):
+        assert main(["compare", str(runs), "--json", *flags]) == 0
+        settings = json.loads(capsys.readouterr().out)["settings"]
+        return sorted(cell["method"] for setting in settings for cell in setting["cells"])
+
+    train(
+        small(epochs=2, select_on="none", method={"name": "gmp", "sparsity": 0.5}),
+        out=runs / "longer",
+    )
+    record = json.loads((runs / "longer" / "record.json").read_text())
+    both = rows()
+    assert len(both) == 3
+    assert rows("--updates", str(record["updates"])) == ["gmp"]
+    assert rows("--methods", "g*", "absent") == ["gmp"]
+    assert rows("--methods", "*") == both
+    assert main(["compare", str(runs), "--updates", "7", "--methods", "gmp", "x*"]) == 2
+    expected = "found no run of 7 updates with the method 'gmp' or 'x*'; see the runs without"
+    assert expected in capsys.readouterr().err
+
+
 def test_unknown_images_raise(runs, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["compare", str(runs), "--on", "train"])

@@ -39,6 +39,7 @@ _ORDER = (
     "mlprune_scores",
     "probabilities",
     "temperature",
+    "paper_claims",
     "short_budget",
     "long_budget",
     "training_length",

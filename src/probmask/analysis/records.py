@@ -7,8 +7,9 @@ earlier formats are converted by `record_upgrade`.
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,35 @@ def find_records(paths: Iterable[Path]) -> list[Run]:
         for run in _read_all(Path(path)):
             runs.setdefault(run.identity, run)
     return list(runs.values())
+
+
+def filter_runs(
+    runs: Iterable[Run], *, updates: int | None = None, methods: Collection[str] = ()
+) -> list[Run]:
+    """Return the runs with this number of updates and one of these methods.
+
+    Args:
+        runs: Finished runs.
+        updates: The number of updates; None accepts any.
+        methods: Patterns of labels, as tables show them: a method and its non-default settings.
+            ``*`` matches any text. No patterns accept any method.
+
+    Raises:
+        InputError: If no run has them.
+    """
+    found = [
+        run
+        for run in runs
+        if updates in (None, run.record.get("updates"))
+        and (not methods or any(fnmatchcase(run.label, pattern) for pattern in methods))
+    ]
+    if not found:
+        length = "" if updates is None else f" of {updates:,} updates"
+        named = f" with the method {' or '.join(map(repr, methods))}" if methods else ""
+        raise InputError(
+            f"found no run{length}{named}; see the runs without --updates and --methods."
+        )
+    return found
 
 
 def write_compact(record: Mapping[str, Any], path: Path) -> None:

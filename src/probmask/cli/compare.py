@@ -44,6 +44,16 @@ def add(commands: Any) -> None:
         "%(default)s)",
     )
     compare.add_argument(
+        "--updates", type=int, metavar="N", help="only runs with this number of updates"
+    )
+    compare.add_argument(
+        "--methods",
+        nargs="+",
+        default=(),
+        metavar="LABEL",
+        help="only these rows, as in --methods gmp 'probmask recipe=*'; * matches any text",
+    )
+    compare.add_argument(
         "--format",
         choices=_FORMATS,
         default="text",
@@ -55,8 +65,10 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print one table per group of comparable runs."""
     from probmask.analysis.comparison import compare
+    from probmask.analysis.records import filter_runs
 
-    settings = compare(finished_runs(options), options.on, columns=options.columns)
+    runs = filter_runs(finished_runs(options), updates=options.updates, methods=options.methods)
+    settings = compare(runs, options.on, columns=options.columns)
     print_comparison(settings, "json" if options.json else options.format)
 
 
