@@ -10,6 +10,7 @@ plot at the bottom.
 """
 
 import argparse
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from probmask.analysis.records import Run, filter_runs, find_records
 Row = tuple[float, str]  # sparsity and method
 INK = "#1f2430"
 _MOST_COLUMNS = 6
+_PANELS_PER_ROW = 3
 
 
 def kept_by_layer(runs: Sequence[Run]) -> dict[Row, dict[str, tuple[float, int]]]:
@@ -69,9 +71,13 @@ def draw(found: Mapping[Row, Mapping[str, tuple[float, int]]], path: Path) -> No
     labels = sorted({label for _, label in found})
     names = list(next(iter(found.values())))
     least = min(1 / size for layers in found.values() for _, size in layers.values())
-    figure = Figure(figsize=(3.6 * len(levels) + 2.4, 4.2), dpi=150, layout="constrained")
-    panels = figure.subplots(1, len(levels), squeeze=False, sharey=True)[0]
-    for axes, level in zip(panels, levels, strict=True):
+    width = min(len(levels), _PANELS_PER_ROW)
+    height = math.ceil(len(levels) / width)
+    figure = Figure(figsize=(3.6 * width, 3.4 * height), dpi=150, layout="constrained")
+    panels = list(figure.subplots(height, width, squeeze=False, sharey=True).flat)
+    for axes in panels[len(levels) :]:
+        axes.set_visible(False)
+    for axes, level in zip(panels, levels, strict=False):
         for index, label in enumerate(labels):
             if (level, label) in found:
                 layers = found[level, label].values()
@@ -94,11 +100,12 @@ def draw(found: Mapping[Row, Mapping[str, tuple[float, int]]], path: Path) -> No
         axes.set_title(f"{100 * level:g} % pruned", loc="left", color=INK)
         axes.grid(axis="y", color="#e6e9ef")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("fraction of the layer that is kept")
+    figure.supylabel("fraction of the layer that is kept", fontsize=10)
     handles = {h.get_label(): h for axes in panels for h in axes.get_legend_handles_labels()[0]}
     figure.legend(
         handles=[handles[label] for label in labels],
-        loc="outside right upper",
+        loc="outside lower center",
+        ncols=min(len(labels), 5),
         frameon=False,
         fontsize=8,
     )
