@@ -32,7 +32,7 @@ class Module(lightning.LightningModule):
     def __init__(self, optimizer=torch.optim.SGD, **settings):
         super().__init__()
         self.net = network()
-        self.make_optimizer = lambda p: optimizer(p, **{"lr": 0.05, **settings})
+        self.optimizer, self.settings = optimizer, {"lr": 0.05, **settings}
 
     def forward(self, inputs):
         return self.net(inputs)
@@ -51,7 +51,7 @@ class Module(lightning.LightningModule):
         self.log("test_loss", self.loss(batch))
 
     def configure_optimizers(self):
-        optimizer = self.make_optimizer(self.parameters())
+        optimizer = self.optimizer(self.parameters(), **self.settings)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
@@ -79,6 +79,16 @@ def trainer(directory, *callbacks, **settings):
     return lightning.Trainer(
         default_root_dir=directory, callbacks=list(callbacks), **{**usual, **settings}
     )
+
+
+class SaveRank(Callback):
+    """Save the network of each rank."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def on_fit_end(self, trainer, pl_module):
+        torch.save(pl_module.state_dict(), self.directory / f"rank{trainer.global_rank}.pt")
 
 
 class Kill(Callback):

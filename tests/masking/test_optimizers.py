@@ -117,7 +117,9 @@ def test_an_optimizer_of_a_copy_raises_before_it_steps(form):
     assert sparsifier.now.step == 0
 
 
-def test_two_optimizers_make_one_update(form):
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_optimizers_make_one_update(form, order):
+    """They may step in any order."""
     batches = make_batches("mlp", STEPS)
     one = build("mlp")
     _, single = made_before(one, form)
@@ -132,10 +134,22 @@ def test_two_optimizers_make_one_update(form):
         first.zero_grad()
         second.zero_grad()
         loss_of(two, batch).backward()
-        first.step()
-        second.step()
+        for index in order:
+            (first, second)[index].step()
     assert sparsifier.now.step == STEPS
     assert_same_state(state_of(one), state_of(two))
+
+
+def test_gradients_of_own_parameters_are_not_lost_between_two_optimizers():
+    model = build("mlp")
+    optimizers = [torch.optim.SGD(model[index].parameters(), lr=0.1) for index in (0, 2)]
+    sparsifier = attach(model, "learned", optimizer=optimizers)
+    (batch,) = make_batches("mlp", 1)
+    loss_of(model, batch).backward()
+    optimizers[0].step()
+    with pytest.raises(probmask.InputError, match="whose gradients would be lost"):
+        optimizers[1].zero_grad()
+    assert sparsifier.now.step == 0
 
 
 @pytest.mark.parametrize("known", [True, False])

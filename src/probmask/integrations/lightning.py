@@ -113,9 +113,8 @@ class SparsityCallback(Callback):
         self._first_step = 0  # updates that the trainer had made before the masks were attached
         self._max_epochs: int | None = None
         self._checkpoint: dict[str, Any] = {}  # the state to resume from, until it is loaded
-        self._random: Mapping[str, Any] | None = None
-        self._epoch_began = 0
-        self._epochs_checked = False
+        self._replay: _Replay | None = None
+        self._epoch_began: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn processes pickle the callback. Masks are attached in each of them.
@@ -126,7 +125,7 @@ class SparsityCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the strategy and the artifact, before anything is trained."""
-        self._checkpoint, self._random = {}, None
+        self._checkpoint, self._replay = {}, None
         if stage != "fit":
             return
         _check_strategy(trainer)
@@ -148,11 +147,10 @@ class SparsityCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the masks, or those of a finished network again."""
         state, self._checkpoint = self._checkpoint, {}
-        if "random" in state and len(state["random"]) == len(gathered(None)):
-            _set_random_state(state["random"][rank()])
-        trainer.fit_loop.setup_data()
-        self._random = _random_state() if "random" in state else None
-        _check_data(self.data, trainer, pl_module)
+        if "random" in state and len(state["random"]) == trainer.world_size:
+            self._replay = _Replay(trainer, state["random"][rank()])
+        trainer.fit_loop.setup_data()  # unless the replay has done it
+        _check_data(self.data, trainer)
         ours = self._module is not None and self._module() is pl_module
         attached = ours and next(masked_parameters(pl_module), None) is not None
         if state.get("finished") or (ours and not attached and "sparsifier" not in state):
@@ -162,16 +160,31 @@ class SparsityCallback(Callback):
             self._first_step = state.get("first_step", trainer.global_step)
             self._attach(trainer, pl_module)
         assert self.sparsifier is not None
+        if self.sparsifier.own_optimizers and len(trainer.optimizers) > 1:
+            _check_not_scaled(self.method, trainer)
         if "sparsifier" in state:
             _check_same_length(state["sparsifier"]["training"], self.sparsifier)
             self.sparsifier.load_state_dict(state["sparsifier"])
         self.sparsifier.use(*trainer.optimizers)
+        _delegate_zero_grad(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the random numbers with which the interrupted training would continue."""
-        if self._random is not None:
-            _set_random_state(self._random)
-            self._random = None
+        """Continue with the random numbers of the interrupted training, in its last epoch."""
+        if self._replay is not None:
+            self._replay.restore(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Continue with the random numbers of the interrupted training, in a new epoch."""
+        if self._replay is not None:
+            self._replay.restore(trainer)
+        if self.sparsifier is not None and trainer.current_epoch == 0:
+            self._epoch_began = self.sparsifier.now.step
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """End the replay: the training continues."""
+        self._replay = None
 
     def _attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         example_inputs = self.example_inputs
@@ -214,7 +227,9 @@ class SparsityCallback(Callback):
         finally:
             trainer.fit_loop.max_epochs = added
         optimizers = 1 if pl_module.automatic_optimization else len(trainer.optimizers)
-        varying = any(type(c).__name__ == "GradientAccumulationScheduler" for c in trainer.callbacks)
+        varying = any(
+            type(c).__name__ == "GradientAccumulationScheduler" for c in trainer.callbacks
+        )
         known = 0 < steps < math.inf and not varying and (optimizers == 1 or trainer.max_steps < 0)
         if not known:
             raise InputError(
@@ -261,16 +276,12 @@ class SparsityCallback(Callback):
         if self.sparsifier is not None and every and self.sparsifier.now.step % every == 0:
             self._log(trainer, pl_module)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count the updates of the epoch."""
-        if self.sparsifier is not None:
-            self._epoch_began = self.sparsifier.now.step
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the sparsity; warn if the first epoch made another number of updates than planned."""
-        if self.sparsifier is None:
-            return
+        """Log the sparsity; warn if the first epoch made fewer updates than planned."""
         self._log(trainer, pl_module)
+        began, self._epoch_began = self._epoch_began, None
+        if began is not None and self.sparsifier is not None and self.total_steps is None:
+            _warn_of_few_updates(self.sparsifier, began)
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.sparsifier is None or trainer.barebones:
@@ -310,8 +321,11 @@ class SparsityCallback(Callback):
         with trainer.precision_plugin.forward_context():
             self.summary = masks.finalize(data)
         self.sparsifier = self._frozen = None
-        total = str(self.summary).splitlines()[len(self.summary.layers)]
-        rank_zero_info(f"SparsityCallback: {total}")
+        kept, size = self.summary.kept, self.summary.size
+        rank_zero_info(
+            f"SparsityCallback: {kept:,} of {size:,} weights kept, "
+            f"{100 * self.summary.sparsity:.2f} % sparse"
+        )
         if self.artifact is not None and trainer.is_global_zero and not trainer.fast_dev_run:
             save(pl_module, self.artifact, overwrite=True)
 
@@ -362,7 +376,16 @@ def _check_strategy(trainer: Trainer) -> None:
         )
 
 
-def _check_data(data: object, trainer: Trainer, pl_module: LightningModule) -> None:
+def _check_not_scaled(method: Method, trainer: Trainer) -> None:
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise InputError(
+            f"SparsityCallback({type(method).__name__}): the method trains parameters of its own, "
+            "which several optimizers with scaled fp16 gradients do not allow; pass "
+            "precision='bf16-mixed', or choose TiedProbMask."
+        )
+
+
+def _check_data(data: object, trainer: Trainer) -> None:
     """Raise now, not after the training, if the train dataloader cannot be read at its end."""
     if data != "train":
         return
@@ -385,6 +408,22 @@ def _check_same_length(saved: Mapping[str, Any], sparsifier: Sparsifier) -> None
         )
 
 
+def _warn_of_few_updates(sparsifier: Sparsifier, began: int) -> None:
+    """Warn after the first epoch if the training will end before the schedule of the masks."""
+    now = sparsifier.now
+    made = now.step - began
+    if now.step < now.total_steps and made < 0.75 * now.steps_per_epoch < now.total_steps:
+        expected = round(now.total_steps * made / now.steps_per_epoch)
+        warnings.warn(
+            f"SparsityCallback: the first epoch made {made:,} updates instead of "
+            f"{now.steps_per_epoch:,}. The masks follow a schedule of {now.total_steps:,} updates, "
+            f"and the training will end after about {expected:,}. Stop it and pass the number of "
+            "updates of the whole training as total_steps=.",
+            EarlyEndWarning,
+            stacklevel=3,
+        )
+
+
 def _move_behind_others(trainer: Trainer, callback: Callback) -> None:
     """Let the callback act after all others but the checkpoints.
 
@@ -394,6 +433,17 @@ def _move_behind_others(trainer: Trainer, callback: Callback) -> None:
     last = {id(each) for each in (callback, *trainer.checkpoint_callbacks)}
     others = [each for each in trainer.callbacks if id(each) not in last]
     trainer.callbacks = [*others, callback, *trainer.checkpoint_callbacks]
+
+
+def _delegate_zero_grad(module: LightningModule) -> None:
+    """Let ``zero_grad`` of Lightning's wrappers call that of the optimizer that they wrap.
+
+    It also discards the gradients of the method's own parameters. In manual optimization, the
+    wrappers would run the method of the optimizer's class instead.
+    """
+    wrappers = module.optimizers()
+    for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
+        vars(wrapper)["zero_grad"] = vars(wrapper)["_optimizer"].zero_grad
 
 
 def _steps_per_epoch(trainer: Trainer) -> int | None:
@@ -433,9 +483,30 @@ def _train_batches(trainer: Trainer) -> Iterator[Any]:
         yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
 
 
+class _Replay:
+    """Continues an interrupted training with the random numbers that it would have used.
+
+    Lightning restores no random numbers. A train dataloader draws some of them when its iterator
+    is created: while ``fit`` starts, or, if a checkpoint was saved at the end of an epoch, when the
+    next epoch begins.
+    """
+
+    def __init__(self, trainer: Trainer, saved: Mapping[str, Any]) -> None:
+        self._saved = saved
+        _set_random_state(saved)
+        trainer.fit_loop.setup_data()
+        self._with_iterator = _random_state()
+
+    def restore(self, trainer: Trainer) -> None:
+        """Set the generators; call this before the first batch."""
+        loop = trainer.fit_loop
+        iterator_exists = loop.is_resuming or loop.epoch_loop.restarting
+        _set_random_state(self._with_iterator if iterator_exists else self._saved)
+
+
 def _random_state() -> dict[str, Any]:
     """Return the states of the global generators as numbers and tensors."""
-    name, keys, *rest = np.random.get_state()
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
@@ -450,6 +521,6 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
     name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -57,6 +57,7 @@ class Sparsifier:
             mask_site(site, masked)
         self._trainables: list[Trainables] = self._masker.trainables()
         self._optimizers: tuple[Optimizer, ...] = ()
+        self._waiting: set[int] = set()  # optimizers that have not stepped in this update, by id
         self._scaler = scaler
         self._release_hooks: list[Callable[[], None]] = []
         self._updating = False
@@ -109,7 +110,7 @@ class Sparsifier:
     def use(self, *optimizers: Optimizer) -> None:
         """Follow these optimizers, which together train the model's weights.
 
-        With several optimizers, the masks are updated after the last of them has stepped.
+        With several optimizers, the masks are updated when all of them have stepped, in any order.
 
         Raises:
             InputError: If one of them is not a ``torch.optim.Optimizer``, or after `finalize`.
@@ -118,11 +119,11 @@ class Sparsifier:
         optimizers = checked_optimizers("use", optimizers)
         self._release_optimizers()
         self._optimizers = optimizers
+        self._waiting = {id(optimizer) for optimizer in optimizers}
         for optimizer in optimizers:
-            self._release_hooks.append(clear_with_zero_grad(optimizer, self._clear_gradients))
-        first, last = optimizers[0], optimizers[-1]
-        self._release_hooks.append(first.register_step_pre_hook(self._before_step).remove)
-        self._release_hooks.append(last.register_step_post_hook(self._after_step).remove)
+            self._release_hooks.append(clear_with_zero_grad(optimizer, self._discard_gradients))
+            self._release_hooks.append(optimizer.register_step_pre_hook(self._before_step).remove)
+            self._release_hooks.append(optimizer.register_step_post_hook(self._after_step).remove)
 
     def draws(self) -> Iterator[float]:
         """Draw the masks of this update one by one; yield the factor on the loss of each.
@@ -300,8 +301,12 @@ class Sparsifier:
         }
 
     def _before_step(
-        self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if id(optimizer) not in self._waiting:  # the others have skipped this update
+            self._waiting = {id(each) for each in self._optimizers}
+        if self._has_stepped():
+            return None  # another optimizer has begun this update
         if self._step == 0:
             self._check_trained()
         if torch._C._current_graph_task_id() != -1:
@@ -363,8 +368,16 @@ class Sparsifier:
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
 
+    def _has_stepped(self) -> bool:
+        """Return whether some of the optimizers, but not all, have stepped in this update."""
+        return len(self._waiting) < len(self._optimizers)
+
     @torch.no_grad()
-    def _after_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
+    def _after_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        self._waiting.discard(id(optimizer))
+        if self._waiting:
+            return
+        self._waiting = {id(each) for each in self._optimizers}
         now, optimizers = self.now, WeightOptimizers(self._optimizers)
         if not self._masker.frozen:
             self._train_own_parameters(now, optimizers.rate)
@@ -397,6 +410,18 @@ class Sparsifier:
 
     def _own_parameters(self) -> list[Tensor]:
         return [parameter for masked in self._masker.masked for parameter in masked.parameters()]
+
+    def _discard_gradients(self) -> None:
+        """Discard the gradients of the method's own parameters, because of ``zero_grad``."""
+        if self._has_stepped() and self._trainables and self._scaler is None:
+            raise InputError(
+                f"{type(self.method).__name__}: optimizer.zero_grad() was called after one of the "
+                "optimizers has stepped and before all of them have. The method also trains "
+                "parameters of its own, whose gradients would be lost; compute all gradients, then "
+                "step all optimizers, then call zero_grad(). Or choose a method without parameters "
+                "of its own, such as TiedProbMask."
+            )
+        self._clear_gradients()
 
     def _clear_gradients(self) -> None:
         for parameter in self._own_parameters():
