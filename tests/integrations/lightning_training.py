@@ -66,6 +66,30 @@ def loader(*, shuffle=True, batch_size=16):
     return DataLoader(data(), batch_size, shuffle=shuffle)
 
 
+class Resumable:
+    """Batches in the order of a random permutation; their position is part of checkpoints."""
+
+    def __init__(self):
+        self.batches = list(loader(shuffle=False))
+        self.order, self.next = None, 0
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        if self.next in (0, len(self)):
+            self.order, self.next = torch.randperm(len(self)).tolist(), 0
+        while self.next < len(self):
+            self.next += 1
+            yield self.batches[self.order[self.next - 1]]
+
+    def state_dict(self):
+        return {"order": self.order, "next": self.next}
+
+    def load_state_dict(self, state):
+        self.order, self.next = state["order"], state["next"]
+
+
 def module(seed=0, **settings):
     torch.manual_seed(seed)
     return Module(**settings)

@@ -1,6 +1,7 @@
 """The callback for Lightning's Trainer: trainings equal those of an own loop, and are resumed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ with warnings.catch_warnings():
     from integrations.lightning_training import (
         METHODS,
         Module,
+        Resumable,
         SaveRank,
         loader,
         module,
@@ -137,24 +139,27 @@ class Stop(Callback):
 
 
 @pytest.mark.parametrize(
-    ("name", "validated", "settings"),
+    ("name", "batches", "validated", "settings"),
     [
-        ("tied", False, {"accumulate_grad_batches": 4}),
-        ("tied", True, {"precision": "bf16-mixed", "val_check_interval": 3}),
-        ("penalty", True, {"check_val_every_n_epoch": 2}),
+        ("tied", loader, False, {"accumulate_grad_batches": 4}),
+        ("tied", loader, True, {"precision": "bf16-mixed", "val_check_interval": 3}),
+        ("penalty", loader, True, {"check_val_every_n_epoch": 2}),
+        ("learned", Resumable, False, {}),
     ],
 )
-def test_interrupted_training_is_resumed_bit_for_bit(name, validated, settings, tmp_path):
+def test_interrupted_training_is_resumed_bit_for_bit(name, batches, validated, settings, tmp_path):
+    """From the end of an epoch, or from its middle with batches that can be resumed there."""
     validation = loader(shuffle=False) if validated else None
+    often = {"every_n_train_steps": 4} if batches is Resumable else {}
 
     def fit(*others, ckpt_path=None):
         model = module(optimizer=torch.optim.AdamW)
         torch.manual_seed(8 if ckpt_path is None else 9)
         callback = SparsityCallback(METHODS[name](), data="train")
-        last = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+        last = ModelCheckpoint(tmp_path, "last", enable_version_counter=False, **often)
         fitting = trainer(tmp_path, callback, last, *others, **settings)
         try:
-            fitting.fit(model, loader(), validation, ckpt_path=ckpt_path)
+            fitting.fit(model, batches(), validation, ckpt_path=ckpt_path)
         except RuntimeError:
             assert callback.sparsifier is not None
         return model
@@ -431,3 +436,15 @@ def test_fewer_updates_than_planned(tmp_path):
     fitting = trainer(tmp_path, SparsityCallback(METHODS["tied"]()), max_epochs=1)
     with pytest.warns(probmask.EarlyEndWarning, match="first epoch made 2 updates instead of 6"):
         fitting.fit(Rarely(), loader())
+
+
+def test_examples_of_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    section = page.partition("## Lightning")[2].partition("## Hugging Face")[0]
+    source = "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+    names = {"torch": torch, "module": module(), "build_module": module, "loader": loader()}
+    exec(compile(source, "integrations.md", "exec"), names)
+    assert "all: 24 of 480 kept, 95.00 % sparse" in capsys.readouterr().out
+    assert names["plain"].net[0].weight.all()
+    assert Path("model.safetensors").is_file()

@@ -23,16 +23,17 @@ from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
 from probmask.masking.method import Method
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.probe import Probe
+from probmask.masking.sites import name_patterns
 from probmask.masking.sparsifier import Sparsifier
 from probmask.masking.summary import Summary
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.utilities.rank_zero import rank_zero_info
-except ModuleNotFoundError as error:
+except ImportError as error:
     raise InputError(
-        "probmask.integrations.lightning: Lightning is not installed; run pip install "
-        "-c constraints.txt 'probmask[lightning]'."
+        f"probmask.integrations.lightning needs {error.name}; run pip install -c constraints.txt "
+        "'probmask[lightning]'."
     ) from error
 
 # Strategies that divide a weight among the ranks; the masks need whole weights.
@@ -100,7 +101,8 @@ class SparsityCallback(Callback):
         self.data = data
         self.artifact = artifact
         self.overwrite = overwrite
-        self.include, self.exclude = _patterns(include), _patterns(exclude)
+        self.include = name_patterns("include", include)
+        self.exclude = name_patterns("exclude", exclude)
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch
         self.example_inputs = example_inputs
@@ -171,12 +173,12 @@ class SparsityCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue with the random numbers of the interrupted training, in its last epoch."""
         if self._replay is not None:
-            self._replay.restore(trainer)
+            self._replay.continue_epoch()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Continue with the random numbers of the interrupted training, in a new epoch."""
         if self._replay is not None:
-            self._replay.restore(trainer)
+            self._replay.begin_epoch(trainer)
         if self.sparsifier is not None and trainer.current_epoch == 0:
             self._epoch_began = self.sparsifier.now.step
 
@@ -347,11 +349,6 @@ class SparsityCallback(Callback):
             sparsifier.finalize()
 
 
-def _patterns(patterns: Iterable[str]) -> Any:
-    """Return patterns that can be read repeatedly; `attach` checks them."""
-    return patterns if isinstance(patterns, str) else tuple(patterns)
-
-
 def _check_method(method: object) -> None:
     if not isinstance(method, Method):
         raise InputError(
@@ -486,9 +483,9 @@ def _train_batches(trainer: Trainer) -> Iterator[Any]:
 class _Replay:
     """Continues an interrupted training with the random numbers that it would have used.
 
-    Lightning restores no random numbers. A train dataloader draws some of them when its iterator
-    is created: while ``fit`` starts, or, if a checkpoint was saved at the end of an epoch, when the
-    next epoch begins.
+    Lightning does not restore them. A dataloader draws random numbers when its iterator is created.
+    In an uninterrupted training this happens when an epoch begins. In a resumed one Lightning has
+    created the iterator of the first epoch before.
     """
 
     def __init__(self, trainer: Trainer, saved: Mapping[str, Any]) -> None:
@@ -497,11 +494,15 @@ class _Replay:
         trainer.fit_loop.setup_data()
         self._with_iterator = _random_state()
 
-    def restore(self, trainer: Trainer) -> None:
-        """Set the generators; call this before the first batch."""
+    def continue_epoch(self) -> None:
+        """Set the generators for the rest of an epoch."""
+        _set_random_state(self._saved)
+
+    def begin_epoch(self, trainer: Trainer) -> None:
+        """Set the generators for a whole epoch."""
         loop = trainer.fit_loop
-        iterator_exists = loop.is_resuming or loop.epoch_loop.restarting
-        _set_random_state(self._with_iterator if iterator_exists else self._saved)
+        has_iterator = loop.is_resuming or loop.epoch_loop.restarting
+        _set_random_state(self._with_iterator if has_iterator else self._saved)
 
 
 def _random_state() -> dict[str, Any]:
