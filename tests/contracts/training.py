@@ -1,4 +1,4 @@
-"""A small training of every method on two networks, and one with two ranks."""
+"""A small training of every method on three networks, and one with two ranks."""
 
 import warnings
 
@@ -13,15 +13,46 @@ from probmask.methods import METHODS
 STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
 SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
 KEEP = SIZE - round(SPARSITY * SIZE)
+RECURRENT_SIZE = 2 * (4 * 4) * (12 + 4) + 3 * 6 * (8 + 6) + 3 * 6
 # Settings that change a method fundamentally.
 VARIANTS = {"probmask paper": {"recipe": "paper", "select": "top"}}
 NAMES = sorted((*METHODS, *VARIANTS))
-NETWORKS = ("plain", "batchnorm")
+NETWORKS = ("plain", "batchnorm", "recurrent")
+# The trainings with two ranks: all methods on one network, those that share code on another.
+TWO_RANKS = [(name, "plain") for name in NAMES] + [
+    ("probmask", "recurrent"),
+    ("probmask-tied", "recurrent"),
+]
+
+
+class Recurrent(nn.Module):
+    """A bidirectional LSTM and a GRU that read an image row by row, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(12, 4, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(8, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, images):
+        rows = images.transpose(1, 2).flatten(2)
+        return self.head(self.gru(self.lstm(rows)[0])[1][0])
+
+
+def budget(kind="plain"):
+    """Return the number of weights to keep, and the number of all weights."""
+    size = RECURRENT_SIZE if kind == "recurrent" else SIZE
+    return size - round(SPARSITY * size), size
 
 
 def network(kind="plain"):
-    """Return a grouped and a transposed convolution, a plain one and a linear layer."""
+    """Return a grouped and a transposed convolution, a plain one and a linear layer.
+
+    The network of the kind "recurrent" has recurrent layers instead.
+    """
     torch.manual_seed(0)
+    if kind == "recurrent":
+        return Recurrent()
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1),
         nn.BatchNorm2d(8) if kind == "batchnorm" else nn.Identity(),
@@ -142,11 +173,11 @@ def _copied(value):
 def train_all(rank):
     """Train every method with DistributedDataParallel, each rank on different batches."""
     found = {}
-    for name in NAMES:
-        run = Run(name, steps=16, wrap=True, data=batches(16, seed=50 + rank))
+    for name, kind in TWO_RANKS:
+        run = Run(name, steps=16, wrap=True, data=batches(16, seed=50 + rank), kind=kind)
         try:
-            found[name] = run.finish()
+            found[name, kind] = run.finish()
         except Exception as error:  # otherwise the other rank would wait forever
-            found[name] = f"{type(error).__name__}: {error}"
+            found[name, kind] = f"{type(error).__name__}: {error}"
             raise
     return found
