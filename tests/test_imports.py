@@ -90,7 +90,10 @@ def test_reading_records_does_not_import_pytorch(arguments, tmp_path):
 
 def test_only_the_trainer_imports_more_than_pytorch_and_numpy():
     names = [name for name in probmask.__all__ if name != "train"]
-    found = modules_after(f"import probmask\nfor name in {names}: getattr(probmask, name)")
+    found = modules_after(
+        f"import probmask, torch\nfor name in {names}: getattr(probmask, name)\n"
+        "probmask.find_sites(torch.nn.Linear(2, 2))"  # knows layers of transformers
+    )
     assert "torch" in found
     assert found & (HEAVY - {"torch", "numpy"}) == set()
     assert "lightning_fabric" in modules_after("import probmask\nprobmask.train")

@@ -101,23 +101,52 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(argument):
     )
 
 
-def test_a_parameter_of_the_users_own_module():
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.matrix = nn.Parameter(torch.randn(4, 4))
+class Mixture(nn.Module):
+    """Two parameters used by einsum and @, a bilinear layer and a linear one."""
 
-        def forward(self, x):
-            return x @ self.matrix
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(2, 6, 4))
+        self.matrix = nn.Parameter(torch.randn(4, 4))
+        self.pair = nn.Bilinear(4, 4, 4)
+        self.head = nn.Linear(4, 3)
 
-    model = nn.Sequential(Scale(), nn.Linear(4, 4))
-    assert names(model) == ["1.weight"]
-    method = probmask.TiedProbMask(sparsity=0.75, min_keep_per_layer=1)
-    sparsifier = probmask.attach(model, method, total_steps=1, include=["*.matrix"])
+    def forward(self, x):
+        x = torch.tanh(torch.einsum("ni,eio->no", x, self.experts))
+        return self.head(self.pair(x, x @ self.matrix))
+
+
+def test_parameters_of_the_users_own_modules_train_finalize_and_save(tmp_path):
+    torch.manual_seed(0)
+    model = Mixture()
+    assert names(model) == ["pair.weight", "head.weight"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    sparsifier = probmask.attach(
+        model,
+        probmask.TiedProbMask(sparsity=0.75, min_keep_per_layer=1),
+        optimizer=optimizer,
+        total_steps=12,
+        include=["experts", "matrix"],
+    )
+    before = model.state_dict()["experts"].clone()
+    batches = make_batches("mlp", 12)
+    train(model, optimizer, batches)
+    evaluated = model.eval()(batches[0][0])
     summary = sparsifier.finalize()
-    assert [layer.name for layer in summary.layers] == ["0.matrix", "1.weight"]
-    assert summary.kept == 8
-    assert model[0].matrix.count_nonzero() == summary.layers[0].kept
+    assert [layer.name for layer in summary.layers] == [
+        "experts",
+        "matrix",
+        "pair.weight",
+        "head.weight",
+    ]
+    assert (summary.kept, summary.size) == (35, 140)
+    for layer in summary.layers:
+        assert model.get_parameter(layer.name).count_nonzero() == layer.kept > 0
+    kept = model.experts != 0
+    assert not torch.equal(model.experts[kept], before[kept])
+    probmask.save(model, tmp_path / "model.safetensors")
+    loaded = probmask.load_into(Mixture(), tmp_path / "model.safetensors").eval()
+    assert torch.equal(loaded(batches[0][0]), evaluated)
 
 
 def with_embeddings():
