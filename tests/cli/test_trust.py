@@ -141,7 +141,7 @@ def test_resuming_in_python_imports_nothing_unless_the_configuration_is_given(
 
 
 def trusts(run, model):
-    return is_trusted_run(run, run / "config.toml", model)
+    return is_trusted_run(run, run / "config.toml", [model])
 
 
 def test_only_the_run_itself_is_trusted(tmp_path, own, monkeypatch):

@@ -10,6 +10,7 @@ from typing import Any
 
 from probmask.cli import main
 from probmask.errors import InputError
+from probmask.training.checkpoint import write_checkpoint
 from probmask.training.config import TrainConfig, load_config
 from probmask.training.run_directory import RunDirectory
 
@@ -96,3 +97,18 @@ def snapshot(directory: Path) -> dict[str, bytes | None]:
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in sorted(directory.rglob("*"))
     }
+
+
+class Stopped(BaseException):
+    """Ends a run as abruptly as is possible within one process."""
+
+
+def stop_after_checkpoint(monkeypatch: Any, step: int) -> None:
+    """Raise `Stopped` once the checkpoint of this step is written."""
+
+    def write(path: Path, state: Any) -> None:
+        write_checkpoint(path, state)
+        if state["step"] == step:
+            raise Stopped
+
+    monkeypatch.setattr("probmask.training.run.write_checkpoint", write)

@@ -70,7 +70,10 @@ def test_an_unknown_key_raises_with_a_suggestion(table, key, meant):
 
 def test_an_unknown_key_without_a_similar_one_lists_all():
     message = refused({"optimizer": {"zzz": 1}})
-    assert "unknown key optimizer.zzz; choose from clip_norm, every, ham, lr, momentum" in message
+    assert (
+        "unknown key optimizer.zzz; choose from args, clip_norm, every, ham, lr, momentum"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,14 @@ def test_a_value_of_the_wrong_type_raises(table, expected):
         ({"optimizer": {"weight_decay": -1e-4}}, "weight_decay"),
         ({"optimizer": {"nesterov": True, "momentum": 0.0}}, "nesterov"),
         ({"optimizer": {"name": "adam"}}, "name"),
-        ({"optimizer": {"name": "adamw"}}, "AdamW moves every weight by about lr"),
+        ({"optimizer": {"name": "adamw", "lr": 0.1}}, "AdamW moves every weight by about lr"),
+        ({"optimizer": {"name": "adam"}}, "package.module:Class"),
+        ({"optimizer": {"name": "torch.optim:Adam"}}, "no default learning rate"),
+        (
+            {"optimizer": {"name": "torch.optim:Adam", "lr": 0.1, "momentum": 0.5}},
+            "optimizer.args = { momentum = … }",
+        ),
+        ({"optimizer": {"args": {"lr": 0.1}}}, "set the learning rate as optimizer.lr"),
         ({"optimizer": {"name": "adamw", "lr": 0.001, "nesterov": True}}, "nesterov"),
         ({"optimizer": {"name": "adamw", "lr": 0.001, "momentum": 1.0}}, "β₁"),
         ({"optimizer": {"warmup_epochs": -1}}, "warmup_epochs"),

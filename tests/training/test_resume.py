@@ -25,6 +25,7 @@ from probmask.training.record import versions
 from probmask.training.run_directory import RunDirectory
 from probmask.training.trainer import train
 from training.small import (
+    Stopped,
     flags,
     kill_when,
     lines,
@@ -32,6 +33,7 @@ from training.small import (
     snapshot,
     start,
     start_command,
+    stop_after_checkpoint,
     try_lock,
     wait_until,
 )
@@ -163,19 +165,6 @@ def test_other_settings_resume_exactly(tmp_path, monkeypatch, settings):
     monkeypatch.undo()
     train(out=tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "run", straight)
-
-
-class Stopped(BaseException):
-    """Ends a run as abruptly as is possible within one process."""
-
-
-def stop_after_checkpoint(monkeypatch, step):
-    def write(path, state):
-        write_checkpoint(path, state)
-        if state["step"] == step:
-            raise Stopped
-
-    monkeypatch.setattr("probmask.training.run.write_checkpoint", write)
 
 
 def test_killed_within_the_dense_twin(tmp_path):

@@ -13,7 +13,7 @@ from probmask.artifact.reader import ArtifactInfo, check_dense_size, open_artifa
 from probmask.errors import ArtifactError, InputError
 from probmask.masking.zeros import remember_zeros
 from probmask.models import MODELS, build_model
-from probmask.models.own_network import untrusted_model
+from probmask.models.own_code import untrusted
 
 PathLike = str | os.PathLike[str]
 Model = TypeVar("Model", bound=nn.Module)
@@ -97,7 +97,7 @@ def _network(path: PathLike, info: ArtifactInfo, model: str | None) -> tuple[str
             f"{path}: does not name its network; build the network and use probmask.load_into."
         )
     if ":" in recorded:
-        raise ArtifactError(untrusted_model(path, recorded, in_python=f"model={recorded!r:.200}"))
+        raise ArtifactError(untrusted(path, recorded, in_python=f"model={recorded!r:.200}"))
     if recorded not in MODELS:
         raise ArtifactError(
             f"{path}: was made from the model {recorded!r:.200}, which is not part of probmask; "

@@ -69,7 +69,7 @@ def model_to_import(options: argparse.Namespace) -> str | None:
     if not isinstance(name, str) or ":" not in name:
         return None
     run = RunDirectory(artifact.parent)
-    return name if options.trust or is_trusted_run(run.path, run.config, name) else None
+    return name if options.trust or is_trusted_run(run.path, run.config, [name]) else None
 
 
 def add_runs(command: argparse.ArgumentParser) -> None:

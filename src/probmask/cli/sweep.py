@@ -1,7 +1,7 @@
 """`probmask sweep`: train a grid of runs. `probmask reproduce` shares its arguments and output."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     sweep.add_argument(
         "grid", type=Path, metavar="FILE.toml", help="file with the tables [run] and [grid]"
     )
-    add_trust(sweep, "the networks that FILE.toml names")
+    add_trust(sweep, "the networks and optimizers that FILE.toml names")
     add_sweep_arguments(sweep)
     sweep.set_defaults(command=run)
 
@@ -41,8 +41,8 @@ def run(options: argparse.Namespace) -> None:
     from probmask.sweeps.grid import load_grid
 
     planned = load_grid(options.grid, sweep_overrides(options))
-    if not (options.trust or options.dry_run or "model" in dict(assignments(options))):
-        _check_models_are_trusted(planned, options.grid)
+    if not (options.trust or options.dry_run):
+        _check_code_is_trusted(planned, options.grid, given=dict(assignments(options)))
     out = options.out or Path("runs") / options.grid.stem
     plan = execute_sweep(planned, out, options)
     print_plan(plan, out, options)
@@ -197,13 +197,17 @@ def raise_if_failed(plan: "Plan", out: Path) -> None:
         )
 
 
-def _check_models_are_trusted(planned: Sequence["PlannedRun"], grid: Path) -> None:
-    """Raise if the file of the sweep names a network that would have to be imported."""
-    from probmask.models.own_network import untrusted_model
+def _check_code_is_trusted(
+    planned: Sequence["PlannedRun"], grid: Path, *, given: Collection[str]
+) -> None:
+    """Raise if the file of the sweep names code that would have to be imported."""
+    from probmask.training.config import own_code
+    from probmask.training.run_directory import untrusted_code
 
     for run in planned:
-        if ":" in run.config.model:
-            raise InputError(untrusted_model(grid, run.config.model, flag="--set model=…"))
+        for key, name in own_code(run.config).items():
+            if key not in given:
+                raise InputError(untrusted_code(grid, key, name, flag=f"--set {key}=…"))
 
 
 def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:

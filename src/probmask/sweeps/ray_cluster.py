@@ -16,7 +16,7 @@ from probmask.sweeps.local_processes import available_cores, with_threads
 from probmask.sweeps.sweep_directory import Job, SweepDirectory
 from probmask.sweeps.sweep_progress import SweepProgress
 from probmask.sweeps.training_process import Request, execute
-from probmask.training.config import TrainConfig, to_table
+from probmask.training.config import TrainConfig, own_code, to_table
 from probmask.training.run_directory import RunDirectory
 from probmask.training.trusted_runs import remember_run
 
@@ -162,7 +162,7 @@ class _Cluster:
             return
         run = RunDirectory(job.directory)
         _write_files(run, result["files"])
-        remember_run(run.path, run.config, planned.config.model)
+        remember_run(run.path, run.config, own_code(planned.config).values())
         self._progress.finish(planned.name, self._directory.write_record(planned))
 
 

@@ -40,6 +40,11 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     write_atomically(path, save(tensors, metadata=metadata), overwrite=True)
 
 
+def check_storable(state: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for a state that `write_checkpoint` cannot write."""
+    _encode(state, {})
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state that `write_checkpoint` wrote.
 

@@ -213,11 +213,28 @@ def _extra_or_tensor(value: Any) -> Rule:
     return tensor(value) if isinstance(value, Tensor) else anything
 
 
-def optimizer_state(optimizer: Optimizer) -> Rule:
-    """Accept a state of this optimizer: its groups, and tensors in the shape of its parameters."""
+def stored_values(value: Any, field: Field) -> None:
+    """Accept nested tables and lists of anything that a checkpoint stores, without NaN."""
+    if isinstance(value, Mapping):
+        table_of(anything, stored_values)(value, field)
+    elif isinstance(value, list | tuple):
+        items([stored_values] * len(value), type(value))(value, field)
+    elif isinstance(value, Tensor):
+        tensor(value)(value, field)
+
+
+def optimizer_state(
+    optimizer: Optimizer, build: Callable[[list[Tensor]], Optimizer] | None = None
+) -> Rule:
+    """Accept a state of this optimizer: its groups, and the tensors of its parameters.
+
+    ``build`` returns an optimizer with the same settings; without it, the settings are the
+    optimizer's defaults.
+    """
+    build = build or _same_class(optimizer)
     groups = optimizer.state_dict()["param_groups"]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state_of = {index: _parameter_state(optimizer, p) for index, p in enumerate(parameters)}
+    state_of = {index: _parameter_state(build, p) for index, p in enumerate(parameters)}
 
     def state(value: Any, field: Field) -> None:
         if not isinstance(value, Mapping):
@@ -235,21 +252,25 @@ def optimizer_state(optimizer: Optimizer) -> Rule:
     return table({"state": state, "param_groups": items(group_rules)})
 
 
-def _parameter_state(optimizer: Optimizer, parameter: Tensor) -> Rule:
-    """Return the rule of the state of one parameter: what a step of such an optimizer leaves."""
-    example = torch.zeros(1, dtype=parameter.dtype)
-    example.grad = torch.zeros_like(example)
+def _same_class(optimizer: Optimizer) -> Callable[[list[Tensor]], Optimizer]:
     optimizer = without_ham(optimizer)
-    build: Any = type(optimizer)
-    accepted = inspect.signature(build).parameters
-    trial = build([example], **{k: v for k, v in optimizer.defaults.items() if k in accepted})
+    kind: Any = type(optimizer)
+    accepted = inspect.signature(kind).parameters
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    return lambda parameters: kind(parameters, **defaults)  # type: ignore[no-any-return]
+
+
+def _parameter_state(build: Callable[[list[Tensor]], Optimizer], parameter: Tensor) -> Rule:
+    """Return the rule of the state of one parameter: what a step of such an optimizer leaves."""
+    example = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    example.grad = torch.zeros_like(example)
+    trial = build([example])
     trial.step()
     rules: dict[str, Rule] = {}
     for key, value in trial.state[example].items():
-        if isinstance(value, Tensor) and value.dim():
-            rules[key] = shaped_tensor(parameter.shape, value.dtype, finite=True)
-        elif isinstance(value, Tensor):
-            rules[key] = shaped_tensor((), value.dtype, finite=True, low=0.0)
+        if isinstance(value, Tensor):
+            low = 0.0 if key == "step" else -math.inf
+            rules[key] = shaped_tensor(value.shape, value.dtype, finite=True, low=low)
         else:
             rules[key] = anything if value is None else number(0)
     return table(rules)

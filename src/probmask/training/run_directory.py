@@ -11,7 +11,7 @@ dense/                  the same files of the dense twin
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,20 @@ from filelock import FileLock, Timeout
 from probmask.errors import InputError
 from probmask.files import is_failure, write_atomically
 from probmask.masking.method import Phase
-from probmask.models.own_network import untrusted_model
+from probmask.models.own_code import untrusted
 from probmask.parsing import check_plain
-from probmask.training.config import TrainConfig, load_config, make_method, to_table
+from probmask.training.config import TrainConfig, load_config, make_method, own_code, to_table
 from probmask.training.metrics import read_log
 from probmask.training.record_format import read_record
 from probmask.training.trusted_runs import is_trusted_run, remember_run
 
 _CONFIG = "config.toml"
 _TWIN = "dense"
+# What the code under a key of the configuration is, and the flag that names it.
+_CODE = {
+    "model": ("model", "--model"),
+    "optimizer.name": ("optimizer", "--set optimizer.name=…"),
+}
 _TEMPORARY = ".probmask-*.tmp"  # unfinished files of `write_atomically`
 # A process that only asks whether the directory is locked holds the lock for a moment.
 _LOCK_SECONDS = 0.2
@@ -96,17 +101,19 @@ class RunDirectory:
         except OSError as error:
             raise not_writable(self.path, error) from error
         write_atomically(self.config, tomli_w.dumps(to_table(config)).encode(), overwrite=False)
-        remember_run(self.path, self.config, config.model)
+        remember_run(self.path, self.config, own_code(config).values())
 
-    def check_trusted(self, config: TrainConfig) -> None:
-        """Raise `InputError` unless the user started the run here with this network.
+    def check_trusted(self, config: TrainConfig, given: Collection[str] = ()) -> None:
+        """Raise `InputError` unless the user started the run here with this code.
 
-        A run from elsewhere must not decide which code is imported.
+        A run from elsewhere must not decide which code is imported. ``given`` are keys of the
+        configuration that the user sets in this command.
         """
-        model = config.model
-        if ":" in model and not is_trusted_run(self.path, self.config, model):
-            remedy = f"config=probmask.load_config({str(self.config)!r})"
-            raise InputError(untrusted_model(self.path, model, in_python=remedy))
+        remedy = f"config=probmask.load_config({str(self.config)!r})"
+        named = {key: name for key, name in own_code(config).items() if key not in given}
+        for key, name in named.items():
+            if not is_trusted_run(self.path, self.config, [name]):
+                raise InputError(untrusted_code(self.path, key, name, in_python=remedy))
 
     def read_config(self) -> TrainConfig:
         """Return the configuration of the run in the directory."""
@@ -160,6 +167,19 @@ class RunDirectory:
     def _has_files(self) -> bool:
         # A process that was killed while it wrote the configuration leaves a temporary file.
         return any(not path.match(_TEMPORARY) for path in self.path.iterdir())
+
+
+def untrusted_code(
+    source: object,
+    key: str,
+    name: str,
+    *,
+    flag: str | None = None,
+    in_python: str | None = None,
+) -> str:
+    """Return the error for a file that names code of somebody under a key of the configuration."""
+    kind, usual = _CODE[key]
+    return untrusted(source, name, kind=kind, flag=flag or usual, in_python=in_python)
 
 
 def not_writable(path: Path, error: OSError) -> InputError | OSError:

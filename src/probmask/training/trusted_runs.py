@@ -1,69 +1,73 @@
-"""Runs that this user started on this machine with a network of their own.
+"""Runs that this user started on this machine with code of their own.
 
-A run names its network, and importing it executes code. A run from elsewhere must not decide what
-is imported. When a run is created with the user's own network, a note is therefore written to the
-user's state directory, outside of the run; a note in the run could be copied with it. Commands
-import the network of a run without asking only if there is a note that still agrees with the run.
+A run names its network and its optimizer, and importing them executes code. A run from elsewhere
+must not decide what is imported. When a run is created with the user's own code, a note is
+therefore written to the user's state directory, outside of the run; a note in the run could be
+copied with it. Commands import the code of a run without asking only if there is a note that still
+agrees with the run.
 """
 
 import hashlib
 import json
 import os
 import stat
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from probmask.data.releases import expand_home
 from probmask.errors import InputError
 from probmask.files import write_atomically
-from probmask.models.own_network import allow_imports, module_location
+from probmask.models.own_code import allow_imports, module_location
 
 _LARGEST_NOTE = 65536  # bytes
 
 
-def remember_run(directory: Path, config: Path, model: str) -> None:
-    """Note that the user created the run in the directory with this network.
+def remember_run(directory: Path, config: Path, names: Collection[str]) -> None:
+    """Note that the user created the run in the directory with this code.
 
-    Nothing happens for a network of probmask. If the note cannot be written, the user has to pass
-    ``--trust`` later.
+    Nothing happens if there is no code of the user. If the note cannot be written, the user has to
+    pass ``--trust`` later.
 
     Args:
         directory: Directory of the run.
         config: The configuration file of the run.
-        model: The network, ``package.module:function``.
+        names: The user's own code, each ``package.module:name``.
     """
-    location = module_location(model) if ":" in model else None
-    if location is None:
+    locations = {name: module_location(name) for name in names}
+    if not names or None in locations.values():
         return
     with suppress(InputError, OSError):
         path = _note_path(directory)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = json.dumps(_note(directory, config, model, location), indent=2) + "\n"
+        places = {name: str(location) for name, location in locations.items()}
+        text = json.dumps(_note(directory, config, places), indent=2) + "\n"
         write_atomically(path, text.encode(), overwrite=True)
 
 
-def is_trusted_run(directory: Path, config: Path, model: str) -> bool:
-    """Return whether the user created this run here, with this network from the same place.
+def is_trusted_run(directory: Path, config: Path, names: Collection[str]) -> bool:
+    """Return whether the user created this run here, with this code from the same places.
 
-    If so, the network can then be imported from any working directory.
+    If so, the code can then be imported from any working directory.
     """
     try:
         note = _read_note(_note_path(directory))
-        location = Path(note["location"])
-        allow_imports(model, location.parent)
-        return note == _note(directory, config, model, location) and (
-            module_location(model) == location
-        )
+        places = note["locations"]
+        if note != _note(directory, config, places):
+            return False
+        for name in names:
+            allow_imports(name, Path(places[name]).parent)
+        return all(module_location(name) == Path(places[name]) for name in names)
     except (InputError, OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _note(directory: Path, config: Path, model: str, location: Path) -> dict[str, str]:
+def _note(directory: Path, config: Path, locations: Mapping[str, str]) -> dict[str, Any]:
     return {
         "directory": str(directory.resolve()),
         "config": hashlib.sha256(config.read_bytes()).hexdigest(),
-        "model": model,
-        "location": str(location),
+        "locations": dict(locations),
     }
 
 
@@ -73,7 +77,7 @@ def _note_path(directory: Path) -> Path:
     return state / "probmask" / "trusted_runs" / f"{name}.json"
 
 
-def _read_note(path: Path) -> dict[str, str]:
+def _read_note(path: Path) -> dict[str, Any]:
     """Read a note; raise `OSError` or `ValueError` if others could have written it."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
@@ -81,5 +85,5 @@ def _read_note(path: Path) -> dict[str, str]:
             status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ):
             raise ValueError(f"{path}: others can write this file")
-        note: dict[str, str] = json.loads(file.read(_LARGEST_NOTE))
+        note: dict[str, Any] = json.loads(file.read(_LARGEST_NOTE))
     return note

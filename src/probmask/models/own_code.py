@@ -1,4 +1,4 @@
-"""Import of the user's own network, ``package.module:function``.
+"""Import of the user's own code: a network or an optimizer, ``package.module:name``.
 
 The module may be in the working directory. That directory is never added to `sys.path`: PyTorch and
 other packages try to import optional packages such as dill or pandas, and would execute a file of
@@ -8,7 +8,7 @@ that name that came with a downloaded network.
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -21,28 +21,29 @@ from probmask.errors import InputError
 _IMPORT_MACHINERY = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
-def import_function(name: str) -> Callable[..., Any]:
-    """Import ``package.module:function``.
+def import_own(name: str, *, label: str) -> Any:
+    """Import ``package.module:name``.
 
     The module is searched for on Python's path, then in the working directory. Modules found in
     the working directory may import others from there, at any time.
 
+    Args:
+        name: The module and the name of a function or class in it.
+        label: What precedes the name in error messages, such as ``--model``.
+
     Raises:
-        InputError: If the module or the function does not exist, or is not a function.
+        InputError: If the module or the name does not exist.
     """
-    module, _, function = name.partition(":")
+    module, _, attribute = name.partition(":")
     allow_imports(name, Path.cwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"--model {name}: cannot be imported: {error}.") from error
-    if not callable(found):
-        raise InputError(f"--model {name}: is not a function that returns a model.")
-    return found  # type: ignore[no-any-return]
+        raise InputError(f"{label} {name}: cannot be imported: {error}.") from error
 
 
 def allow_imports(name: str, directory: Path) -> None:
-    """Let the module of ``package.module:function`` be imported from the directory.
+    """Let the module of ``package.module:name`` be imported from the directory.
 
     Modules on Python's path and in directories that were allowed before take precedence.
     """
@@ -57,7 +58,7 @@ def allow_imports(name: str, directory: Path) -> None:
 
 
 def module_location(name: str) -> Path | None:
-    """Return the file or package from which ``package.module:function`` would be imported.
+    """Return the file or package from which ``package.module:name`` would be imported.
 
     Nothing is imported. The result is the location of the top-level package or module, or None if
     it does not exist or is built into Python.
@@ -71,22 +72,28 @@ def module_location(name: str) -> Path | None:
     return Path(spec.origin) if spec.has_location and spec.origin else None
 
 
-def untrusted_model(
-    source: object, name: str, *, flag: str = "--model", in_python: str | None = None
+def untrusted(
+    source: object,
+    name: str,
+    *,
+    kind: str = "model",
+    flag: str = "--model",
+    in_python: str | None = None,
 ) -> str:
-    """Return the error for a file that names a network which the user did not ask for.
+    """Return the error for a file that names code which the user did not ask for.
 
     Args:
-        source: The file or directory that names the network.
-        name: The network, ``package.module:function``.
-        flag: The flag that names a network in this command.
+        source: The file or directory that names the code.
+        name: The code, ``package.module:name``.
+        kind: What the code is, "model" or "optimizer".
+        flag: The flag that names such code in this command.
         in_python: What to pass in Python to import it, if there is a function for that.
     """
     location = module_location(name)
     where = "" if location is None else f" from {location}"
     hint = "" if in_python is None else f" (in Python: {in_python})"
     return (
-        f"{source}: names the model {name!r:.200}, which would be imported{where}. Importing it "
+        f"{source}: names the {kind} {name!r:.200}, which would be imported{where}. Importing it "
         f"executes its code; if you trust it, pass --trust or {flag}{hint}."
     )
 
@@ -98,7 +105,7 @@ class _OwnModules(MetaPathFinder):
         directory: Directory with the user's modules.
 
     Attributes:
-        requested: Top-level names of the networks that the user asked for.
+        requested: Top-level names of the modules that the user asked for.
     """
 
     def __init__(self, directory: Path) -> None:

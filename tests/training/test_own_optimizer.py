@@ -1,0 +1,135 @@
+"""Optimizers by name and by class: defaults, errors, records, resuming, and what is imported."""
+
+import shutil
+import sys
+
+import pytest
+import torch
+
+from probmask.cli import main
+from probmask.errors import InputError
+from probmask.training.config import load_config, own_code
+from probmask.training.optimizer import OptimizerConfig, build_optimizer
+from probmask.training.run_directory import RunDirectory
+from probmask.training.trainer import train
+from training.small import Stopped, flags, small, stop_after_checkpoint
+
+# Its state differs from that of PyTorch's: a text, a number per group, and keys that appear later.
+OWN = """
+from pathlib import Path
+
+import torch
+
+Path(__file__).with_name("executed").touch()
+
+
+class Decaying(torch.optim.Optimizer):
+    def __init__(self, params, lr, power=1.0):
+        super().__init__(params, {"lr": lr, "power": power, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                state["note"] = "seen"
+                if group["steps"] > 2:
+                    mean = state.setdefault("mean", torch.zeros_like(p))
+                    mean.mul_(0.9).add_(p.grad)
+                    p.sub_(mean, alpha=group["lr"] / group["steps"] ** group["power"])
+
+
+class Unstorable(Decaying):
+    def step(self, closure=None):
+        super().step()
+        self.state["set"] = {1, 2}
+"""
+BRIEF = {"epochs": 2, "batch_size": 280, "method__sparsity": 0.9, "optimizer__lr": 0.01}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A directory with an optimizer whose import leaves a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    (tmp_path / "own_optimizer.py").write_text(OWN)
+    yield "own_optimizer:Decaying"
+    sys.modules.pop("own_optimizer", None)
+
+
+def test_adamw_has_its_own_defaults_and_the_record_has_them_explicitly():
+    adamw = load_config(None, [("data", "imagenet"), ("optimizer.name", "adamw")])
+    assert (adamw.optimizer.lr, adamw.optimizer.weight_decay) == (1e-3, 0.01)
+    assert adamw.optimizer.momentum == 0.9
+    sgd = load_config(None, [("data", "imagenet")])
+    assert (sgd.optimizer.lr, sgd.optimizer.momentum) == (0.256, 0.875)
+    made = build_optimizer(OptimizerConfig(name="adamw"), [torch.nn.Parameter(torch.ones(2))])
+    assert isinstance(made, torch.optim.AdamW)
+    assert (made.defaults["lr"], made.defaults["weight_decay"]) == (1e-3, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"name": "torch.optim:Nope"}, "torch.optim:Nope: cannot be imported: .*no attribute"),
+        ({"name": "no_such_module:Nope"}, "cannot be imported: No module named"),
+        ({"name": "torch.nn:Linear"}, "is not a subclass of torch.optim.Optimizer"),
+        ({"name": "torch.optim:RMSprop", "args": {"x": 1}}, "'x'; its arguments are lr, alpha,"),
+        ({"name": "torch.optim:RMSprop", "args": {"alpha": -5}}, "built with .*Invalid alpha"),
+        ({"name": "torch.optim:LBFGS"}, "trial step failed .*closure"),
+        ({"name": "own_optimizer:Unstorable"}, "trial step failed .*cannot store a set"),
+        ({"name": "adamw", "args": {"beta": 1}}, "'beta'; its arguments are lr, betas,"),
+    ],
+)
+def test_an_optimizer_that_cannot_work_fails_before_training(own, settings, expected):
+    with pytest.raises(InputError, match=expected):
+        build_optimizer(OptimizerConfig(lr=0.01, **settings), torch.nn.Linear(2, 2).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [("own_optimizer:Decaying", {"power": 0.5}), ("torch.optim:Adafactor", {"d": 2.0})],
+)
+def test_a_run_with_any_optimizer_resumes_bit_for_bit(tmp_path, own, monkeypatch, name, args):
+    config = small(**BRIEF, checkpoint_seconds=0, optimizer__name=name, optimizer__args=args)
+    whole = train(config, out=tmp_path / "whole")
+    table = whole.record["config"]["optimizer"]
+    assert (table["name"], table["args"], table["lr"]) == (name, args, 0.01)
+    assert "weight_decay" not in table
+    with monkeypatch.context() as patch:
+        stop_after_checkpoint(patch, 6)
+        with pytest.raises(Stopped):
+            train(config, out=tmp_path / "run")
+    train(out=tmp_path / "run", resume=True)
+    for file in ("model.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_a_file_does_not_decide_which_optimizer_is_imported(tmp_path, own, capsys):
+    table = f'[optimizer]\nname = "{own}"\nlr = 0.01\n'
+    (tmp_path / "run.toml").write_text(table)
+    (tmp_path / "sweep.toml").write_text(f"[run]\n{table.replace('[', '[run.')}[grid]\nseed=[0]\n")
+    RunDirectory(tmp_path / "mine").create(load_config(tmp_path / "run.toml"))
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    for command in (
+        "train run.toml --out new",
+        "train --resume copy",
+        "sweep sweep.toml --out new",
+    ):
+        assert main(command.split()) == 2
+        message = capsys.readouterr().err
+        assert f"names the optimizer '{own}', which would be imported from" in message
+        assert "pass --trust or --set optimizer.name=…" in message
+    assert not (tmp_path / "executed").exists()
+    assert not (tmp_path / "new").exists()
+    run = RunDirectory(tmp_path / "mine")
+    run.check_trusted(run.read_config())  # the user created this one
+    arguments = flags(**BRIEF | {"epochs": 1}, optimizer__name=own)
+    assert main(["train", "--out", "new", "--quiet", *arguments]) == 0
+    assert (tmp_path / "executed").exists()
+
+
+def test_the_optimizers_of_pytorch_need_no_trust():
+    config = load_config(None, [("optimizer.name", "torch.optim:Adam"), ("optimizer.lr", 0.01)])
+    assert own_code(config) == {}
