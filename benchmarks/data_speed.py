@@ -56,7 +56,7 @@ def step_times(data: DataSource, steps: int) -> Iterator[tuple[float, float]]:
         batch = next(batches)
         ready = time.perf_counter()
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch.images), batch.labels).backward()
+        nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
         optimizer.step()
         yield ready - start, time.perf_counter() - ready
 

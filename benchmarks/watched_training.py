@@ -65,6 +65,6 @@ def accuracy(model: nn.Module, config: TrainConfig, data: DataSource) -> float:
     """
     batches = data.training(config.epochs, batch_size=config.batch_size, seed=config.seed)
     some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // config.batch_size))
-    reestimate_batchnorm(model, (batch.images for batch in some))
+    reestimate_batchnorm(model, (batch.inputs for batch in some))
     part: Literal["val", "test"] = "val" if config.select_on == "val" else "test"
     return evaluate_model(model, data, part=part).accuracy

@@ -45,7 +45,7 @@ def expected(artifact):
     """The test images of the digits, their labels, and PyTorch's logits."""
     (batch,) = load_data("digits").testing(batch_size=1000)
     with torch.no_grad():
-        return batch.images.numpy(), batch.labels.numpy(), load(artifact)(batch.images).numpy()
+        return batch.inputs.numpy(), batch.labels.numpy(), load(artifact)(batch.inputs).numpy()
 
 
 def by_onnxruntime(path):

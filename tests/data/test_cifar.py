@@ -160,7 +160,7 @@ def test_images_and_labels_are_exact(tmp_path, name, kind, form):
     batch = next(data.testing(batch_size=50))
     mean, std = np.array([0.491, 0.482, 0.447]), np.array([0.247, 0.243, 0.262])
     exact = (pixels(50, FIRST["test"]).transpose(0, 2, 3, 1) / 255 - mean) / std
-    np.testing.assert_allclose(batch.images.numpy(), exact.transpose(0, 3, 1, 2), atol=1e-6)
+    np.testing.assert_allclose(batch.inputs.numpy(), exact.transpose(0, 3, 1, 2), atol=1e-6)
 
 
 def test_a_record_is_a_label_and_three_planes():

@@ -21,7 +21,7 @@ def raw(**settings):
 
 
 def as_bytes(batch):
-    return [image.tobytes() for image in (batch.images * 16).round().byte().numpy()]
+    return [image.tobytes() for image in (batch.inputs * 16).round().byte().numpy()]
 
 
 def test_sizes(data):
@@ -63,7 +63,7 @@ def test_every_part_contains_every_digit_about_equally_often(held_out):
 
 
 def test_images_are_normalized(data):
-    images = torch.cat([batch.images for batch in data.testing(batch_size=100)])
+    images = torch.cat([batch.inputs for batch in data.testing(batch_size=100)])
     assert images.shape == (355, 1, 8, 8)
     assert abs(images.mean().item()) < 0.05
     assert abs(images.std().item() - 1) < 0.05
@@ -80,7 +80,7 @@ def test_settings_apply():
     assert (few.train_size, few.test_size) == (100, 7)
     (test,) = raw().testing(batch_size=355)
     (first,) = few.testing(batch_size=355)
-    assert torch.equal(first.images, test.images[:7])
+    assert torch.equal(first.inputs, test.inputs[:7])
 
 
 def test_batches_are_the_same_every_time(data):
@@ -88,7 +88,7 @@ def test_batches_are_the_same_every_time(data):
     again = list(load_data("digits").training(3, batch_size=64, seed=5))
     assert len(first) == len(again) == 22
     for ours, theirs in zip(first, again, strict=True):
-        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.inputs, theirs.inputs)
         assert torch.equal(ours.labels, theirs.labels)
 
 

@@ -34,7 +34,7 @@ def load(directory, name="folder", **settings):
 
 
 def shown(batches):
-    return [number for batch in batches for number in numbers(batch.images)]
+    return [number for batch in batches for number in numbers(batch.inputs)]
 
 
 def labels(batches):
@@ -43,7 +43,7 @@ def labels(batches):
 
 def assert_same_batches(ours, theirs):
     for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.labels, other.labels)
 
 
@@ -268,7 +268,7 @@ def test_ranks_divide_every_batch(noisy, workers):
     ]
     for batch, *parts in zip(whole, *shares, strict=True):
         assert [len(part.labels) for part in parts] == [2, 2, 2]
-        assert torch.equal(batch.images, torch.cat([part.images for part in parts]))
+        assert torch.equal(batch.inputs, torch.cat([part.inputs for part in parts]))
         assert torch.equal(batch.labels, torch.cat([part.labels for part in parts]))
 
 
@@ -281,7 +281,7 @@ def test_epochs_and_seeds_differ_in_order_and_in_crops(noisy):
     for place, one in enumerate(batches):
         for other in batches[place + 1 :]:
             assert not torch.equal(one.labels, other.labels)
-            equal = (one.images[:, None] == other.images[None]).flatten(2).all(2)
+            equal = (one.inputs[:, None] == other.inputs[None]).flatten(2).all(2)
             assert not equal.any()
 
 
@@ -299,8 +299,8 @@ def test_pixels_are_scaled_and_normalized(tmp_path):
     (batch,) = data.testing(batch_size=5)
     color = torch.tensor([0x80, 0x40, 0]) / 255
     expected = (color - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 0.125])
-    assert batch.images.dtype == torch.float32
-    assert torch.allclose(batch.images, expected.view(1, 3, 1, 1).expand(1, 3, 8, 8), atol=1e-5)
+    assert batch.inputs.dtype == torch.float32
+    assert torch.allclose(batch.inputs, expected.view(1, 3, 1, 1).expand(1, 3, 8, 8), atol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

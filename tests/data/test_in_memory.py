@@ -39,7 +39,7 @@ def numbers(batches):
     return [
         round(value * 255)
         for batch in batches
-        for value in batch.images.flatten(1).amax(1).tolist()
+        for value in batch.inputs.flatten(1).amax(1).tolist()
     ]
 
 
@@ -47,7 +47,7 @@ def assert_same(ours, theirs):
     ours, theirs = list(ours), list(theirs)
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.labels, other.labels)
 
 
@@ -106,7 +106,7 @@ def test_another_epoch_or_seed_gives_another_order_and_other_crops(other):
     assert numbers(ours) != numbers(theirs)
     assert sorted(numbers(ours)) == sorted(numbers(theirs))
     crops = [
-        dict(zip(numbers(batches), torch.cat([b.images for b in batches]), strict=True))
+        dict(zip(numbers(batches), torch.cat([b.inputs for b in batches]), strict=True))
         for batches in (ours, theirs)
     ]
     same = sum(torch.equal(crops[0][number], crops[1][number]) for number in range(1, 96))
@@ -143,7 +143,7 @@ def test_every_seed_epoch_position_and_rank_has_its_own_crops():
     same = Images(pixels.contiguous(), torch.zeros(64, dtype=torch.long))
     data = InMemory("same", same, same, AUGMENTED, classes=1)
     batches = [
-        batch.images.numpy().tobytes()
+        batch.inputs.numpy().tobytes()
         for seed in (0, 1)
         for number in (0, 1)
         for rank in (0, 1)
@@ -272,10 +272,10 @@ def test_pixels_are_scaled_and_normalized_per_channel():
     settings = SmallImages(padding=0, flip=False, mean=(0.25, 0.5), std=(0.5, 2.0))
     data = InMemory("two", part, part, settings, classes=5, scale=16.0)
     (batch,) = data.testing(batch_size=5)
-    assert batch.images.dtype == torch.float32
+    assert batch.inputs.dtype == torch.float32
     for channel, (mean, std) in enumerate(((0.25, 0.5), (0.5, 2.0))):
         exact = (pixels[:, channel].double() / 16 - mean) / std
-        assert torch.allclose(batch.images[:, channel].double(), exact, atol=1e-6)
+        assert torch.allclose(batch.inputs[:, channel].double(), exact, atol=1e-6)
 
 
 def test_statistics_are_computed_from_the_training_images_in_use():
@@ -283,8 +283,8 @@ def test_statistics_are_computed_from_the_training_images_in_use():
     settings = SmallImages(padding=0, flip=False, train_images=50)
     data = InMemory("tiny", train, test, settings, classes=4, scale=64.0)
     (batch,) = data.training(0, batch_size=50, seed=0)
-    assert abs(batch.images.double().mean()) < 1e-6
-    assert abs(batch.images.double().std(correction=0) - 1) < 1e-6
+    assert abs(batch.inputs.double().mean()) < 1e-6
+    assert abs(batch.inputs.double().std(correction=0) - 1) < 1e-6
 
 
 def refused(**settings):

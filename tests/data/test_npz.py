@@ -147,7 +147,7 @@ def test_channels_come_last_or_after_the_count(path, channels, order):
         assert_equal(parts(data)[0][0], planes)
         assert_equal(parts(data)[1][0], other)
         batch = next(data.training(0, batch_size=12, seed=0))
-        assert batch.images.shape == (12, channels, 6, 7)
+        assert batch.inputs.shape == (12, channels, 6, 7)
 
 
 @pytest.mark.parametrize("shape", [(12, 3, 3, 3), (12, 3, 7, 3), (12, 1, 4, 4), (12, 5, 6, 7)])
@@ -310,7 +310,7 @@ def test_statistics_are_those_of_the_training_images(path, channels):
 def test_images_come_out_with_mean_0_and_deviation_1(path):
     data = load(path, two_parts(test_images=two_parts()["train_images"][:5]))
     (batch,) = data.training(0, batch_size=12, seed=0)
-    images = batch.images.double()
+    images = batch.inputs.double()
     assert abs(images.mean()) < 1e-6
     assert abs(images.std(correction=0) - 1) < 1e-6
 
@@ -321,8 +321,8 @@ def test_a_constant_channel_becomes_0(path):
     data = load(path, two_parts(train_images=images, test_images=images[:5]))
     assert data.settings.std[1] == 1
     (batch,) = data.testing(batch_size=5)
-    assert batch.images[:, 1].abs().max() < 1e-6
-    assert batch.images.isfinite().all()
+    assert batch.inputs[:, 1].abs().max() < 1e-6
+    assert batch.inputs.isfinite().all()
 
 
 def test_given_statistics_are_used(path):
@@ -338,7 +338,7 @@ def test_nothing_is_augmented_by_default(path):
     arrays = two_parts()
     data = load(path, arrays, mean=[0], std=[1])
     (batch,) = data.training(0, batch_size=12, seed=0)
-    ours = sorted(image.tobytes() for image in (batch.images * 255).round().byte().numpy())
+    ours = sorted(image.tobytes() for image in (batch.inputs * 255).round().byte().numpy())
     assert ours == sorted(image.tobytes() for image in arrays["train_images"])
 
 

@@ -53,7 +53,7 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     noise, states, images = [], [], []
     for batch in run.loop.batches():
         noise.append([each.noise.clone() for each in probs.values()])
-        images.append(batch.images)
+        images.append(batch.inputs)
         run.loop.update(batch)
         tensors = dict(run.model.named_parameters())
         tensors |= {f"{path}.prob": each.prob for path, each in probs.items()}

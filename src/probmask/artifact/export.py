@@ -217,7 +217,13 @@ def _usual_shape(artifact: Path, info: ArtifactInfo, model: str | None) -> tuple
             f"{artifact}: does not record the input shape of its network; pass the shape of one "
             "input: input_shape=(3, 32, 32) (--input-shape 3,32,32)."
         )
-    channels, *sides = MODELS[name].image_shape
+    usual = MODELS[name].image_shape
+    if usual is None:
+        raise ArtifactError(
+            f"{artifact}: {name} takes tokens; only networks that take one tensor of numbers, such "
+            "as images, can be exported to ONNX or timed. Load it with probmask.load."
+        )
+    channels, *sides = usual
     known = settings if isinstance(settings, dict) else {}
     return (known.get("channels", channels), *sides)
 

@@ -11,16 +11,29 @@ from probmask.data.datasets import (
     download_data,
     is_downloaded,
     load_data,
+    with_absolute_paths,
 )
 from probmask.data.image_files import default_workers
-from probmask.data.source import Batch, DataSource, Photographs, Shard, SmallImages
+from probmask.data.source import (
+    Batch,
+    DataSource,
+    Inputs,
+    Photographs,
+    Sentences,
+    Settings,
+    Shard,
+    SmallImages,
+)
 
 __all__ = [
     "DATA",
     "Batch",
     "DataSet",
     "DataSource",
+    "Inputs",
     "Photographs",
+    "Sentences",
+    "Settings",
     "Shard",
     "SmallImages",
     "check_settings",
@@ -29,4 +42,5 @@ __all__ = [
     "download_data",
     "is_downloaded",
     "load_data",
+    "with_absolute_paths",
 ]

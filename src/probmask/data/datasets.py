@@ -11,7 +11,16 @@ from probmask.data.download import download
 from probmask.data.image_files import IMAGENET, folder, imagenet
 from probmask.data.npz import npz
 from probmask.data.releases import REMOTES, Release, default_directory, expand_home
-from probmask.data.source import DataSource, Photographs, SmallImages, validation_count
+from probmask.data.source import (
+    DataSource,
+    Photographs,
+    Sentences,
+    Settings,
+    SmallImages,
+    validation_count,
+)
+from probmask.data.tokenizer import absolute_tokenizer
+from probmask.data.tsv import tsv
 from probmask.errors import InputError
 from probmask.messages import NamedTable, lookup
 from probmask.parsing import Source, parse_fields
@@ -30,7 +39,7 @@ class DataSet:
     """
 
     load: Callable[[Path | None, Any], DataSource]
-    defaults: SmallImages | Photographs
+    defaults: Settings
     release: Release | None = None
     locate: Callable[[Release, Path], object] | None = None
 
@@ -68,6 +77,7 @@ DATA = NamedTable(
         "imagenet": DataSet(imagenet, Photographs(), IMAGENET),
         "folder": DataSet(folder, Photographs()),
         "npz": DataSet(npz, SmallImages(padding=0, flip=False)),
+        "tsv": DataSet(tsv, Sentences()),
     },
 )
 
@@ -82,7 +92,7 @@ def load_data(
         directory: Directory of the files (``npz``: the file). Without it, CIFAR and MNIST are
             read from ``$PROBMASK_DATA`` or from the user's cache.
         settings: Settings that replace the defaults, as in the table ``[data_args]`` of a
-            configuration file; see `SmallImages` and `Photographs`.
+            configuration file; see `SmallImages`, `Photographs` and `Sentences`.
 
     Returns:
         The data set, with its batches on the CPU.
@@ -95,7 +105,7 @@ def load_data(
         >>> data.train_size, data.test_size, data.image_shape
         (1000, 355, (1, 8, 8))
         >>> batch = next(data.training(0, batch_size=64, seed=0))
-        >>> batch.images.shape
+        >>> batch.inputs.shape
         torch.Size([64, 1, 8, 8])
     """
     entry = _find(name)
@@ -108,7 +118,7 @@ def check_settings(
     *,
     naming: str = "--data",
     source: Source | None = None,
-) -> SmallImages | Photographs:
+) -> Settings:
     """Check the settings of a data set without loading it.
 
     Args:
@@ -132,6 +142,26 @@ def check_settings(
     source = source or f"{naming} {name}"
     given = parse_fields(type(defaults), settings, prefix="data_args.", source=source)
     return replace(defaults, **given)
+
+
+def with_absolute_paths(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a data set with absolute paths, valid in any working directory.
+
+    Args:
+        name: Name in `DATA`, or any other name.
+        settings: Settings that replace the defaults.
+
+    Returns:
+        The settings. A tokenizer that is an existing file or directory has its absolute path.
+
+    Example:
+        >>> with_absolute_paths("tsv", {"tokenizer": "words"})
+        {'tokenizer': 'words'}
+    """
+    tokenizer = settings.get("tokenizer")
+    if name != "tsv" or not isinstance(tokenizer, str):
+        return dict(settings)
+    return {**settings, "tokenizer": absolute_tokenizer(tokenizer)}
 
 
 def download_data(
@@ -225,8 +255,9 @@ def _describe(name: str, entry: DataSet) -> dict[str, Any]:
 
 
 def _find(name: str, naming: str = "--data") -> DataSet:
-    if name not in DATA and (Path(name).suffix == ".npz" or _is_directory(name)):
-        kind = "npz" if Path(name).suffix == ".npz" else "folder"
+    suffix = Path(name).suffix
+    if name not in DATA and (suffix in (".npz", ".tsv") or _is_directory(name)):
+        kind = suffix[1:] if suffix in (".npz", ".tsv") else "folder"
         raise InputError(
             f"{naming} {name}: is a path; for your own data pass --data {kind} --data-dir {name}."
         )

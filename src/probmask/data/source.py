@@ -1,13 +1,13 @@
-"""The interface of a data set: its settings, its batches, and which images are held out.
+"""The interface of a data set: its settings, its batches, and which examples are held out.
 
-Every training batch is a pure function of seed, epoch and position. The held-out images are always
-the same, and stratified by class.
+Every training batch is a pure function of seed, epoch and position. The held-out examples are
+always the same, and stratified by class.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ _VALIDATION_FRACTION = 0.1
 _MAX_VALIDATION_IMAGES = 10_000
 # Fraction of the test images in a data set that has no test part.
 _TEST_FRACTION = 0.2
+# Pixels per forward pass in evaluation: 500 images of CIFAR or 41 of ImageNet fit.
+_PIXELS_PER_PASS = 500 * 64 * 64
+# What a network takes: a tensor, or tensors by the names of its arguments.
+Inputs = Tensor | dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +99,63 @@ class Photographs:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sentences:
+    """Settings of data sets of sentences (``[data_args]``).
+
+    Attributes:
+        tokenizer: "words" (lower-case words and punctuation, numbered by their frequency in the
+            training sentences), "bytes" (of UTF-8), a directory with a tokenizer.json, such a
+            file, or the name of a model whose tokenizer.json is in Hugging Face's cache.
+        tokenizer_sha256: Digest of the tokenizer, which a record states. If it is given, another
+            tokenizer is refused.
+        max_length: Largest number of tokens; longer sentences are cut.
+        vocabulary: Largest number of tokens of the tokenizer "words".
+        text: Column of the sentences: its name, or its number from 1 on. None: the column
+            "sentence" or "text", or the first of two columns.
+        label: Column of the labels. None: the column "label", or the second of two columns.
+        header: Whether the first line names the columns. None: it does if it has the names above.
+        train_sentences: Number of training sentences to use, from the first on. None: all.
+        validation_sentences: Number of sentences that `DataSource.with_validation` holds out, from
+            the first on if they have a file of their own. None: all of that file, or else a tenth
+            of the training sentences, at most 10,000.
+        test_sentences: Number of test sentences to use, from the first on. None: all.
+    """
+
+    tokenizer: str = "words"
+    tokenizer_sha256: str | None = None
+    max_length: int = 128
+    vocabulary: int = 20_000
+    text: str | int | None = None
+    label: str | int | None = None
+    header: bool | None = None
+    train_sentences: int | None = None
+    validation_sentences: int | None = None
+    test_sentences: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_limits(self)
+        check_count("data_args", "max_length", self.max_length, least=2, meaning="a length")
+        check_count(
+            "data_args", "vocabulary", self.vocabulary, least=3, meaning="a number of words"
+        )
+        for name, column in (("text", self.text), ("label", self.label)):
+            if isinstance(column, int):
+                check_count("data_args", name, column, least=1, meaning="a column, from 1 on")
+
+
+Settings = SmallImages | Photographs | Sentences
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Normalized images, (count, channels, height, width), and their labels."""
+    """Inputs of a network and their labels.
 
-    images: Tensor
+    The inputs are normalized images, (count, channels, height, width), or tensors by the names of
+    the network's arguments: ``input_ids`` and ``attention_mask``, (count, tokens).
+    """
+
+    inputs: Inputs
     labels: Tensor
 
 
@@ -116,31 +172,67 @@ WHOLE = Shard()
 
 
 class DataSource(ABC):
-    """A data set for image classification.
+    """A data set for classification.
 
     The training batch at a given epoch and position is a pure function of the seed. A resumed run
     therefore sees the same batches as an uninterrupted one, even from the middle of an epoch.
-    Validation images are held out only after `with_validation`.
+    Validation examples are held out only after `with_validation`.
 
     Attributes:
         name: Name of the data set.
+        examples: What its examples are called: "images" or "sentences".
         classes: Number of classes.
         class_names: Names of the classes, if they are known.
-        image_shape: (channels, height, width) of the images in a batch.
-        train_size: Number of training images.
-        val_size: Number of validation images.
-        test_size: Number of test images.
+        image_shape: (channels, height, width) of the images in a batch; None for sentences.
+        train_size: Number of training examples.
+        val_size: Number of validation examples.
+        test_size: Number of test examples.
         settings: Settings with which the data set was loaded.
     """
 
     name: str
+    examples: str = "images"
     classes: int
     class_names: tuple[str, ...] | None = None
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, int, int] | None = None
     train_size: int
     val_size: int = 0
     test_size: int
-    settings: SmallImages | Photographs
+    settings: Settings
+
+    @property
+    def description(self) -> str:
+        """The examples and their size, for messages."""
+        return f"{'×'.join(map(str, self._image_shape))} images"
+
+    @property
+    def example_text(self) -> str:
+        """What `example` returns, for records: operations are counted for it."""
+        return "one image"
+
+    @property
+    def examples_per_pass(self) -> int:
+        """Number of examples that a network can evaluate at once without much memory."""
+        _, height, width = self._image_shape
+        return max(1, min(500, _PIXELS_PER_PASS // (height * width)))
+
+    def model_settings(self) -> dict[str, Any]:
+        """Return the settings of a network that follow from the data."""
+        channels, height, width = self._image_shape
+        size = height if height == width else [height, width]
+        return {"classes": self.classes, "channels": channels, "image_size": size}
+
+    def example(self, *, largest: bool = False) -> Inputs:
+        """Return one artificial example, to try a network and to count its operations.
+
+        It has a typical size or, with ``largest``, the largest size and largest values.
+        """
+        return torch.zeros(1, *self._image_shape)
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int]:
+        assert self.image_shape is not None  # sentences override what uses it
+        return self.image_shape
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of full training batches in an epoch.
@@ -151,7 +243,7 @@ class DataSource(ABC):
         if batch_size > self.train_size:
             raise InputError(
                 f"train(batch_size={batch_size}): {self.name} has {self.train_size} training "
-                f"images ({self.val_size} are held out); choose a smaller batch size."
+                f"{self.examples} ({self.val_size} are held out); choose a smaller batch size."
             )
         return self.train_size // batch_size
 
@@ -254,24 +346,28 @@ def validation_count(images: int) -> int:
     return min(round(_VALIDATION_FRACTION * images), _MAX_VALIDATION_IMAGES)
 
 
-def select_validation(name: str, labels: Tensor, count: int | None = None) -> Tensor:
-    """Return a boolean tensor that marks the training images held out for validation.
+def select_validation(
+    name: str, labels: Tensor, count: int | None = None, *, examples: str = "images"
+) -> Tensor:
+    """Return a boolean tensor that marks the training examples held out for validation.
 
     Args:
         name: Name of the data set, for errors.
-        labels: Labels of the training images.
-        count: Number of validation images; None for `validation_count`.
+        labels: Labels of the training examples.
+        count: Number of validation examples; None for `validation_count`.
+        examples: What the examples are called.
 
     Raises:
-        InputError: If no image would be left for training, or none for validation.
+        InputError: If no example would be left for training, or none for validation.
     """
     if count is not None and count >= len(labels):
         raise InputError(
-            f"data_args.validation_images={count}: {name} has {len(labels)} training images, and "
-            "none would be left for training; choose a smaller number."
+            f"data_args.validation_{examples}={count}: {name} has {len(labels)} training "
+            f"{examples}, and none would be left for training; choose a smaller number."
         )
     count = validation_count(len(labels)) if count is None else count
-    return _hold_out(name, labels, count, part="validation", remedy="pass --select-on none")
+    remedy = "pass --select-on none"
+    return _hold_out(name, labels, count, part="validation", remedy=remedy, examples=examples)
 
 
 def select_unused_validation(name: str, labels: Tensor, used: Tensor, count: int) -> Tensor:
@@ -299,20 +395,24 @@ def select_unused_validation(name: str, labels: Tensor, used: Tensor, count: int
     return selected
 
 
-def select_test(name: str, labels: Tensor) -> Tensor:
-    """Return a boolean tensor that marks the images to test on, without a test part.
+def select_test(name: str, labels: Tensor, *, examples: str = "images") -> Tensor:
+    """Return a boolean tensor that marks the examples to test on, without a test part.
 
     Raises:
-        InputError: If there are too few images.
+        InputError: If there are too few examples.
     """
     count = round(_TEST_FRACTION * len(labels))
-    return _hold_out(name, labels, count, part="test", remedy="add images, or a test part")
+    remedy = f"add {examples}, or a test part"
+    return _hold_out(name, labels, count, part="test", remedy=remedy, examples=examples)
 
 
-def _hold_out(name: str, labels: Tensor, count: int, *, part: str, remedy: str) -> Tensor:
+def _hold_out(
+    name: str, labels: Tensor, count: int, *, part: str, remedy: str, examples: str
+) -> Tensor:
     if count == 0:
         raise InputError(
-            f"--data {name}: {len(labels)} images are too few to hold out a {part} part; {remedy}."
+            f"--data {name}: {len(labels)} {examples} are too few to hold out a {part} part; "
+            f"{remedy}."
         )
     return select_stratified(labels, count)
 
@@ -340,28 +440,25 @@ def evenly_spaced(total: int, count: int) -> Tensor:
 
 
 def limited_count(name: str, setting: str, limit: int | None, available: int) -> int:
-    """Return the number of images to use.
+    """Return the number of examples to use; ``setting`` limits it, such as ``train_images``.
 
     Raises:
-        InputError: If the limit exceeds the available images.
+        InputError: If the limit exceeds the available examples.
     """
     if limit is not None and limit > available:
+        examples = setting.rpartition("_")[2]
         raise InputError(
-            f"data_args.{setting}={limit}: {name} has only {available} images; choose a smaller "
-            "number, or omit it to use all."
+            f"data_args.{setting}={limit}: {name} has only {available} {examples}; choose a "
+            "smaller number, or omit it to use all."
         )
     return available if limit is None else limit
 
 
-def _check_limits(settings: SmallImages | Photographs) -> None:
-    limits = {
-        "train_images": settings.train_images,
-        "validation_images": settings.validation_images,
-        "test_images": settings.test_images,
-    }
-    for name, value in limits.items():
-        if value is not None:
-            check_count("data_args", name, value, least=1, meaning="a number of images")
+def _check_limits(settings: SmallImages | Photographs | Sentences) -> None:
+    for name, value in asdict(settings).items():
+        part, _, examples = name.partition("_")
+        if part in ("train", "validation", "test") and value is not None:
+            check_count("data_args", name, value, least=1, meaning=f"a number of {examples}")
 
 
 def _check_statistics(mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> None:

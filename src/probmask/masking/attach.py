@@ -46,6 +46,7 @@ def attach(
     probe: Probe | None = None,
     scaler: GradScaler | None = None,
     seed: int | None = None,
+    pretrained: bool = False,
 ) -> Sparsifier:
     """Attach a method to a model before it is trained.
 
@@ -70,6 +71,8 @@ def attach(
         probe: Data for methods that measure before they prune (SNIP, GraSP, MLPrune).
         scaler: The ``GradScaler`` of an fp16 training. Accelerate's optimizers have their own.
         seed: Seed of all noise. By default it is drawn from PyTorch's generator.
+        pretrained: State that the weights are pretrained. Methods that discard random initial
+            values then keep them. By default, the method examines the BatchNorm layers.
 
     Returns:
         The sparsifier. Call its ``finalize()`` after training.
@@ -136,6 +139,7 @@ def attach(
         model=model,
         phase_ends=_phase_ends(phases or method.phases(epochs), total_steps),
         probe=probe,
+        pretrained=pretrained,
     )
     sparsifier = Sparsifier(model, method, sites, context, scaler)
     if optimizers:

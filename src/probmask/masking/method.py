@@ -53,6 +53,7 @@ class Context:
         model: The model.
         phase_ends: The updates at which the phases end; the last is ``total_steps``.
         probe: Data that the caller passed, or None; see `required_probe`.
+        pretrained: Whether the caller states that the weights are pretrained.
     """
 
     total_steps: int
@@ -63,6 +64,7 @@ class Context:
     model: nn.Module
     phase_ends: tuple[int, ...]
     probe: Probe | None = None
+    pretrained: bool = False
 
     def required_probe(self, method: str) -> Probe:
         """Return the probe.

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from probmask.core.noise import Stream, fold
 from probmask.errors import InputError, NonFiniteError
 from probmask.masking.batchnorm import evaluating
 from probmask.masking.distributed import averaged, rank
+from probmask.masking.model_call import call_model, move_inputs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def batches_of(caller: str, probe: Probe, device: torch.device) -> Iterator[tupl
                 "inputs and targets."
             )
         empty = False
-        inputs, targets = (x.to(device) if isinstance(x, Tensor) else x for x in batch[:2])
+        inputs, targets = (move_inputs(x, device) for x in batch[:2])
         yield inputs, targets
     if empty:
         raise InputError(f"{caller}: the probe contains no batch.")
@@ -98,7 +98,7 @@ def check_measured(caller: str, names: Sequence[str], scores: Sequence[Tensor]) 
 def network_at(model: nn.Module, weights: dict[str, Tensor]) -> Callable[[Any], Any]:
     """Return the network as a function of its inputs, with these weights and copied buffers."""
     replaced = {**{name: b.clone() for name, b in model.named_buffers()}, **weights}
-    return lambda inputs: functional_call(model, replaced, (inputs,))
+    return lambda inputs: call_model(model, inputs, weights=replaced)
 
 
 def mean_gradient(losses: Iterable[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:

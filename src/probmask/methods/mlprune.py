@@ -29,6 +29,7 @@ from probmask.masking.batchnorm import evaluating
 from probmask.masking.distributed import averaged, rank
 from probmask.masking.masker import Histogram, Masker, Progress
 from probmask.masking.method import Context, Method, Phase
+from probmask.masking.model_call import call_model
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.probe import batches_of, check_measured
@@ -257,7 +258,7 @@ def importances(
             weight.requires_grad_(True)  # pruning a weight that is not trained has a cost, too
         for index, (inputs, targets) in enumerate(batches):
             with torch.enable_grad():
-                total = loss(model(inputs), targets, index)
+                total = loss(call_model(model, inputs), targets, index)
                 gradients = torch.autograd.grad(total, weights, allow_unused=True)
             for site, gradient in zip(sites, gradients, strict=True):
                 site.add_gradient(gradient)

@@ -14,6 +14,7 @@ from probmask.models.networks import (
     model_settings,
 )
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
+from probmask.models.text_encoder import text_encoder
 
 __all__ = [
     "MODELS",
@@ -30,5 +31,6 @@ __all__ = [
     "resnet32",
     "resnet50",
     "smallconv",
+    "text_encoder",
     "vgg19",
 ]

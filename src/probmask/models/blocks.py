@@ -11,11 +11,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from probmask.checks import check_choice, check_count
 from probmask.errors import InputError
 
-# The integer arguments that every network takes, and what they mean.
+# Integer arguments of networks, and what they mean.
 _SIZES = {
     "classes": "the number of classes",
     "channels": "the number of image channels",
     "width": "the number of channels of the first layer",
+    "vocabulary": "the number of different tokens",
+    "max_length": "the largest number of tokens of a sentence",
+    "layers": "the number of encoder blocks",
+    "heads": "the number of attention heads",
 }
 
 

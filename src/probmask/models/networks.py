@@ -15,11 +15,13 @@ from probmask.messages import NamedTable, lookup, one_line, suggestion
 from probmask.models.blocks import check_arguments
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
-from probmask.models.own_network import import_function
+from probmask.models.own_code import import_own
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
+from probmask.models.text_encoder import text_encoder
 from probmask.parsing import Source, unknown_key
 
 _DIGITS, _MNIST, _CIFAR, _IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
+_TOKENS = 64  # length of the sentence for which operations are listed
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,13 @@ class Network:
 
     Attributes:
         build: Function that returns the network; its arguments are the settings.
-        image_shape: (channels, height, width) of the images the network is designed for.
+        image_shape: (channels, height, width) of the images the network is designed for; None if
+            it takes sentences.
         classes: Numbers of classes for which the network is listed.
     """
 
     build: Callable[..., nn.Module]
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, int, int] | None
     classes: tuple[int, ...]
 
     @property
@@ -54,6 +57,7 @@ MODELS = NamedTable(
         "vgg19": Network(vgg19, _CIFAR, (10, 100)),
         "mobilenetv1": Network(mobilenetv1, _IMAGENET, (1000,)),
         "resnet50": Network(resnet50, _IMAGENET, (1000,)),
+        "text_encoder": Network(text_encoder, None, (2,)),
     },
 )
 # Every network takes these, so a function with **settings can pass them on to any network.
@@ -70,9 +74,10 @@ def model_settings(
     Args:
         name: Name in `MODELS`, or ``package.module:function``.
         settings: Settings chosen by the user; they take precedence.
-        suggested: Settings that follow from the data: ``classes``, ``channels``, ``image_size``.
-            Each is used only if the function's signature names it. A function with
-            ``**settings`` also receives ``classes`` and ``channels``.
+        suggested: Settings that follow from the data: ``classes``, and ``channels`` and
+            ``image_size``, or ``vocabulary`` and ``max_length``. Each is used only if the
+            function's signature names it. A function with ``**settings`` also receives
+            ``classes`` and ``channels``.
 
     Returns:
         The keyword arguments of the function.
@@ -169,7 +174,8 @@ def describe_models() -> list[dict[str, Any]]:
     Returns:
         One dictionary per network and number of classes. ``layers`` and ``weights`` count what
         can be masked, ``parameters`` counts all parameters. ``macs`` are the
-        multiply-accumulates of the weights for one image; ``pooling_macs`` are not included.
+        multiply-accumulates of the weights for one image, or for a sentence of 64 tokens;
+        ``pooling_macs`` are not included.
 
     Example:
         >>> rows = describe_models()
@@ -184,17 +190,21 @@ def describe_models() -> list[dict[str, Any]]:
 
 
 def _describe(name: str, network: Network, classes: int) -> dict[str, Any]:
-    channels, *image_size = network.image_shape
-    suggested = {"classes": classes, "channels": channels, "image_size": image_size}
+    shape = network.image_shape
+    suggested: dict[str, Any] = {"classes": classes}
+    if shape is not None:
+        suggested |= {"channels": shape[0], "image_size": list(shape[1:])}
     with torch.device("meta"):
         model = build_model(name, suggested=suggested)
-        example = torch.empty(1, *network.image_shape)
+        example = torch.empty(1, _TOKENS, dtype=torch.long)
+        if shape is not None:
+            example = torch.empty(1, *shape)
     sites = find_sites(model)
     macs = count_macs(model, sites, example)
     return {
         "name": name,
         "summary": network.summary,
-        "image_shape": list(network.image_shape),
+        "image_shape": None if shape is None else list(shape),
         "classes": classes,
         "layers": len(sites),
         "weights": sum(site.size for site in sites),
@@ -232,4 +242,9 @@ def _takes_any_keyword(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    return import_function(name) if ":" in name else lookup("model", "--model", name, MODELS).build
+    if ":" not in name:
+        return lookup("model", "--model", name, MODELS).build
+    found = import_own(name, label="--model")
+    if not callable(found):
+        raise InputError(f"--model {name}: is not a function that returns a model.")
+    return found  # type: ignore[no-any-return]

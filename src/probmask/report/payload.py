@@ -281,8 +281,13 @@ def _configurations(runs: Sequence[Run]) -> tuple[dict[str, Any], list[int]]:
 def _settings(run: Run) -> dict[str, str]:
     """Return the configuration, versions and hardware of a run as flat text."""
     config = {key: value for key, value in run.config.items() if key not in ("seed", "method")}
-    if "data_dir" in config:  # the page may be published, so paths of this machine are omitted
-        config["data_dir"] = Path(str(config["data_dir"])).name
+    for key in ("data_dir", "init"):  # the page may be published, so it shows no paths
+        if key in config:
+            config[key] = Path(str(config[key])).name
+    settings = config.get("data_args")
+    if isinstance(settings, Mapping) and "tokenizer" in settings:
+        name = Path(str(settings["tokenizer"])).name
+        config["data_args"] = {**settings, "tokenizer": name}
     others = {key: run.record.get(key) for key in ("versions", "hardware")}
     return flattened({**config, "method": run.record["method"], **others})
 

@@ -68,7 +68,7 @@ function drawCurves(view) {
     caption: sentences(
       `At ${focusText(view)}${withDense ? ", and the dense network" : ""};`,
       overAllSeeds(cells),
-      "Measured on augmented training images during the epoch.",
+      "Measured on the training data during the epoch, augmented if it is images.",
       grayNote(series),
     ),
     draw: (body) =>

@@ -18,10 +18,11 @@ class Freshness:
 
     They count as random if no BatchNorm layer has seen data or learned anything, and there is at
     least one BatchNorm layer per two masked weights. The second condition excludes a pretrained
-    network without BatchNorm to which a new BatchNorm layer was added.
+    network without BatchNorm to which a new BatchNorm layer was added. If the caller knows that the
+    network is ``pretrained``, they do not count as random.
     """
 
-    def __init__(self, model: nn.Module, sites: int) -> None:
+    def __init__(self, model: nn.Module, sites: int, *, pretrained: bool = False) -> None:
         layers = [
             module
             for module in model.modules()
@@ -29,7 +30,8 @@ class Freshness:
             and module.running_var is not None
         ]
         everywhere = 2 * len(layers) >= max(1, sites)
-        self._fresh = everywhere and all(_is_untouched(layer) for layer in layers)
+        untouched = everywhere and all(_is_untouched(layer) for layer in layers)
+        self._fresh = untouched and not pretrained
         self._layers = [(layer, _number_of_changes(layer)) for layer in layers]
 
     def still_holds(self) -> bool:

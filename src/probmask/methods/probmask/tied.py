@@ -268,7 +268,7 @@ class TiedMasker(Masker):
         self.clip_norm = method.clip_norm
         self.forget_by = method.forget_by
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
-        self._freshness = Freshness(context.model, len(sites))
+        self._freshness = Freshness(context.model, len(sites), pretrained=context.pretrained)
         self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
         self._undecided = 0
         self._check_every = max(1, context.total_steps // 100)

@@ -1,0 +1,157 @@
+"""A small transformer that classifies sentences."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from probmask.checks import check_within
+from probmask.errors import InputError
+from probmask.models.blocks import check_arguments
+
+_DEVIATION = 0.02  # of the initial weights, as in BERT
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and two linear layers, each after LayerNorm and with a shortcut."""
+
+    def __init__(self, *, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.hidden_norm = nn.LayerNorm(width)
+        self.hidden = nn.Linear(width, 4 * width)
+        self.hidden_output = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Return the new states of all tokens; ``attended`` is False for padding."""
+        x = x + self.dropout(self._attend(self.attention_norm(x), attended))
+        hidden = functional.gelu(self.hidden(self.hidden_norm(x)))
+        out: Tensor = x + self.dropout(self.hidden_output(hidden))
+        return out
+
+    def _attend(self, x: Tensor, attended: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        split = self.queries_keys_values(x).view(batch, tokens, 3, self.heads, -1)
+        queries, keys, values = split.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=attended[:, None, None, :]
+        )
+        out: Tensor = self.attention_output(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return out
+
+
+class TextEncoder(nn.Module):
+    """Embeddings of tokens and positions, encoder blocks, and a classifier of their mean."""
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        vocabulary: int,
+        max_length: int,
+        width: int,
+        layers: int,
+        heads: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(max_length, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(width=width, heads=heads, dropout=dropout) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_DEVIATION)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return one logit per class.
+
+        Args:
+            input_ids: Tokens, (sentences, tokens).
+            attention_mask: 1 for tokens, 0 for padding; None if there is no padding.
+        """
+        length = input_ids.shape[1]
+        if length > self.positions.num_embeddings:
+            raise InputError(
+                f"text_encoder: a sentence has {length} tokens, but it was built for max_length="
+                f"{self.positions.num_embeddings}; build it with a larger max_length."
+            )
+        if attention_mask is None:
+            attention_mask = input_ids.new_ones(input_ids.shape)
+        attended = attention_mask.bool()
+        x = self.dropout(self.tokens(input_ids) + self.positions.weight[:length])
+        for block in self.blocks:
+            x = block(x, attended)
+        present = attended[:, :, None].to(x.dtype)
+        mean = (self.norm(x) * present).sum(1) / present.sum(1).clamp_min(1)
+        logits: Tensor = self.classifier(mean)
+        return logits
+
+
+def text_encoder(
+    *,
+    classes: int = 2,
+    vocabulary: int = 20_000,
+    max_length: int = 128,
+    width: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    dropout: float = 0.1,
+) -> TextEncoder:
+    """Small transformer encoder that classifies sentences.
+
+    Its weight matrices can be masked; the embeddings are not masked unless ``include`` names them.
+
+    Args:
+        classes: Number of classes.
+        vocabulary: Number of different tokens.
+        max_length: Largest number of tokens of a sentence.
+        width: Size of a token's state, a multiple of ``heads``.
+        layers: Number of encoder blocks.
+        heads: Number of attention heads.
+        dropout: Probability of dropout, in [0, 1).
+
+    Returns:
+        The network, with new random weights.
+
+    Raises:
+        InputError: If a size is not a positive integer, or ``width`` not a multiple of ``heads``.
+
+    Example:
+        >>> import torch
+        >>> model = text_encoder(vocabulary=50, width=16).eval()
+        >>> model(torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]])).shape
+        torch.Size([2, 2])
+    """
+    check_arguments(
+        "text_encoder",
+        classes=classes,
+        vocabulary=vocabulary,
+        max_length=max_length,
+        width=width,
+        layers=layers,
+        heads=heads,
+    )
+    check_within("text_encoder", "dropout", dropout, 0, 1 - 2**-24, meaning="a probability")
+    if width % heads:
+        raise InputError(
+            f"text_encoder(width={width}, heads={heads}): the heads share the width evenly; choose "
+            f"a multiple of {heads}."
+        )
+    return TextEncoder(
+        classes=classes,
+        vocabulary=vocabulary,
+        max_length=max_length,
+        width=width,
+        layers=layers,
+        heads=heads,
+        dropout=dropout,
+    )
