@@ -264,13 +264,13 @@ def _details(run: Run, columns: Columns) -> list[str]:
         details.append(f"{epochs} epochs" if epochs != 1 else "1 epoch")
     images = run.record.get("train_images")
     if images is not None:
-        details.append(f"{images:,} training images")
+        details.append(f"{images:,} training {run.record.get('examples', 'images')}")
     details.append(f"batches of {conditions['batch_size']}")
     other = {key: value for key, value in conditions.items() if key not in _TITLE}
     details += [
         f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {value}"
         for key, value in flattened(other).items()
-        if key != "data_args.train_images"
+        if key not in ("data_args.train_images", "data_args.train_sentences")
     ]
     return details
 

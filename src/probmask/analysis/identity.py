@@ -32,7 +32,8 @@ def run_identity(config: "TrainConfig") -> str:
     Every setting that affects the result counts, with its default if it is not given. These do
     not count: the location of the data and how it is read, checkpoints and logs, the machine
     (accelerator, devices, strategy, threads), versions, and whether a dense twin is trained. The
-    user's own data ("folder", "npz") is identified by the last part of its path.
+    user's own data ("folder", "npz", "tsv") and tokenizer are identified by the last parts of their
+    paths, initial weights by the digest of their file.
     """
     from probmask.training.config import make_method, to_table
 
@@ -60,8 +61,11 @@ def relevant_settings(config: Mapping[str, Any], method: Mapping[str, Any]) -> d
     found.update(data=data, model=model, seed=config.get("seed", 0))
     found["optimizer"] = _differing(table.get("optimizer", {}), defaults["optimizer"])
     found["data_args"] = _differing(table.get("data_args", {}), _defaults_of("data", data))
-    if found.get("select_on", "val") != "val":  # then no validation images are held out
-        found["data_args"].pop("validation_images", None)
+    if found.get("select_on", "val") != "val":  # then no validation examples are held out
+        for key in ("validation_images", "validation_sentences"):
+            found["data_args"].pop(key, None)
+    if "tokenizer" in found["data_args"]:  # its place does not count
+        found["data_args"]["tokenizer"] = Path(str(found["data_args"]["tokenizer"])).name
     found["model_args"] = _differing(table.get("model_args", {}), _defaults_of("models", model))
     found["method"] = {"name": method["name"], **non_default_settings(method)}
     if data in _defaults()["own_data"] and config.get("data_dir") is not None:

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         "--on",
         choices=("test", "val"),
         default="test",
-        help="images on which the accuracy was measured; val: the training images held out by "
+        help="part on which the accuracy was measured; val: the training examples held out by "
         'select_on = "val", to choose between runs without using the test images (default: '
         "%(default)s)",
     )

@@ -21,8 +21,16 @@ from probmask.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-# Settings of data sets that do not affect the test images.
-_TRAINING_ONLY = ("flip", "padding", "train_images", "validation_images")
+# Settings of data sets that do not affect the test examples.
+_TRAINING_ONLY = (
+    "flip",
+    "padding",
+    "train_images",
+    "validation_images",
+    "train_sentences",
+    "validation_sentences",
+    "tokenizer_sha256",
+)
 
 
 def add(commands: Any) -> None:
@@ -30,8 +38,8 @@ def add(commands: Any) -> None:
     evaluate = commands.add_parser(
         "evaluate",
         help="measure the accuracy of a finished network",
-        description="Measure the accuracy of a finished network on the test images of its data "
-        "set, and compare it with the recorded accuracy.",
+        description="Measure the accuracy of a finished network on the test part of its data set, "
+        "and compare it with the recorded accuracy.",
     )
     add_artifact(evaluate)
     evaluate.add_argument("--data", help="data set (default: as in training)")
@@ -83,6 +91,11 @@ def run(options: argparse.Namespace) -> None:
     network = load(artifact, model=model_to_import(options)).to(device)
     check_fits(network, source, device=device, trained_on=metadata.get("class_names"))
     if sparse:
+        if source.image_shape is None:
+            raise InputError(
+                f"--engine sparse: the engine takes images, but {data} has {source.examples}; omit "
+                "it to evaluate with PyTorch."
+            )
         network = _compiled(network, source.image_shape)
     score = evaluate_model(network, source.to(device, workers=default_workers()), device=device)
     result = {"data": data, **score.as_table()}
@@ -124,7 +137,7 @@ def _data_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _test_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that affect the test images."""
+    """Return the settings that affect the test examples."""
     return {
         key: value
         for key, value in settings.items()
@@ -156,7 +169,7 @@ def _difference(found: Mapping[str, Any], recorded: Mapping[str, Any] | None) ->
 def _settings_text(
     data: str, settings: Mapping[str, Any], in_training: Mapping[str, Any]
 ) -> str | None:
-    """Describe the settings of the test images that differ from the defaults or from training."""
+    """Describe the settings of the test part that differ from the defaults or from training."""
     from probmask.data import check_settings
 
     defaults = asdict(check_settings(data, {}))

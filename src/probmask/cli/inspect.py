@@ -137,7 +137,7 @@ def _cells(layer: "StoredLayer") -> tuple[str, ...]:
 def _with_settings(name: Any, settings: Any) -> str:
     if name is None:
         return ""
-    table = _table(settings)
+    table = {key: v for key, v in _table(settings).items() if not key.endswith("_sha256")}
     return f"{_text(name)} ({_settings_text(table)})" if table else _text(name)
 
 

@@ -79,7 +79,7 @@ def _list_models(options: argparse.Namespace) -> None:
     rows = [
         (
             model["name"],
-            format_shape(model["image_shape"]),
+            format_shape(model["image_shape"]) if model["image_shape"] else "–",
             f"{model['classes']}",
             f"{model['layers']}",
             f"{model['weights']:,}",

@@ -78,7 +78,10 @@ def _default_shape(model: str) -> tuple[int, ...]:
             f"--model {model}: the input shape is unknown; pass the shape of one input, as in "
             "--input-shape 3,32,32."
         )
-    return lookup("model", "--model", model, MODELS).image_shape
+    shape = lookup("model", "--model", model, MODELS).image_shape
+    if shape is None:
+        raise InputError(f"--model {model}: takes tokens; plan measures networks for images only.")
+    return shape
 
 
 def _build(model: str, shape: tuple[int, ...]) -> "nn.Module":

@@ -1,6 +1,7 @@
 """`probmask train`: train a sparse network."""
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ _FLAGS = {
     "data_dir": "data_dir",
     "select_on": "select_on",
     "model": "model",
+    "init": "init",
     "method": "method.name",
     "sparsity": "method.sparsity",
     "epochs": "epochs",
@@ -56,15 +58,21 @@ def add(commands: Any) -> None:
     train.add_argument(
         "--select-on",
         metavar="val|test|none",
-        help="images on which runs are compared: held-out training images (val, the default), "
-        "test images (test), or none, which trains on all training images",
+        help="examples on which runs are compared: held-out training examples (val, the default), "
+        "test examples (test), or none, which trains on all training examples",
     )
     train.add_argument("--model", help=MODEL_NAME_HELP)
-    add_trust(train, "the network that RUN.toml or the resumed run names")
+    add_trust(train, "the network and the optimizer that RUN.toml or the resumed run names")
+    train.add_argument(
+        "--init",
+        metavar="FILE",
+        help="start from these weights: a safetensors file, an artifact, or a state_dict saved by "
+        "PyTorch; or a directory with a model.safetensors",
+    )
     train.add_argument("--method", help="sparsification method; see 'probmask list methods'")
     train.add_argument("--sparsity", type=float, help="fraction of the weights pruned, in [0, 1)")
     train.add_argument("--epochs", type=int, help="passes over the training data")
-    train.add_argument("--batch-size", type=int, help="images per update, over all devices")
+    train.add_argument("--batch-size", type=int, help="examples per update, over all devices")
     train.add_argument("--seed", type=int, help="seed of all random numbers")
     train.add_argument("--out", type=Path, metavar="DIR", help="directory of the run; must be new")
     train.add_argument("--devices", type=int, metavar="N", help="number of devices")
@@ -153,21 +161,28 @@ def _configuration(options: argparse.Namespace, out: Path | None) -> "tuple[Orig
     config = complete_config(
         {} if source is None else read_toml(source), overrides, origins=origins
     )
-    if not options.trust and "model" not in dict(overrides):
-        _check_model_is_trusted(config, source, run)
+    if not options.trust:
+        _check_code_is_trusted(config, source, run, given=origins.overridden)
     return origins, config
 
 
-def _check_model_is_trusted(
-    config: "TrainConfig", source: Path | None, run: "RunDirectory | None"
+def _check_code_is_trusted(
+    config: "TrainConfig",
+    source: Path | None,
+    run: "RunDirectory | None",
+    *,
+    given: Collection[str],
 ) -> None:
-    """Raise if a file names a network that would have to be imported."""
-    from probmask.models.own_network import untrusted_model
+    """Raise if a file names a network or an optimizer that would have to be imported."""
+    from probmask.training.config import own_code
+    from probmask.training.run_directory import untrusted_code
 
     if run is not None:
-        run.check_trusted(config)
-    elif ":" in config.model:
-        raise InputError(untrusted_model(source, config.model))
+        run.check_trusted(config, given)
+        return
+    for key, name in own_code(config).items():
+        if key not in given:
+            raise InputError(untrusted_code(source, key, name))
 
 
 def _reporter(options: argparse.Namespace) -> "MakeReporter":

@@ -8,86 +8,26 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probmask.checks import check_choice, check_count, check_within, is_number
-from probmask.data import check_settings
+from probmask.checks import check_count, check_within, is_number
+from probmask.data import check_settings, with_absolute_paths
 from probmask.errors import InputError
 from probmask.masking.method import Method
 from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import check_model_settings
 from probmask.parsing import check_plain, parse, parse_toml, read_toml
+from probmask.training.initial_weights import digest_of
+from probmask.training.optimizer import OptimizerConfig, is_own_optimizer
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
 
 DEFAULT_METHOD = "probmask-tied"
-_LARGEST_FLOAT = 1e38  # PyTorch refuses to multiply float32 tensors by larger numbers
 _DEFAULT_SPARSITY = 0.98
-
-
-_MOST_ADAMW_LR = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The optimizer. The learning rate warms up linearly, then follows a cosine to zero.
-
-    Args:
-        name: ``"sgd"`` or ``"adamw"``.
-        lr: Largest learning rate. AdamW needs a smaller one, such as 0.001.
-        momentum: Momentum of SGD; AdamW's β₁.
-        weight_decay: L2 penalty of SGD on the weights; AdamW's decoupled decay.
-        nesterov: Use Nesterov momentum; SGD only.
-        ham: Add the multiplicative step of `probmask.optim.HAM`, with its default settings.
-        warmup_epochs: Epochs of the linear warm-up, which may be a fraction.
-        clip_norm: Largest norm of the gradient, or None for no clipping.
-        every: Whether the learning rate changes at every update ("step") or once per epoch.
-    """
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    nesterov: bool = False
-    ham: bool = False
-    warmup_epochs: float = 0.0
-    clip_norm: float | None = None
-    every: Literal["step", "epoch"] = "step"
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "momentum", "weight_decay", "warmup_epochs"):
-            value = getattr(self, name)
-            check_within("optimizer", name, value, 0, _LARGEST_FLOAT, meaning="a number")
-        if self.clip_norm is not None:
-            check_within(
-                "optimizer", "clip_norm", self.clip_norm, 1e-30, math.inf, meaning="a positive norm"
-            )
-        check_choice("optimizer", "name", self.name, ("sgd", "adamw"))
-        if self.name == "adamw":
-            self._check_adamw()
-        if self.nesterov and self.momentum == 0:
-            raise InputError(
-                "optimizer(nesterov=True, momentum=0): Nesterov momentum needs a momentum above 0."
-            )
-
-    def _check_adamw(self) -> None:
-        if self.nesterov:
-            raise InputError(
-                "optimizer(name='adamw', nesterov=True): AdamW has no Nesterov momentum; omit it."
-            )
-        if self.lr > _MOST_ADAMW_LR:
-            raise InputError(
-                f"optimizer(name='adamw', lr={self.lr:g}): AdamW moves every weight by about lr "
-                f"in an update; pass an lr of at most {_MOST_ADAMW_LR:g}, such as 0.001."
-            )
-        check_within(
-            "optimizer", "momentum", self.momentum, 0, 1 - 2**-24, meaning="the β₁ of AdamW"
-        )
-
 
 # Integer settings of a run: name, smallest and largest value, meaning. The largest values are
 # beyond any use, and small enough for exact arithmetic with all of them.
 _COUNTS = (
     ("epochs", 1, 10**9, "a number of epochs"),
-    ("batch_size", 1, 10**9, "a number of images"),
+    ("batch_size", 1, 10**9, "a number of examples"),
     ("seed", 0, 2**63 - 1, "a seed"),
     ("devices", 1, 10**6, "a number of devices"),
     ("threads", 1, 10**4, "a number of threads"),
@@ -106,15 +46,20 @@ class TrainConfig:
             absolute, so that the run can be evaluated from any working directory.
         data_args: Settings of the data set.
         select_on: Score by which runs are compared when one of them is selected. "val" holds out a
-            part of the training images, and measures the finished network on it, so that the test
-            images are used only for the final figure. "test" and "none" train on all images.
+            part of the training examples, and measures the finished network on it, so that the
+            test examples are used only for the final figure. "test" and "none" train on all.
         model: Name of the model, or ``package.module:function``.
         model_args: Arguments of the function that builds the model.
+        init: File with the initial weights: safetensors, an artifact, or a ``state_dict`` saved
+            by PyTorch; or a directory with a model.safetensors. None: random weights.
+        init_sha256: SHA-256 of that file. `load_config` fills it in. A resumed run that has a
+            checkpoint does not need the file.
+        init_skip: Patterns of names of weights that stay random, such as the classifier's.
         include: Patterns of names of weights to mask in addition to the usual ones.
         exclude: Patterns of names of weights to leave dense.
         method: Name and settings of the method.
-        epochs: Number of passes over the training images.
-        batch_size: Images per update, over all devices together.
+        epochs: Number of passes over the training examples.
+        batch_size: Examples per update, over all devices together.
         seed: Determines all randomness.
         label_smoothing: Fraction of every label that is spread over all classes.
         optimizer: Optimizer of the weights.
@@ -137,6 +82,9 @@ class TrainConfig:
     select_on: Literal["val", "test", "none"] = "val"
     model: str = "smallconv"
     model_args: Mapping[str, Any] = field(default_factory=dict)
+    init: str | None = None
+    init_sha256: str | None = None
+    init_skip: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     method: Mapping[str, Any] = field(
@@ -159,8 +107,17 @@ class TrainConfig:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        if self.data_dir and not str(self.data_dir).startswith("~"):
-            object.__setattr__(self, "data_dir", str(Path(self.data_dir).absolute()))
+        for name in ("data_dir", "init"):
+            place = getattr(self, name)
+            if place and not str(place).startswith("~"):
+                object.__setattr__(self, name, str(Path(place).absolute()))
+        object.__setattr__(self, "data_args", with_absolute_paths(self.data, self.data_args))
+        if self.init is None and (self.init_skip or self.init_sha256):
+            key = "init_skip" if self.init_skip else "init_sha256"
+            raise InputError(
+                f"train({key}={getattr(self, key)}): has no meaning without initial weights; pass "
+                "init, or omit it."
+            )
         for name, least, most, meaning in _COUNTS:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL_COUNTS:
@@ -204,6 +161,12 @@ _DEFAULTS_BY_DATA: dict[str, dict[str, Any]] = {
         },
     },
     "folder": {"model": "resnet50"},
+    "tsv": {
+        "model": "text_encoder",
+        "epochs": 10,
+        "batch_size": 32,
+        "optimizer": {"name": "adamw"},
+    },
 }
 
 
@@ -241,14 +204,33 @@ def complete_config(
     for key, value in overrides:
         assign(table, key, value)
     data = table.get("data", TrainConfig.data)
+    set_here = {key for key, _ in overrides}
+    if "init" in set_here and "init_sha256" not in set_here:
+        table.pop("init_sha256", None)  # of another file
     method = table.get("method")
     if isinstance(method, Mapping) and method.get("name") == "dense":
         table.setdefault("dense_twin", False)  # the twin would repeat the run
-    for key, value in _DEFAULTS_BY_DATA.get(str(data), {}).items():
+    for key, value in _defaults_of(str(data), table.get("optimizer")).items():
         table[key] = _with_defaults(table[key], value) if key in table else copy.copy(value)
     if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
         table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
-    return parse_config(table, origins=origins)
+    return with_init_digest(parse_config(table, origins=origins))
+
+
+def with_init_digest(config: TrainConfig) -> TrainConfig:
+    """Fill in the digest of the initial weights, unless it is given."""
+    if config.init is None or config.init_sha256 is not None:
+        return config
+    return replace(config, init_sha256=digest_of(config.init))
+
+
+def _defaults_of(data: str, optimizer: object) -> dict[str, Any]:
+    """Return the defaults of a data set. Those of its optimizer fit no other optimizer."""
+    defaults = dict(_DEFAULTS_BY_DATA.get(data, {}))
+    name = defaults.get("optimizer", {}).get("name", "sgd")
+    if isinstance(optimizer, Mapping) and optimizer.get("name", name) != name:
+        defaults["optimizer"] = {}
+    return defaults
 
 
 def parse_config(table: Mapping[str, Any], *, origins: Origins) -> TrainConfig:
@@ -280,6 +262,16 @@ def make_method(config: TrainConfig, origins: Origins = CHECKED) -> Method:
     settings = dict(config.method)
     kind = lookup("method", origins.label("method.name"), str(settings.pop("name")), METHODS)
     return parse(kind, settings, prefix="method.", source=origins.source_of)
+
+
+def own_code(config: TrainConfig) -> dict[str, str]:
+    """Return the code of the user that the run imports, by the key of the configuration."""
+    found = {}
+    if ":" in config.model:
+        found["model"] = config.model
+    if is_own_optimizer(config.optimizer.name):
+        found["optimizer.name"] = config.optimizer.name
+    return found
 
 
 def to_table(config: TrainConfig) -> dict[str, Any]:

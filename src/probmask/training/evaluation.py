@@ -1,4 +1,4 @@
-"""Accuracy of a network on test or validation images."""
+"""Accuracy of a network on test or validation examples."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,16 +10,17 @@ from probmask.data import DataSource
 from probmask.errors import InputError
 from probmask.masking.batchnorm import evaluating
 from probmask.masking.macs import count_macs
+from probmask.masking.model_call import call_model, move_inputs
 from probmask.masking.sites import find_sites
 from probmask.messages import one_line
 
-# Pixels per forward pass: 500 images of CIFAR or 41 of ImageNet fit.
-_PIXELS_PER_BATCH = 500 * 64 * 64
+# What a network raises for inputs that it cannot process.
+_CALL_ERRORS = (RuntimeError, TypeError, IndexError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True)
 class Score:
-    """Number of correctly classified images."""
+    """Number of correctly classified examples."""
 
     correct: int
     total: int
@@ -41,50 +42,48 @@ def evaluate_model(
     part: Literal["val", "test"] = "test",
     device: torch.device | None = None,
 ) -> Score:
-    """Classify all images of a part of the data, in evaluation mode.
+    """Classify all examples of a part of the data, in evaluation mode.
 
     Args:
         model: Network on ``device``. Every module's mode is restored afterwards.
         data: Data set, whose batches are moved to ``device``.
-        part: "test", or "val" for the images that were held out from training.
+        part: "test", or "val" for the examples that were held out from training.
         device: Device of the model; the default is the CPU.
 
     Returns:
-        The number of correct answers and of images.
+        The number of correct answers and of examples.
 
     Raises:
-        InputError: No image of the part can be read.
+        InputError: No example of the part can be read.
     """
     correct = total = 0
-    _, height, width = data.image_shape
-    batch_size = max(1, min(500, _PIXELS_PER_BATCH // (height * width)))
     batches = data.testing if part == "test" else data.validation
     with evaluating(model):
-        for batch in batches(batch_size=batch_size):
-            predicted = model(batch.images.to(device)).argmax(1)
+        for batch in batches(batch_size=data.examples_per_pass):
+            predicted = call_model(model, move_inputs(batch.inputs, device)).argmax(1)
             correct += int((predicted == batch.labels.to(device)).sum())
             total += len(batch.labels)
     if total == 0:
-        raise InputError(f"--data {data.name}: none of its {part} images can be read.")
+        raise InputError(f"--data {data.name}: none of its {part} {data.examples} can be read.")
     return Score(correct, total)
 
 
 def check_model(model: nn.Module, data: DataSource, *, name: str) -> None:
     """Raise `InputError` unless the model ``name`` can be trained on the data."""
     try:
-        output = _output_for_one_image(model, data)
-    except RuntimeError as error:
+        output = _output_for_one_example(model, data)
+    except _CALL_ERRORS as error:
         raise InputError(
-            f"--model {name}: cannot process the {_shape(data)} images of {data.name}: "
+            f"--model {name}: cannot process the {data.description} of {data.name}: "
             f"{one_line(error)}."
         ) from error
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < data.classes:
         found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(
-            f"--model {name}: returns {found} for an image, but {data.name} has {data.classes} "
-            "classes; it must return one number per class."
+            f"--model {name}: returns {found} for one of the {data.examples}, but {data.name} has "
+            f"{data.classes} classes; it must return one number per class."
         )
-    count_macs(model, find_sites(model), torch.zeros(1, *data.image_shape))
+    count_macs(model, find_sites(model), data.example())
 
 
 def check_fits(
@@ -99,16 +98,16 @@ def check_fits(
     ``trained_on`` lists the names of the classes that the network was trained on, if known.
     """
     try:
-        output = _output_for_one_image(model, data, device)
-    except RuntimeError as error:
+        output = _output_for_one_example(model, data, device)
+    except _CALL_ERRORS as error:
         raise InputError(
-            f"--data {data.name}: the network cannot process its {_shape(data)} images: "
+            f"--data {data.name}: the network cannot process its {data.description}: "
             f"{one_line(error)}."
         ) from error
     if output.shape != (1, data.classes):
         raise InputError(
             f"--data {data.name}: has {data.classes} classes, but the network returns an output of "
-            f"shape {tuple(output.shape[1:])} for an image; pass the data it was trained on."
+            f"shape {tuple(output.shape[1:])}; pass the data it was trained on."
         )
     if isinstance(trained_on, list) and data.class_names is not None:
         for ours, theirs in zip(trained_on, data.class_names, strict=False):
@@ -119,12 +118,8 @@ def check_fits(
                 )
 
 
-def _output_for_one_image(
+def _output_for_one_example(
     model: nn.Module, data: DataSource, device: torch.device | None = None
 ) -> Any:
     with evaluating(model):
-        return model(torch.zeros(1, *data.image_shape, device=device))
-
-
-def _shape(data: DataSource) -> str:
-    return "×".join(str(size) for size in data.image_shape)
+        return call_model(model, move_inputs(data.example(largest=True), device))

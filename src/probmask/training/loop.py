@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from probmask.core import schedules
 from probmask.core.noise import RunStream, fold
-from probmask.data import Batch, DataSource, Shard
+from probmask.data import Batch, DataSource, Inputs, Shard
 from probmask.errors import NonFiniteError
 from probmask.masking.method import Phase
+from probmask.masking.model_call import call_model
 from probmask.masking.sparsifier import Sparsifier
 from probmask.training.config import TrainConfig
 from probmask.training.metrics import MetricsLog
@@ -52,7 +53,7 @@ class Loop:
         self.total_steps = self.epochs * self.steps_per_epoch
         self.shard = Shard(self.fabric.global_rank, self.fabric.world_size)
         self.network, self._fabric_optimizer = self.fabric.setup(self.model, self.optimizer)
-        # Sums over the current epoch: loss, correct answers, images. They cover this rank's share
+        # Sums over the current epoch: loss, correct answers, examples. They cover this rank's share
         # of the batches. The first rank writes the log, and its checkpoint stores its own sums, so
         # that a resumed run writes the same lines.
         self._sums = torch.zeros(3, dtype=torch.float64, device=self.fabric.device)
@@ -91,12 +92,12 @@ class Loop:
         torch.manual_seed(
             fold(self.config.seed, RunStream.UPDATE, self.fabric.global_rank, self.step)
         )
-        images, labels = self.fabric.to_device((batch.images, batch.labels))
+        inputs, labels = self.fabric.to_device((batch.inputs, batch.labels))
         if self.config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         self._set_learning_rate()
         self._fabric_optimizer.zero_grad()
-        loss, logits = self._accumulate_gradients(images, labels)
+        loss, logits = self._accumulate_gradients(inputs, labels)
         if self.config.optimizer.clip_norm is not None:
             weights = [p for group in self.optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(weights, self.config.optimizer.clip_norm)
@@ -122,12 +123,12 @@ class Loop:
         self.step = state["step"]
         self._sums.copy_(state["sums"])
 
-    def _accumulate_gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _accumulate_gradients(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Run forward and backward once per draw of the masks; return the last loss and logits."""
         draws = self.sparsifier.draw_count
         for draw, weight in enumerate(self.sparsifier.draws()):
             with self.fabric.no_backward_sync(self.network, enabled=draw < draws - 1):
-                logits = self.network(images)
+                logits = call_model(self.network, inputs)
                 loss = nn.functional.cross_entropy(
                     logits, labels, label_smoothing=self.config.label_smoothing
                 )
@@ -157,7 +158,7 @@ class Loop:
         position = self.step - begin
         if settings.every == "epoch":
             position -= self.step % self.steps_per_epoch
-        rate = settings.lr * phase.rate_scale
+        rate = settings.rate * phase.rate_scale
         if phase.rate == "cosine":
             rate *= schedules.cosine(position / length)
             if settings.warmup_epochs > 0:
@@ -167,21 +168,21 @@ class Loop:
             group["lr"] = rate
 
     def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
-        loss, correct, images = self._sums.tolist()
+        loss, correct, examples = self._sums.tolist()
         self._sums.zero_()
         self._check_loss(loss)
         metrics = self.sparsifier.metrics()
         if log is not None:
             values = {
                 "epoch": self.step // self.steps_per_epoch,
-                "loss": loss / images,
-                "train_accuracy": 100 * correct / images,
+                "loss": loss / examples,
+                "train_accuracy": 100 * correct / examples,
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 **metrics,
             }
             log.write(self.step, values, self.sparsifier.histograms())
         self._sparsity = metrics.get("expected_sparsity", 0.0)
-        self._report(reporter, [loss, correct, images])
+        self._report(reporter, [loss, correct, examples])
 
     def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -194,14 +195,14 @@ class Loop:
         )
 
     def _report(self, reporter: Reporter, sums: list[float]) -> None:
-        loss, correct, images = sums
+        loss, correct, examples = sums
         reporter.show(
             Status(
                 step=self.step,
                 epoch=math.ceil(self.step / self.steps_per_epoch),
                 epochs=self.epochs,
-                loss=loss / images,
-                accuracy=100 * correct / images,
+                loss=loss / examples,
+                accuracy=100 * correct / examples,
                 sparsity=self._sparsity,
             )
         )

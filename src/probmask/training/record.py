@@ -17,6 +17,7 @@ from probmask.data import DataSource
 from probmask.masking.distributed import gathered
 from probmask.masking.macs import CONVENTION, count_macs
 from probmask.masking.method import Phase
+from probmask.masking.model_call import move_inputs
 from probmask.masking.sites import find_sites
 from probmask.masking.summary import Summary
 from probmask.training.config import TrainConfig, make_method, to_table
@@ -67,9 +68,11 @@ def make_record(
         "model_args": dict(model_args),
         "data": config.data,
         "data_args": _resolved_data_args(data),
-        "image_shape": list(data.image_shape),
+        "image_shape": None if data.image_shape is None else list(data.image_shape),
         "class_names": None if data.class_names is None else list(data.class_names),
-        "train_images": data.train_size,
+        "examples": data.examples,
+        "train_images": data.train_size,  # or sentences
+        "init": _initial_weights(config),
         "method": {"name": config.method["name"], **settings},
         "seed": config.seed,
         "epochs": sum(phase.epochs for phase in phases),
@@ -135,7 +138,7 @@ def _measurements(
 ) -> dict[str, Any]:
     """Return sparsity, MACs and accuracy of the finished network."""
     sites = find_sites(model, include=config.include, exclude=config.exclude)
-    macs = count_macs(model, sites, torch.zeros(1, *data.image_shape, device=device))
+    macs = count_macs(model, sites, move_inputs(data.example(), device))
     kept = [layer.kept for layer in summary.layers]
     sparse = macs.sparse(kept)
     # The sparsity asked for is a fraction of FLOPs or of weights.
@@ -158,6 +161,7 @@ def _measurements(
             "dense_with_pooling": macs.dense_with_pooling,
             "sparse_with_pooling": macs.sparse_with_pooling(kept),
             "convention": CONVENTION,
+            "example": data.example_text,
         },
         "selection": selection and {"on": config.select_on, **selection.as_table()},
         "test": test.as_table(),
@@ -174,6 +178,13 @@ def _measurements(
             for layer, per_weight in zip(summary.layers, macs.per_weight, strict=True)
         ],
     }
+
+
+def _initial_weights(config: TrainConfig) -> dict[str, Any] | None:
+    """Return the name and the digest of the file that the training started from."""
+    if config.init is None:
+        return None
+    return {"file": Path(config.init).name, "sha256": config.init_sha256}
 
 
 def _selection_score(

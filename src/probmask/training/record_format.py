@@ -19,8 +19,8 @@ RECORD_FORMAT = 4
 LARGEST_RECORD = 2**24
 
 # Configuration keys that do not influence the result, so they may differ when a run is resumed.
-# The data may have moved; a fingerprint of its content shows whether it is still the same.
-NEUTRAL_KEYS = frozenset(("checkpoint_seconds", "data_dir", "tensorboard", "workers"))
+# The data and the initial weights may have moved; digests of their content are compared.
+NEUTRAL_KEYS = frozenset(("checkpoint_seconds", "data_dir", "init", "tensorboard", "workers"))
 
 _Count = Annotated[int, Range(0, meaning="a whole number")]
 _Positive = Annotated[int, Range(1, meaning="a whole number")]
@@ -124,6 +124,7 @@ class _Record(TypedDict):
     config: _Config
     network: NotRequired[_Network]
     selection: NotRequired[_Selection | None]
+    examples: NotRequired[str]
     train_images: NotRequired[_Count]
     unreadable: NotRequired[list[str]]
     versions: NotRequired[_Table]

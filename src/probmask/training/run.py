@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
 
 from probmask.artifact import save
 from probmask.core.noise import RunStream, fold
-from probmask.data import DataSource, load_data
+from probmask.data import DataSource, Inputs, load_data
 from probmask.errors import (
     CheckpointError,
     InputError,
@@ -27,21 +26,22 @@ from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
 from probmask.messages import one_line, printable
 from probmask.models import build_model, model_settings
-from probmask.optim import HAM
 from probmask.training import checkpoint_schema as schema
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.config import OptimizerConfig, TrainConfig, make_method, to_table
+from probmask.training.config import TrainConfig, make_method, to_table
 from probmask.training.evaluation import check_model
+from probmask.training.initial_weights import load_initial_weights
 from probmask.training.loop import Loop
 from probmask.training.metrics import MetricsLog, check_text, thin_history
+from probmask.training.optimizer import build_optimizer, is_own_optimizer, optimizer_factory
 from probmask.training.progress import MakeReporter, Reporter
 from probmask.training.record import artifact_metadata, make_record, versions
 from probmask.training.record_format import without_neutral_keys
 from probmask.training.run_directory import RunDirectory
 
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
-# Images for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
-_IMAGES_FOR_BATCHNORM = 50_000
+# Examples for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
+_EXAMPLES_FOR_BATCHNORM = 50_000
 _MAX_SECONDS = 1e12  # of training
 # What PyTorch and the modules of a network raise for a state that does not fit.
 _LOADING_ERRORS = (
@@ -58,7 +58,8 @@ _LOADING_ERRORS = (
 class TrainingRun:
     """One training run. The calls follow in this order:
 
-    1. ``TrainingRun(config, data)`` builds the network, once, and checks that it fits the data.
+    1. ``TrainingRun(config, data)`` builds the network, once, checks that it fits the data, and
+       loads the initial weights. With ``resumed``, those of the checkpoint follow instead.
     2. `prepare` attaches the method.
     3. `restore` loads the checkpoint, if there is one.
     4. `train` makes the updates and writes checkpoints.
@@ -67,18 +68,26 @@ class TrainingRun:
     `complete` does the last three.
     """
 
-    def __init__(self, config: TrainConfig, data: DataSource) -> None:
+    def __init__(self, config: TrainConfig, data: DataSource, *, resumed: bool = False) -> None:
         self.config = config
         self.data = data
         self.method = make_method(config)
         self.phases = self.method.phases(config.epochs)
         self.steps_per_epoch = data.steps_per_epoch(config.batch_size)
         self.total_steps = sum(phase.epochs for phase in self.phases) * self.steps_per_epoch
-        suggested = _suggested_settings(data)
+        if config.channels_last and data.image_shape is None:
+            raise InputError(
+                f"train(channels_last=True): {data.name} has no images; omit channels_last."
+            )
+        suggested = data.model_settings()
         self.model_args = model_settings(config.model, config.model_args, suggested=suggested)
         torch.manual_seed(fold(config.seed, RunStream.INITIAL_WEIGHTS))
         self.model = build_model(config.model, self.model_args)
         check_model(self.model, data, name=config.model)
+        if config.init is not None and not resumed:
+            load_initial_weights(
+                self.model, config.init, skip=config.init_skip, sha256=config.init_sha256
+            )
         self.seconds = 0.0
         self._lines: list[str] = []  # of the log
         self._versions = [versions()]  # of all sessions, if they differ
@@ -107,7 +116,7 @@ class TrainingRun:
                 f"batch evenly; choose a multiple of {fabric.world_size}."
             )
         self.data = data
-        optimizer = _build_optimizer(config.optimizer, self.model)
+        optimizer = build_optimizer(config.optimizer, self.model.parameters())
         sparsifier = attach(
             self.model,
             self.method,
@@ -116,9 +125,10 @@ class TrainingRun:
             steps_per_epoch=self.steps_per_epoch,
             include=config.include,
             exclude=config.exclude,
-            example_inputs=torch.zeros(1, *data.image_shape),
+            example_inputs=data.example(),
             phases=self.phases,
             probe=Probe(_ProbeBatches(config, data), _criterion(config)),
+            pretrained=config.init is not None,
             seed=fold(config.seed, RunStream.MASKS),
         )
         self._loop = Loop(
@@ -176,8 +186,8 @@ class TrainingRun:
         batch_size = self.config.batch_size // self.loop.shard.ranks
         batches = self.data.training(self.loop.epochs, batch_size=batch_size, seed=self.config.seed)
         with closing(batches):  # ends the worker processes
-            some = islice(batches, max(1, _IMAGES_FOR_BATCHNORM // batch_size))
-            summary = self.loop.sparsifier.finalize(data=(batch.images for batch in some))
+            some = islice(batches, max(1, _EXAMPLES_FOR_BATCHNORM // batch_size))
+            summary = self.loop.sparsifier.finalize(data=(batch.inputs for batch in some))
         record = make_record(
             self.config,
             self.data,
@@ -210,7 +220,7 @@ class TrainingRun:
         state = read_checkpoint(path)
         field = schema.Field(path)
         schema.table(self._field_rules())(state, field)
-        if without_neutral_keys(state["config"]) != without_neutral_keys(to_table(self.config)):
+        if not _same_settings(state["config"], to_table(self.config)):
             raise CheckpointError(
                 f"{path}: belongs to a run with another configuration; resume without changing "
                 "settings."
@@ -255,9 +265,15 @@ class TrainingRun:
         """Return the rules of the states of the network, its optimizer and its method."""
         return {
             "model": schema.model_state(self.model.state_dict()),
-            "optimizer": schema.optimizer_state(self.loop.optimizer),
+            "optimizer": self._optimizer_rule(),
             "sparsifier": schema.sparsifier_state(self.loop.sparsifier, self.model, step=step),
         }
+
+    def _optimizer_rule(self) -> schema.Rule:
+        settings = self.config.optimizer
+        if is_own_optimizer(settings.name):
+            return schema.stored_values  # only the user's class knows its state
+        return schema.optimizer_state(self.loop.optimizer, optimizer_factory(settings))
 
     def _checked_lines(self, state: Mapping[str, Any], path: Path) -> list[str]:
         try:
@@ -294,30 +310,23 @@ class TrainingRun:
         return self.loop.fabric.global_rank == 0
 
 
-def _build_optimizer(settings: OptimizerConfig, model: nn.Module) -> Optimizer:
-    parameters = model.parameters()
-    optimizer: Optimizer
-    if settings.name == "adamw":
-        betas = (settings.momentum, 0.999)
-        optimizer = AdamW(parameters, settings.lr, betas, weight_decay=settings.weight_decay)
-    else:
-        optimizer = SGD(
-            parameters,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            nesterov=settings.nesterov,
-        )
-    return HAM(optimizer) if settings.ham else optimizer
-
-
 def load_run_data(config: TrainConfig) -> DataSource:
-    """Load the data of a run, with validation images held out if runs are selected by them."""
+    """Load the data of a run, with validation examples held out if runs are selected by them."""
     if config.select_on == "val":
         return load_data(config.data, config.data_dir, config.data_args).with_validation()
-    # No images are held out, so any number of validation images is accepted.
-    settings = {key: v for key, v in config.data_args.items() if key != "validation_images"}
+    # Nothing is held out, so any number of validation examples is accepted.
+    settings = {k: v for k, v in config.data_args.items() if not k.startswith("validation_")}
     return load_data(config.data, config.data_dir, settings)
+
+
+def _same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Compare configurations. Settings that an earlier version did not have are the defaults."""
+    defaults = to_table(TrainConfig())
+    before, after = without_neutral_keys({**defaults, **earlier}), without_neutral_keys(now)
+    optimizers = [before.pop("optimizer"), after.pop("optimizer")]
+    if isinstance(optimizers[0], Mapping):
+        optimizers[0] = {"args": {}, **optimizers[0]}
+    return before == after and optimizers[0] == optimizers[1]
 
 
 @contextmanager
@@ -354,25 +363,18 @@ def _joined_versions(earlier: Sequence[dict[str, str]], path: Path) -> list[dict
     return [*earlier, now]
 
 
-def _suggested_settings(data: DataSource) -> dict[str, Any]:
-    """Return settings for the model that follow from the data."""
-    channels, height, width = data.image_shape
-    size = height if height == width else [height, width]
-    return {"classes": data.classes, "channels": channels, "image_size": size}
-
-
 class _ProbeBatches:
     """Training batches for methods that read data before training; the same on every rank."""
 
     def __init__(self, config: TrainConfig, data: DataSource) -> None:
         self._config, self._data = config, data
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Inputs, Tensor]]:
         batches = self._data.training(
             _PROBE_EPOCH, batch_size=self._config.batch_size, seed=self._config.seed
         )
         for batch in batches:
-            yield batch.images, batch.labels
+            yield batch.inputs, batch.labels
 
 
 def _criterion(config: TrainConfig) -> nn.CrossEntropyLoss:

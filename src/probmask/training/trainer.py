@@ -17,7 +17,13 @@ from probmask.data import DataSource, default_workers
 from probmask.errors import AbsentClassWarning, InputError
 from probmask.launch import is_first_rank
 from probmask.messages import one_line, suggestion
-from probmask.training.config import TrainConfig, as_dense_twin, load_config, to_table
+from probmask.training.config import (
+    TrainConfig,
+    as_dense_twin,
+    load_config,
+    to_table,
+    with_init_digest,
+)
 from probmask.training.progress import Bar, MakeReporter, Quiet
 from probmask.training.record_format import NEUTRAL_KEYS, without_neutral_keys
 from probmask.training.run import TrainingRun, load_run_data
@@ -78,6 +84,8 @@ def train(
     """
     if resume and (outcome := _finished_outcome(config, out)) is not None:
         return outcome
+    if config is not None and not resume:
+        config = with_init_digest(config)
     launch = config or (_resumed_config(Path(out)) if resume and out else load_config(None))
     data = load_run_data(launch)
     _set_threads(launch)
@@ -95,7 +103,7 @@ def train(
         directory = RunDirectory(path)
         record = _finished_record(directory)
         if record is None:
-            run = run or _prepared_run(config, data, fabric)
+            run = run or _prepared_run(config, data, fabric, directory)
             record = run.complete(directory, make_reporter)
     return Outcome(path, record, dense)
 
@@ -147,8 +155,10 @@ def _new_run(
     return run
 
 
-def _prepared_run(config: TrainConfig, data: DataSource, fabric: Fabric) -> TrainingRun:
-    run = TrainingRun(config, data)
+def _prepared_run(
+    config: TrainConfig, data: DataSource, fabric: Fabric, directory: RunDirectory
+) -> TrainingRun:
+    run = TrainingRun(config, data, resumed=directory.checkpoint.exists())
     run.prepare(fabric, data)
     return run
 
@@ -201,7 +211,7 @@ def _train_twin(
     fabric.barrier()
     record = _finished_record(directory)
     if record is None:
-        record = _prepared_run(twin, data, fabric).complete(directory, make_reporter)
+        record = _prepared_run(twin, data, fabric, directory).complete(directory, make_reporter)
     return record
 
 
@@ -283,6 +293,8 @@ def _find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path,
     directory = RunDirectory(Path(out))
     found = directory.read_config()
     if config is not None:
+        if config.init_sha256 is None:  # the file is not needed any more
+            config = replace(config, init_sha256=found.init_sha256)
         _check_same(config, found, directory)
         found = replace(found, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
     return directory.path, found
