@@ -52,7 +52,8 @@ class Module(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = self.optimizer(self.parameters(), **self.settings)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+        steps = self.trainer.estimated_stepping_batches  # sets up the data, as many modules do
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
 
 

@@ -1,5 +1,6 @@
 """The callback for Lightning's Trainer: trainings equal those of an own loop, and are resumed."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -59,8 +60,8 @@ def kept(model):
 def own_loop(model, method, batches, *, epochs, accumulate=1, clip=None):
     """Train as `Trainer` does, with the public functions of probmask."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
     steps = -(-len(batches) // accumulate)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
     sparsifier = probmask.attach(
         model,
         method,
@@ -436,6 +437,14 @@ def test_fewer_updates_than_planned(tmp_path):
     fitting = trainer(tmp_path, SparsityCallback(METHODS["tied"]()), max_epochs=1)
     with pytest.warns(probmask.EarlyEndWarning, match="first epoch made 2 updates instead of 6"):
         fitting.fit(Rarely(), loader())
+
+
+def test_without_lightning_one_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    path = Path(probmask.__file__).parent / "integrations" / "lightning.py"
+    spec = importlib.util.spec_from_file_location("without_lightning", path)
+    with pytest.raises(probmask.InputError, match=r"pip install .*'probmask\[lightning\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_examples_of_the_page(tmp_path, monkeypatch, capsys):

@@ -149,14 +149,23 @@ class SparsityCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the masks, or those of a finished network again."""
         state, self._checkpoint = self._checkpoint, {}
-        if "random" in state and len(state["random"]) == trainer.world_size:
-            self._replay = _Replay(trainer, state["random"][rank()])
-        trainer.fit_loop.setup_data()  # unless the replay has done it
+        trainer.fit_loop.setup_data()
         _check_data(self.data, trainer)
+        self._attach_masks(trainer, pl_module, state)
+        if state:  # the dataloader was set up before Lightning restores its position
+            trainer.fit_loop._combined_loader = None
+        if "random" in state and len(state["random"]) == trainer.world_size:
+            self._replay = _Replay(state["random"][rank()])
+
+    def _attach_masks(
+        self, trainer: Trainer, pl_module: LightningModule, state: Mapping[str, Any]
+    ) -> None:
         ours = self._module is not None and self._module() is pl_module
         attached = ours and next(masked_parameters(pl_module), None) is not None
         if state.get("finished") or (ours and not attached and "sparsifier" not in state):
             self._attach_frozen(pl_module)
+            return
+        if attached and self._frozen is not None:
             return
         if not attached:
             self._first_step = state.get("first_step", trainer.global_step)
@@ -192,10 +201,14 @@ class SparsityCallback(Callback):
         example_inputs = self.example_inputs
         if example_inputs is None:
             example_inputs = pl_module.example_input_array
-        steps_per_epoch = self.steps_per_epoch or _steps_per_epoch(trainer)
+        total_steps, steps_per_epoch = self.total_steps, self.steps_per_epoch
+        if total_steps is None:
+            total_steps = self._remaining_steps(trainer, pl_module)
+        if steps_per_epoch is None:
+            steps_per_epoch = _steps_per_epoch(trainer)
         self.sparsifier = self._attached_to(
             pl_module,
-            total_steps=self.total_steps or self._remaining_steps(trainer, pl_module),
+            total_steps=total_steps,
             steps_per_epoch=steps_per_epoch,
             example_inputs=example_inputs,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
@@ -216,7 +229,7 @@ class SparsityCallback(Callback):
 
     def _attach_frozen(self, pl_module: LightningModule) -> None:
         """Keep the zeros of a finished network while it is trained further."""
-        self._module = weakref.ref(pl_module)
+        self._module, self.sparsifier = weakref.ref(pl_module), None
         if self.method.sparsity > 0:
             self._frozen = freeze_masks(pl_module, include=self.include, exclude=self.exclude)
 
@@ -488,14 +501,13 @@ class _Replay:
     created the iterator of the first epoch before.
     """
 
-    def __init__(self, trainer: Trainer, saved: Mapping[str, Any]) -> None:
-        self._saved = saved
+    def __init__(self, saved: Mapping[str, Any]) -> None:
+        self._saved = self._with_iterator = saved
         _set_random_state(saved)
-        trainer.fit_loop.setup_data()
-        self._with_iterator = _random_state()
 
     def continue_epoch(self) -> None:
-        """Set the generators for the rest of an epoch."""
+        """Set the generators for the rest of an epoch. The iterator exists now."""
+        self._with_iterator = _random_state()
         _set_random_state(self._saved)
 
     def begin_epoch(self, trainer: Trainer) -> None:
