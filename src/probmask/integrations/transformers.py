@@ -309,7 +309,7 @@ def default_exclude(model: nn.Module) -> list[str]:
     found = {id(parameter) for module in dense for parameter in module.parameters()}
     return [
         name
-        for name, parameter in model.named_parameters()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
         if id(parameter) in found or id(parameter) not in inside
     ]
 
