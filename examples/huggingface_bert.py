@@ -35,11 +35,11 @@ BAD = ["dull", "weak", "silly", "noisy", "tedious"]
 
 def reviews():
     """Return all sentences of a small grammar, and whether each praises or not."""
-    sentences = []
-    for one, other in itertools.permutations(THINGS, 2):
-        for word, denied in itertools.product(GOOD + BAD, (False, True)):
-            text = f"the {one} of this {other} was {'not ' if denied else ''}{word}"
-            sentences.append((text, int((word in GOOD) != denied)))
+    sentences = [
+        (f"the {one} was {word} and so was the {other}", int(word in GOOD))
+        for one, other in itertools.permutations(THINGS, 2)
+        for word in GOOD + BAD
+    ]
     return [sentences[index] for index in torch.randperm(len(sentences))]
 
 
@@ -81,16 +81,16 @@ def main():
         model,
         TrainingArguments(
             "sparse-bert",
-            max_steps=6 if QUICK else 300,
+            max_steps=6 if QUICK else 200,
             per_device_train_batch_size=16,
-            learning_rate=2e-3,
+            learning_rate=1e-3,
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
             use_cpu=True,
         ),
-        train_dataset=data[:800],
-        eval_dataset=data[800:],
+        train_dataset=data[:400],
+        eval_dataset=data[400:],
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=accuracy,
         callbacks=[sparsity],  # the one line that makes the training sparse

@@ -1,11 +1,13 @@
 """The callback for Hugging Face's Trainer, Accelerate and LoRA."""
 
 import logging
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -369,7 +371,7 @@ def vit():
         (masked_lm, ["bert.embeddings.", "cls."], "bert.encoder."),
         (gpt2, ["transformer.wte", "transformer.wpe", "lm_head"], "transformer.h."),
         (vit, ["vit.embeddings.", "classifier."], "vit."),
-        (t5, ["shared.", "lm_head.", "relative_attention_bias"], ".block."),
+        (t5, ["shared.", "embed_tokens.", "lm_head.", "relative_attention_bias"], ".block."),
     ],
 )
 def test_embeddings_and_heads_are_dense_by_default(build, dense, masked):
@@ -545,3 +547,23 @@ def test_merge_lora_raises(tmp_path, pruned):
         probmask.merge_lora(model)
     frozen.finalize()
     assert kept(probmask.merge_lora(model)[0]) == KEEP
+
+
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch, pruned, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    page = page[page.index("## Hugging Face") :]
+    probmask.save(pruned, "pruned.safetensors")
+    names = {
+        "model": network(),
+        "args": arguments(tmp_path, max_steps=4),
+        "train_data": examples(),
+        "eval_data": examples(16),
+        "build_model": network,
+        "epochs": 2,
+        "loader": torch.utils.data.DataLoader(examples(16), batch_size=4),
+    }
+    source = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    exec(compile(source, "integrations.md", "exec"), names)
+    assert "of the update discarded" in capsys.readouterr().out
+    assert kept(names["merged"]) == KEEP
