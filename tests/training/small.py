@@ -8,8 +8,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from probmask.cli import main
 from probmask.errors import InputError
+from probmask.models.convnet import smallconv
 from probmask.training.checkpoint import write_checkpoint
 from probmask.training.config import TrainConfig, load_config
 from probmask.training.run_directory import RunDirectory
@@ -30,6 +33,13 @@ SIZE = 8 * 1 * 9 + 8 * 8 * 9 + 16 * 8 * 9 + 16 * 16 * 9 + 10 * 16
 # Processes are forked from a server that has imported everything, which takes milliseconds.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["probmask.training.trainer", "probmask.cli.terminal"])
+
+
+def partly_frozen(**settings: Any) -> nn.Module:
+    """Build smallconv with a first layer that is not trained."""
+    model = smallconv(**settings)
+    next(model.parameters()).requires_grad_(False)
+    return model
 
 
 def small(**overrides: Any) -> TrainConfig:

@@ -61,6 +61,21 @@ def test_the_record_has_the_totals_of_the_whole_network_too(tmp_path):
     assert network["sparsity"] == 1 - network["kept"] / SIZE
 
 
+@pytest.mark.parametrize("method", ["probmask-tied", "edge-popup"])  # which freezes all weights
+@pytest.mark.parametrize(("frozen", "masked"), [("mask", SIZE), ("skip", SIZE - SIZES[0])])
+def test_frozen_weights_are_masked_or_skipped(method, frozen, masked, tmp_path):
+    config = small(
+        model="training.small:partly_frozen",
+        frozen=frozen,
+        method__name=method,
+        method__sparsity=0.5,
+    )
+    outcome = train(config, out=tmp_path / "run")
+    assert (outcome.record["size"], outcome.record["network"]["size"]) == (masked, SIZE)
+    first = next(iter(load_state(tmp_path / "run" / "model.safetensors").values()))
+    assert bool((first == 0).any()) == (frozen == "mask")
+
+
 def test_the_record_has_the_sparsity_asked_and_reached(run):
     _, outcome = run
     record = outcome.record

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from probmask.core.noise import Stream, fold
@@ -53,12 +54,29 @@ def probing(model: nn.Module, seed: int) -> Iterator[None]:
     Inside, random numbers (such as those that shuffle batches) are a function of seed and rank.
     Buffers stay unchanged as long as the network is called through `network_at`.
     """
-    with evaluating(model), torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with (
+        evaluating(model),
+        without_cudnn_rnn(model),
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+    ):
         torch.default_generator.manual_seed(fold(seed, Stream.PROBE_BATCHES, rank()))
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.train()
         yield
+
+
+@contextmanager
+def without_cudnn_rnn(model: nn.Module) -> Iterator[None]:
+    """Disable cuDNN if the model has recurrent layers: it differentiates them in training only."""
+    enabled = cudnn.enabled
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = enabled
 
 
 def batches_of(caller: str, probe: Probe, device: torch.device) -> Iterator[tuple[Any, Any]]:

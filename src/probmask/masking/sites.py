@@ -250,10 +250,11 @@ def _check_not_computed(caller: str, model: nn.Module, excluded: set[str]) -> No
 
 def _removal(module: nn.Module, name: str) -> str:
     """Return the call that turns a weight computed by a hook into a plain parameter."""
-    calls = {WeightNorm: "remove_weight_norm", SpectralNorm: "remove_spectral_norm"}
     for hook in module._forward_pre_hooks.values():
-        if type(hook) in calls and hook.name == name:
-            return f"torch.nn.utils.{calls[type(hook)]}(module, {name!r})"
+        if isinstance(hook, WeightNorm) and hook.name == name:
+            return f"torch.nn.utils.remove_weight_norm(module, {name!r})"
+        if isinstance(hook, SpectralNorm) and hook.name == name:
+            return f"torch.nn.utils.remove_spectral_norm(module, {name!r})"
     return "so that it is a parameter of the module"
 
 

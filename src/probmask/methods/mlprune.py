@@ -32,7 +32,7 @@ from probmask.masking.method import Context, Method, Phase
 from probmask.masking.model_call import call_model
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
-from probmask.masking.probe import batches_of, check_measured
+from probmask.masking.probe import batches_of, check_measured, without_cudnn_rnn
 from probmask.masking.sites import Site, is_linear, is_stored_in_out
 from probmask.methods.families.fine_tuning import (
     EpochFraction,
@@ -250,7 +250,7 @@ def importances(
     """
     sites = [_Curvature(w, held) for w, held in zip(weights, holders, strict=True)]
     examples = 0
-    with ExitStack() as hooks, evaluating(model):
+    with ExitStack() as hooks, evaluating(model), without_cudnn_rnn(model):
         for site in sites:
             site.watch(hooks)
         for weight in weights:

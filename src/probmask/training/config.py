@@ -57,6 +57,8 @@ class TrainConfig:
         init_skip: Patterns of names of weights that stay random, such as the classifier's.
         include: Patterns of names of weights to mask in addition to the usual ones.
         exclude: Patterns of names of weights to leave dense.
+        frozen: Weights that the model is built with ``requires_grad=False`` are masked, but never
+            changed ("mask"), or left as they are ("skip").
         method: Name and settings of the method.
         epochs: Number of passes over the training examples.
         batch_size: Examples per update, over all devices together.
@@ -87,6 +89,7 @@ class TrainConfig:
     init_skip: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    frozen: Literal["mask", "skip"] = "mask"
     method: Mapping[str, Any] = field(
         default_factory=lambda: {"name": DEFAULT_METHOD, "sparsity": _DEFAULT_SPARSITY}
     )

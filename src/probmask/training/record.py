@@ -137,7 +137,9 @@ def _measurements(
     device: torch.device,
 ) -> dict[str, Any]:
     """Return sparsity, MACs and accuracy of the finished network."""
-    sites = find_sites(model, include=config.include, exclude=config.exclude)
+    masked = {layer.name for layer in summary.layers}
+    found = find_sites(model, include=config.include, exclude=config.exclude)
+    sites = [site for site in found if site.name in masked]  # frozen = "skip" leaves out others
     macs = count_macs(model, sites, move_inputs(data.example(), device))
     kept = [layer.kept for layer in summary.layers]
     sparse = macs.sparse(kept)

@@ -125,6 +125,7 @@ class TrainingRun:
             steps_per_epoch=self.steps_per_epoch,
             include=config.include,
             exclude=config.exclude,
+            frozen=config.frozen,
             example_inputs=data.example(),
             phases=self.phases,
             probe=Probe(_ProbeBatches(config, data), _criterion(config)),
