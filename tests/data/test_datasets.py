@@ -22,7 +22,7 @@ from probmask.data.releases import REMOTES
 from probmask.errors import InputError
 
 SMALL = [name for name, entry in DATA.items() if isinstance(entry.defaults, SmallImages)]
-LARGE = [name for name in DATA if name not in SMALL]
+LARGE = [name for name, entry in DATA.items() if isinstance(entry.defaults, Photographs)]
 LISTED = {entry["name"]: entry for entry in describe_data()}
 
 
@@ -107,7 +107,7 @@ def test_only_data_sets_with_a_download_size_can_be_downloaded(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-ALL = "choose from cifar10, cifar100, digits, fashion-mnist, folder, imagenet, mnist, npz."
+ALL = "choose from cifar10, cifar100, digits, fashion-mnist, folder, imagenet, mnist, npz, tsv."
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,10 @@ def refused_settings(name, settings):
     return message
 
 
-def test_each_data_set_has_one_of_two_kinds_of_settings():
+def test_each_data_set_has_one_of_three_kinds_of_settings():
     assert set(SMALL) == {"digits", "cifar10", "cifar100", "mnist", "fashion-mnist", "npz"}
     assert set(LARGE) == {"imagenet", "folder"}
+    assert set(DATA) - {*SMALL, *LARGE} == {"tsv"}
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -14,7 +14,8 @@ from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
 from probmask.models import MODELS, build_model, check_model_settings
 
-PAPER = [name for name in MODELS if name not in ("smallconv", "lenet300")]
+IMAGES = [name for name, network in MODELS.items() if network.image_shape is not None]
+PAPER = [name for name in IMAGES if name not in ("smallconv", "lenet300")]
 CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
 
 # Name, classes, layers, weights, MACs, additions of average pooling.
@@ -50,10 +51,12 @@ def meta_images(side, *, channels=3):
 
 
 def small(name, **settings):
-    """A narrow network in evaluation mode, and three images of at most 64×64 for it."""
+    """A narrow network in evaluation mode, and three images of at most 64×64, or sentences."""
     torch.manual_seed(0)
-    channels, side, _ = MODELS[name].image_shape
     model = build_model(name, {"width": 4, "classes": 7, **settings}).eval()
+    if name not in IMAGES:
+        return model, torch.randint(20_000, (3, 6))
+    channels, side, _ = MODELS[name].image_shape
     return model, torch.randn(3, channels, min(side, 64), min(side, 64))
 
 
@@ -116,7 +119,7 @@ def test_a_stem_of_stride_two_halves_every_side_and_nothing_else(name):
     assert counts == tuple(layer.positions for layer in described(name, side=16))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_one_logit_per_class_for_any_number_of_channels(name):
     _, images = small(name)
     model = build_model(name, {"width": 2, "classes": 5, "channels": 2})
@@ -180,7 +183,7 @@ def test_a_copy_computes_the_same(name):
     assert torch.equal(copy.deepcopy(model)(images), model(images))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_the_meta_device_computes_shapes_only(name):
     channels, side, _ = MODELS[name].image_shape
     model = on_meta(name)
@@ -199,7 +202,7 @@ def test_export_with_any_batch_size(name):
         assert torch.allclose(program.module()(images[:size]), model(images[:size]), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_a_symbolic_trace_computes_the_same(name):
     model, images = small(name)
     assert torch.equal(torch.fx.symbolic_trace(model)(images), model(images))
@@ -212,7 +215,7 @@ def test_dynamo_captures_a_network_that_checks_its_image_size_as_one_graph(name)
     assert torch.equal(compiled(images), model(images))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("argument", ["classes", "channels", "width"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, "8", True, None])
 def test_an_invalid_size_raises(name, argument, value):

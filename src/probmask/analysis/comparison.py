@@ -267,6 +267,8 @@ def _details(run: Run, columns: Columns) -> list[str]:
         details.append(f"{images:,} training {run.record.get('examples', 'images')}")
     details.append(f"batches of {conditions['batch_size']}")
     other = {key: value for key, value in conditions.items() if key not in _TITLE}
+    if "init_sha256" in other:
+        other["init_sha256"] = f"{str(other['init_sha256'])[:12]}…"
     details += [
         f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {value}"
         for key, value in flattened(other).items()

@@ -18,7 +18,8 @@ from probmask.files import write_atomically
 from probmask.methods import METHODS
 from probmask.methods.probmask.learned import RECIPES
 from probmask.models import MODELS
-from probmask.training.config import OptimizerConfig, TrainConfig
+from probmask.training.config import TrainConfig
+from probmask.training.optimizer import OptimizerConfig
 
 
 def collect_defaults() -> dict[str, Any]:

@@ -221,8 +221,9 @@ class TokenizedSentences(DataSource):
         order = torch.randperm(self.train_size, generator=random)
         used = order[: self.steps_per_epoch(batch_size) * batch_size]
         batches: list[Tensor] = []
-        for pool in used.split(_POOL * batch_size):
-            batches += pool[lengths[pool].argsort(stable=True)].split(batch_size)
+        for pool in torch.split(used, _POOL * batch_size):
+            by_length = pool[lengths[pool].argsort(stable=True)]
+            batches += torch.split(by_length, batch_size)
         return [batches[i] for i in torch.randperm(len(batches), generator=random).tolist()]
 
     def validation(self, *, batch_size: int) -> Iterator[Batch]:
@@ -235,7 +236,7 @@ class TokenizedSentences(DataSource):
 
     def _by_length(self, name: str, batch_size: int) -> Iterator[Batch]:
         part = self._parts[name]
-        for index in part.lengths.argsort(stable=True).split(batch_size):
+        for index in torch.split(part.lengths.argsort(stable=True), batch_size):
             if len(index):
                 yield self._batch(part, index)
 

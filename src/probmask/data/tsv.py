@@ -118,7 +118,7 @@ def _columns(path: Path, first: Sequence[str], settings: Sentences) -> tuple[int
             "data_args(header=False): a file without header has no names of columns; give "
             "data_args.text and data_args.label as numbers, from 1 on."
         )
-    defaults = (None, None) if len(first) != 2 else (0, 1)
+    defaults: tuple[int | None, int | None] = (None, None) if len(first) != 2 else (0, 1)
     if header:
         defaults = (names[usual[0]] if usual else None, names.get(_LABEL_NAME))
     chosen = [
@@ -177,9 +177,7 @@ def _class_names(train: _Rows) -> tuple[str, ...]:
     if all(name.isdecimal() for name in names):
         names.sort(key=int)
     if len(names) < 2:
-        raise InputError(
-            f"{train.path}: all labels are {names[0]!r}; expected several classes."
-        )
+        raise InputError(f"{train.path}: all labels are {names[0]!r}; expected several classes.")
     if len(names) == len(train.labels) > 2:
         raise InputError(
             f"{train.path}: no label occurs twice, so the labels are not classes; check "

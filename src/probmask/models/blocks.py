@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from probmask.checks import check_choice, check_count
+from probmask.checks import check_choice, check_count, check_within
 from probmask.errors import InputError
 
 # Integer arguments of networks, and what they mean.
@@ -94,6 +94,8 @@ def check_arguments(caller: str, **arguments: object) -> None:
             check_choice(caller, name, value, (1, 2))
         elif name == "image_size":
             parse_image_size(caller, value)
+        elif name == "dropout":
+            check_within(caller, name, value, 0, 1 - 2**-24, meaning="a probability")
 
 
 # The two poolings of conv4, one of the networks that take `image_size`, divide each side by 4.

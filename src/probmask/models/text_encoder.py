@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from probmask.checks import check_within
 from probmask.errors import InputError
 from probmask.models.blocks import check_arguments
 
@@ -139,8 +138,8 @@ def text_encoder(
         width=width,
         layers=layers,
         heads=heads,
+        dropout=dropout,
     )
-    check_within("text_encoder", "dropout", dropout, 0, 1 - 2**-24, meaning="a probability")
     if width % heads:
         raise InputError(
             f"text_encoder(width={width}, heads={heads}): the heads share the width evenly; choose "

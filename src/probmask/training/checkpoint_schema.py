@@ -257,7 +257,7 @@ def _same_class(optimizer: Optimizer) -> Callable[[list[Tensor]], Optimizer]:
     kind: Any = type(optimizer)
     accepted = inspect.signature(kind).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
-    return lambda parameters: kind(parameters, **defaults)  # type: ignore[no-any-return]
+    return lambda parameters: kind(parameters, **defaults)
 
 
 def _parameter_state(build: Callable[[list[Tensor]], Optimizer], parameter: Tensor) -> Rule:
