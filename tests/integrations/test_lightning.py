@@ -57,7 +57,7 @@ def kept(model):
     return int(model.net[0].weight.count_nonzero() + model.net[4].weight.count_nonzero())
 
 
-def own_loop(model, method, batches, *, epochs, accumulate=1, clip=None):
+def own_loop(model, method, batches, *, epochs, accumulate=1, clip=None, scheduled=True):
     """Train as `Trainer` does, with the public functions of probmask."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     steps = -(-len(batches) // accumulate)
@@ -81,15 +81,44 @@ def own_loop(model, method, batches, *, epochs, accumulate=1, clip=None):
                 if clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), clip)
                 optimizer.step()
-        scheduler.step()
+        if scheduled:
+            scheduler.step()
     sparsifier.finalize(data=batches)
     return model
 
 
+class Manual(Module):
+    """Manual optimization: two optimizers, one backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        parts = self.net[:3], self.net[3:]
+        return [torch.optim.SGD(part.parameters(), lr=0.05) for part in parts]
+
+    def training_step(self, batch, index):
+        self.manual_backward(self.loss(batch))
+        for optimizer in self.optimizers()[::-1]:
+            optimizer.step()
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 4, "gradient_clip_val": 0.1}])
-def test_trainings_equal_those_of_an_own_loop(name, settings, tmp_path):
-    ours, theirs = module(), module()
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (Module, {}),
+        (Module, {"accumulate_grad_batches": 4, "gradient_clip_val": 0.1}),
+        (Manual, {}),
+    ],
+)
+def test_trainings_equal_those_of_an_own_loop(name, kind, settings, tmp_path):
+    ours = module()
+    torch.manual_seed(0)
+    theirs = kind()
     ours.net[3].p = theirs.net[3].p = 0.0  # a DataLoader draws random numbers, a list does not
     batches = list(loader(shuffle=False))
     own_loop(
@@ -99,6 +128,7 @@ def test_trainings_equal_those_of_an_own_loop(name, settings, tmp_path):
         epochs=4,
         accumulate=settings.get("accumulate_grad_batches", 1),
         clip=settings.get("gradient_clip_val"),
+        scheduled=kind is Module,
     )
     callback = SparsityCallback(METHODS[name](), data="train", seed=3)
     trainer(tmp_path, callback, **settings).fit(theirs, loader(shuffle=False))

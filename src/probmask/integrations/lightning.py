@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from probmask.artifact import save
@@ -116,6 +117,7 @@ class SparsityCallback(Callback):
         self._max_epochs: int | None = None
         self._checkpoint: dict[str, Any] = {}  # the state to resume from, until it is loaded
         self._replay: _Replay | None = None
+        self._penalized: int | None = None  # the last update with the penalty in its gradients
         self._epoch_began: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,15 +169,15 @@ class SparsityCallback(Callback):
             return
         if attached and self._frozen is not None:
             return
+        saved = state.get("sparsifier")
         if not attached:
             self._first_step = state.get("first_step", trainer.global_step)
-            self._attach(trainer, pl_module)
+            self._attach(trainer, pl_module, saved)
         assert self.sparsifier is not None
+        if saved is not None:
+            self.sparsifier.load_state_dict(saved)
         if self.sparsifier.own_optimizers and len(trainer.optimizers) > 1:
             _check_not_scaled(self.method, trainer)
-        if "sparsifier" in state:
-            _check_same_length(state["sparsifier"]["training"], self.sparsifier)
-            self.sparsifier.load_state_dict(state["sparsifier"])
         self.sparsifier.use(*trainer.optimizers)
         _delegate_zero_grad(pl_module)
 
@@ -197,39 +199,49 @@ class SparsityCallback(Callback):
         """End the replay: the training continues."""
         self._replay = None
 
-    def _attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        example_inputs = self.example_inputs
-        if example_inputs is None:
-            example_inputs = pl_module.example_input_array
+    def _attach(
+        self, trainer: Trainer, pl_module: LightningModule, saved: Mapping[str, Any] | None
+    ) -> None:
         total_steps, steps_per_epoch = self.total_steps, self.steps_per_epoch
         if total_steps is None:
             total_steps = self._remaining_steps(trainer, pl_module)
         if steps_per_epoch is None:
             steps_per_epoch = _steps_per_epoch(trainer)
-        self.sparsifier = self._attached_to(
-            pl_module,
-            total_steps=total_steps,
-            steps_per_epoch=steps_per_epoch,
-            example_inputs=example_inputs,
-            scaler=getattr(trainer.precision_plugin, "scaler", None),
-        )
+        if saved is not None:
+            _check_same_length(saved["training"]["total_steps"], total_steps)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self.sparsifier = self._attached_to(pl_module, total_steps, steps_per_epoch, scaler)
         self._module = weakref.ref(pl_module)
         self.summary = None
 
-    def _attached_to(self, pl_module: LightningModule, **arguments: Any) -> Sparsifier:
+    def _attached_to(
+        self,
+        pl_module: LightningModule,
+        total_steps: int,
+        steps_per_epoch: int | None,
+        scaler: GradScaler | None = None,
+    ) -> Sparsifier:
+        given = self.example_inputs
         return attach(
             pl_module,
             self.method,
+            total_steps=total_steps,
+            steps_per_epoch=steps_per_epoch,
             include=self.include,
             exclude=self.exclude,
+            example_inputs=pl_module.example_input_array if given is None else given,
             probe=self.probe,
+            scaler=scaler,
             seed=self.seed,
-            **arguments,
         )
 
     def _attach_frozen(self, pl_module: LightningModule) -> None:
         """Keep the zeros of a finished network while it is trained further."""
         self._module, self.sparsifier = weakref.ref(pl_module), None
+        rank_zero_info(
+            "SparsityCallback: the module is finished, so its zeros stay and the other weights are "
+            "trained. A new SparsityCallback would prune it again."
+        )
         if self.method.sparsity > 0:
             self._frozen = freeze_masks(pl_module, include=self.include, exclude=self.exclude)
 
@@ -242,11 +254,10 @@ class SparsityCallback(Callback):
         finally:
             trainer.fit_loop.max_epochs = added
         optimizers = 1 if pl_module.automatic_optimization else len(trainer.optimizers)
-        varying = any(
-            type(c).__name__ == "GradientAccumulationScheduler" for c in trainer.callbacks
-        )
-        known = 0 < steps < math.inf and not varying and (optimizers == 1 or trainer.max_steps < 0)
-        if not known:
+        kinds = {type(callback).__name__ for callback in trainer.callbacks}
+        varies = "GradientAccumulationScheduler" in kinds
+        counted = optimizers == 1 or trainer.max_steps == -1  # max_steps counts those of each
+        if not 0 < steps < math.inf or varies or not counted:
             raise InputError(
                 f"SparsityCallback(total_steps=None): the number of updates does not follow from "
                 f"this Trainer (max_epochs={self._max_epochs}, max_steps={trainer.max_steps}) and "
@@ -272,7 +283,11 @@ class SparsityCallback(Callback):
         unscaled, but not clipped yet.
         """
         if self.sparsifier is not None:
-            _add_penalty_gradient(self.sparsifier, optimizer, trainer)
+            step = self.sparsifier.now.step
+            # The method's own parameters belong to the first optimizer that steps.
+            first = len(trainer.optimizers) == 1 or step != self._penalized
+            _add_penalty_gradient(self.sparsifier, optimizer, trainer, own=first)
+            self._penalized = step
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Recompute the masks: a callback may have exchanged the weights for averaged ones."""
@@ -351,10 +366,7 @@ class SparsityCallback(Callback):
             return
         training = state["training"]
         sparsifier = self._attached_to(
-            pl_module,
-            total_steps=training["total_steps"],
-            steps_per_epoch=training.get("steps_per_epoch"),
-            example_inputs=self.example_inputs,
+            pl_module, training["total_steps"], training.get("steps_per_epoch")
         )
         sparsifier.load_state_dict(state)
         with warnings.catch_warnings():
@@ -397,7 +409,7 @@ def _check_not_scaled(method: Method, trainer: Trainer) -> None:
 
 def _check_data(data: object, trainer: Trainer) -> None:
     """Raise now, not after the training, if the train dataloader cannot be read at its end."""
-    if data != "train":
+    if not isinstance(data, str):
         return
     single = not isinstance(trainer.train_dataloader, list | tuple | dict)
     if not single or trainer.num_training_batches == math.inf:
@@ -407,8 +419,7 @@ def _check_data(data: object, trainer: Trainer) -> None:
         )
 
 
-def _check_same_length(saved: Mapping[str, Any], sparsifier: Sparsifier) -> None:
-    before, here = saved["total_steps"], sparsifier.now.total_steps
+def _check_same_length(before: int, here: int) -> None:
     if before != here:
         raise InputError(
             f"fit(ckpt_path=…): the checkpoint is from a training of {before:,} updates, and this "
@@ -466,18 +477,20 @@ def _invalidate_masks(module: LightningModule) -> None:
         masked.invalidate()
 
 
-def _add_penalty_gradient(sparsifier: Sparsifier, optimizer: Optimizer, trainer: Trainer) -> None:
+def _add_penalty_gradient(
+    sparsifier: Sparsifier, optimizer: Optimizer, trainer: Trainer, *, own: bool
+) -> None:
     with torch.enable_grad():
         penalty = sparsifier.penalty()
     if not isinstance(penalty, Tensor):
         return
-    weights = _parameters(optimizer)
-    own = [p for each in sparsifier.own_optimizers for p in _parameters(each)]
-    gradients = torch.autograd.grad(penalty, [*weights, *own], allow_unused=True)
-    # The gradients of the method's own parameters are still scaled.
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    scales = [1.0] * len(weights) + [1.0 if scaler is None else scaler.get_scale()] * len(own)
-    for parameter, gradient, scale in zip([*weights, *own], gradients, scales, strict=True):
+    scales = dict.fromkeys(_parameters(optimizer), 1.0)
+    if own:  # the gradients of these parameters are still scaled
+        scale = 1.0 if scaler is None else float(scaler.get_scale())
+        scales |= {p: scale for each in sparsifier.own_optimizers for p in _parameters(each)}
+    gradients = torch.autograd.grad(penalty, list(scales), allow_unused=True)
+    for (parameter, scale), gradient in zip(scales.items(), gradients, strict=True):
         if gradient is not None:
             parameter.grad = scale * gradient + (0.0 if parameter.grad is None else parameter.grad)
 
