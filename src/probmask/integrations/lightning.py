@@ -30,7 +30,7 @@ from probmask.masking.summary import Summary
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info
+    from lightning.pytorch.utilities import rank_zero_info
 except ImportError as error:
     raise InputError(
         f"probmask.integrations.lightning needs {error.name}; run pip install -c constraints.txt "
@@ -254,7 +254,7 @@ class SparsityCallback(Callback):
         finally:
             trainer.fit_loop.max_epochs = added
         optimizers = 1 if pl_module.automatic_optimization else len(trainer.optimizers)
-        kinds = {type(callback).__name__ for callback in trainer.callbacks}
+        kinds = {type(callback).__name__ for callback in trainer.callbacks}  # type: ignore[attr-defined]
         varies = "GradientAccumulationScheduler" in kinds
         counted = optimizers == 1 or trainer.max_steps == -1  # max_steps counts those of each
         if not 0 < steps < math.inf or varies or not counted:
@@ -302,7 +302,7 @@ class SparsityCallback(Callback):
         batch_idx: int,
     ) -> None:
         """Log the sparsity every ``log_every_n_steps`` updates."""
-        every = trainer.log_every_n_steps
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.sparsifier is not None and every and self.sparsifier.now.step % every == 0:
             self._log(trainer, pl_module)
 
@@ -356,7 +356,8 @@ class SparsityCallback(Callback):
             f"SparsityCallback: {kept:,} of {size:,} weights kept, "
             f"{100 * self.summary.sparsity:.2f} % sparse"
         )
-        if self.artifact is not None and trainer.is_global_zero and not trainer.fast_dev_run:
+        trial: bool | int = trainer.fast_dev_run  # type: ignore[attr-defined]
+        if self.artifact is not None and trainer.is_global_zero and not trial:
             save(pl_module, self.artifact, overwrite=True)
 
     def _prune_loaded(self, pl_module: LightningModule, state: Mapping[str, Any]) -> None:
@@ -445,7 +446,7 @@ def _warn_of_few_updates(sparsifier: Sparsifier, began: int) -> None:
         )
 
 
-def _move_behind_others(trainer: Trainer, callback: Callback) -> None:
+def _move_behind_others(trainer: Any, callback: Callback) -> None:
     """Let the callback act after all others but the checkpoints.
 
     At the end of a training, averaging callbacks exchange the weights; the network is finished
@@ -532,12 +533,13 @@ class _Replay:
 
 def _random_state() -> dict[str, Any]:
     """Return the states of the global generators as numbers and tensors."""
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    position = {"key": legacy["state"]["key"].tolist(), "pos": legacy["state"]["pos"]}
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [name, keys.tolist(), *rest],
+        "numpy": {**legacy, "state": position},
         "python": [version, list(internal), gauss],
     }
 
@@ -546,7 +548,8 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    position = state["numpy"]["state"]
+    key = np.array(position["key"], dtype=np.uint32)
+    np.random.set_state({**state["numpy"], "state": {**position, "key": key}})  # noqa: NPY002
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
