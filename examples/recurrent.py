@@ -18,7 +18,7 @@ import probmask
 
 torch.set_num_threads(1)  # faster for matrices as small as these
 QUICK = "--quick" in sys.argv
-STEPS, HIDDEN, LENGTH, BATCH = (5, 16, 16, 8) if QUICK else (240, 96, 48, 32)
+STEPS, HIDDEN, LENGTH, BATCH = (5, 16, 16, 8) if QUICK else (200, 96, 48, 32)
 TEXT = inspect.getsource(argparse)  # 90 kB that every Python installation has
 ALPHABET = sorted(set(TEXT))
 CODES = torch.tensor([ALPHABET.index(character) for character in TEXT])
@@ -74,7 +74,7 @@ def main():
         probmask.save(model, f"{method.name}.safetensors", overwrite=True)
         size = Path(f"{method.name}.safetensors").stat().st_size
         print(f"{method.name}: {bits:.2f} bits per character, {size:,} bytes")
-        print(summary, end="\n\n")
+    print(summary)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def test_checkpointing_the_whole_model_trains_the_same(form):
 # Precision
 
 
-@pytest.mark.parametrize("name", ["unet", "transformer", "mlp"])
+@pytest.mark.parametrize("name", ["unet", "transformer", "mlp", "lstm"])
 def test_bf16_autocast(form, name):
     model, optimizer, sparsifier = attached(name, form=form)
     for batch in make_batches(name, STEPS):
