@@ -145,9 +145,32 @@ def test_an_interrupted_training_is_resumed_in_the_same_process(tmp_path):
         run.train()
     with pytest.raises(probmask.InputError, match="was interrupted; continue it with"):
         run.train()
+    longer = trainer(tmp_path / "run", SparsityCallback(METHODS["learned"]()), max_steps=20)
+    with pytest.raises(probmask.InputError, match="of 12 updates, and this one makes 20"):
+        longer.train(resume_from_checkpoint=True)
     run.train(resume_from_checkpoint=True)
     assert equal_states(run.model, trained(tmp_path / "whole", "learned"))
     assert callback.sparsifier is None
+
+
+def test_an_interrupted_training_can_be_ended_and_continued_with_its_zeros(tmp_path):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    stop = Interrupt(3, interrupt)
+    callback = SparsityCallback(METHODS["tied"](), artifact=None)
+    run = trainer(tmp_path, callback, stop, save_strategy="no")
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    callback.sparsifier.finalize()
+    zeros = run.model.bert.encoder.layer[0].output.dense.weight == 0
+    for _ in range(2):  # the second begins while the frozen masks of the first are still there
+        with pytest.raises(KeyboardInterrupt):
+            run.train()
+    stop.step = None
+    run.train()
+    assert torch.equal(run.model.bert.encoder.layer[0].output.dense.weight == 0, zeros)
+    assert kept(run.model) == callback.summary.kept == KEEP
 
 
 @pytest.mark.parametrize("name", ["tied", "learned"])

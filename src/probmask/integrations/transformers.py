@@ -20,6 +20,7 @@ from probmask.masking.attach import attach
 from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
 from probmask.masking.method import Method
 from probmask.masking.optimizers import checked_optimizers
+from probmask.masking.parametrization import masked_parameters
 from probmask.masking.probe import Probe
 from probmask.masking.sites import name_patterns
 from probmask.masking.sparsifier import Sparsifier
@@ -211,21 +212,24 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         """Set the masks: those of a sparse training, or of a finished network."""
         resumed = saved if state.global_step > 0 else None
         ours = self._model is model
-        interrupted = ours and self.sparsifier is not None
-        if resumed is None and interrupted:
+        if not ours or next(masked_parameters(model), None) is None:
+            self.sparsifier = self._frozen = None
+        finished = ours and self.sparsifier is None if resumed is None else resumed == _FINISHED
+        if finished:
+            if self._frozen is None:
+                include, exclude = self._include, self._excluded(model)
+                self._frozen = freeze_masks(model, include=include, exclude=exclude)
+            return
+        if resumed is not None:
+            _check_same_length(resumed["training"]["total_steps"], state.max_steps)
+        if self.sparsifier is None:
+            self.sparsifier = self._attach(model, args, state, loader)
+        elif resumed is None:
             raise InputError(
                 "train(): the last training of this model was interrupted; continue it with "
                 "trainer.train(resume_from_checkpoint=True), or end it with "
-                "callback.sparsifier.finalize() and a new callback."
+                "callback.sparsifier.finalize()."
             )
-        finished = ours and self.summary is not None if resumed is None else resumed == _FINISHED
-        if finished:
-            include, exclude = self._include, self._excluded(model)
-            self._frozen = freeze_masks(model, include=include, exclude=exclude)
-            return
-        if not interrupted:
-            self.sparsifier = self._attach(model, args, state, loader)
-        assert self.sparsifier is not None
         if resumed is not None:
             self.sparsifier.load_state_dict(resumed)
 
@@ -341,6 +345,15 @@ def _check_method(method: object) -> None:
             f"SparsityCallback({type(method).__name__}): this method draws {draws} masks per "
             "update, and the Trainer runs the model once; choose draws=1 or another method, or "
             "write the loop yourself (docs/own_loop.md)."
+        )
+
+
+def _check_same_length(before: int, here: int) -> None:
+    if before != here:
+        raise InputError(
+            f"train(resume_from_checkpoint=…): the checkpoint is from a training of {before:,} "
+            f"updates, and this one makes {here:,}; use the same number of epochs or max_steps, "
+            "and the same batch size."
         )
 
 
