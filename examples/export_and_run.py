@@ -18,7 +18,7 @@ from probmask.data import load_data
 QUICK = "--quick" in sys.argv
 SETTINGS = {
     "data": "digits",
-    "epochs": 1 if QUICK else 10,
+    "epochs": 1 if QUICK else 5,
     "model_args.width": 8 if QUICK else 64,
     "batch_size": 256 if QUICK else 64,
     "method.sparsity": 0.95,

@@ -16,7 +16,7 @@ from probmask.models import smallconv
 
 torch.set_num_threads(1)  # faster for a network as small as this one
 QUICK = "--quick" in sys.argv
-EPOCHS, WIDTH, BATCH = (2, 8, 256) if QUICK else (40, 32, 64)
+EPOCHS, WIDTH, BATCH = (2, 8, 256) if QUICK else (25, 32, 64)
 DIGITS = load_data("digits")
 
 

@@ -130,6 +130,10 @@ def test_a_file_does_not_decide_which_optimizer_is_imported(tmp_path, own, capsy
     assert (tmp_path / "executed").exists()
 
 
-def test_the_optimizers_of_pytorch_need_no_trust():
+def test_what_the_user_names_in_the_command_and_pytorch_need_no_trust(own):
     config = load_config(None, [("optimizer.name", "torch.optim:Adam"), ("optimizer.lr", 0.01)])
     assert own_code(config) == {}
+    config = load_config(None, [("optimizer", {"name": own, "lr": 0.01})])
+    assert own_code(config) == {"optimizer.name": own}
+    assert own_code(config, given=["model", "optimizer.lr"]) == {"optimizer.name": own}
+    assert own_code(config, given=["optimizer"]) == {}

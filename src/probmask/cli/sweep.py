@@ -205,9 +205,8 @@ def _check_code_is_trusted(
     from probmask.training.run_directory import untrusted_code
 
     for run in planned:
-        for key, name in own_code(run.config).items():
-            if key not in given:
-                raise InputError(untrusted_code(grid, key, name, flag=f"--set {key}=…"))
+        for key, name in own_code(run.config, given=given).items():
+            raise InputError(untrusted_code(grid, key, name, flag=f"--set {key}=…"))
 
 
 def _missing_data(plan: "Plan", options: argparse.Namespace) -> list[str]:

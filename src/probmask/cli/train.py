@@ -180,9 +180,8 @@ def _check_code_is_trusted(
     if run is not None:
         run.check_trusted(config, given)
         return
-    for key, name in own_code(config).items():
-        if key not in given:
-            raise InputError(untrusted_code(source, key, name))
+    for key, name in own_code(config, given=given).items():
+        raise InputError(untrusted_code(source, key, name))
 
 
 def _reporter(options: argparse.Namespace) -> "MakeReporter":

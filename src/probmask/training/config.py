@@ -3,7 +3,7 @@
 import copy
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -267,12 +267,16 @@ def make_method(config: TrainConfig, origins: Origins = CHECKED) -> Method:
     return parse(kind, settings, prefix="method.", source=origins.source_of)
 
 
-def own_code(config: TrainConfig) -> dict[str, str]:
-    """Return the code of the user that the run imports, by the key of the configuration."""
+def own_code(config: TrainConfig, *, given: Collection[str] = ()) -> dict[str, str]:
+    """Return the code of the user that the run imports, by the key of the configuration.
+
+    Keys that are ``given`` on the command line, or whose table is, are omitted.
+    """
     found = {}
-    if ":" in config.model:
+    if ":" in config.model and "model" not in given:
         found["model"] = config.model
-    if is_own_optimizer(config.optimizer.name):
+    set_here = "optimizer" in given or "optimizer.name" in given
+    if is_own_optimizer(config.optimizer.name) and not set_here:
         found["optimizer.name"] = config.optimizer.name
     return found
 

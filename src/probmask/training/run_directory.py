@@ -110,8 +110,7 @@ class RunDirectory:
         configuration that the user sets in this command.
         """
         remedy = f"config=probmask.load_config({str(self.config)!r})"
-        named = {key: name for key, name in own_code(config).items() if key not in given}
-        for key, name in named.items():
+        for key, name in own_code(config, given=given).items():
             if not is_trusted_run(self.path, self.config, [name]):
                 raise InputError(untrusted_code(self.path, key, name, in_python=remedy))
 
