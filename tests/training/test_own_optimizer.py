@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from probmask.cli import main
-from probmask.errors import InputError
+from probmask.errors import CheckpointError, InputError
+from probmask.training.checkpoint import read_checkpoint, write_checkpoint
 from probmask.training.config import load_config, own_code
 from probmask.training.optimizer import OptimizerConfig, build_optimizer
 from probmask.training.run_directory import RunDirectory
@@ -137,3 +138,20 @@ def test_what_the_user_names_in_the_command_and_pytorch_need_no_trust(own):
     assert own_code(config) == {"optimizer.name": own}
     assert own_code(config, given=["model", "optimizer.lr"]) == {"optimizer.name": own}
     assert own_code(config, given=["optimizer"]) == {}
+
+
+def test_a_checkpoint_from_before_these_settings_is_resumed(tmp_path, monkeypatch):
+    """Its configuration lacks them, which means their defaults; another value is refused."""
+    config = small(epochs=1, batch_size=280, method__sparsity=0.9, checkpoint_seconds=0)
+    with monkeypatch.context() as patch:
+        stop_after_checkpoint(patch, 2)
+        with pytest.raises(Stopped):
+            train(config, out=tmp_path)
+    path = tmp_path / "checkpoint.safetensors"
+    state = read_checkpoint(path)
+    del state["config"]["init_skip"], state["config"]["optimizer"]["args"]
+    write_checkpoint(path, {**state, "config": {**state["config"], "label_smoothing": 0.5}})
+    with pytest.raises(CheckpointError, match="another configuration"):
+        train(out=tmp_path, resume=True)
+    write_checkpoint(path, state)
+    assert train(out=tmp_path, resume=True).record["epochs"] == 1

@@ -370,7 +370,7 @@ def test_data_with_other_classes_raises(straight, photographs, tmp_path, capsys)
 def test_a_network_with_too_few_outputs_raises(photographs, tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*arguments(photographs, out), "--set", "model_args.classes=1"]) == 2
-    assert "returns (1,) for an image, but folder has 2 classes" in one_line(capsys)
+    assert "returns (1,) for one image, but folder has 2 classes" in one_line(capsys)
     assert not out.exists()
 
 

@@ -156,6 +156,7 @@ def _check_labels(inputs: Any, targets: Any) -> None:
         or targets.shape != inputs.shape[:1]
     ):
         raise InputError(
-            "attach(GraSP): it takes the same number of examples of each class, but the targets "
-            "are not one label per input; pass samples_per_class=None to take whole batches."
+            "attach(GraSP): it takes the same number of examples of each class, but a batch is not "
+            "one tensor of inputs with one label per input; pass samples_per_class=None to take "
+            "whole batches (command line: --set method.samples_per_class=none)."
         )

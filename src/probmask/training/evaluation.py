@@ -80,8 +80,8 @@ def check_model(model: nn.Module, data: DataSource, *, name: str) -> None:
     if not isinstance(output, Tensor) or output.dim() != 2 or output.shape[1] < data.classes:
         found = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(
-            f"--model {name}: returns {found} for one of the {data.examples}, but {data.name} has "
-            f"{data.classes} classes; it must return one number per class."
+            f"--model {name}: returns {found} for one {data.examples.removesuffix('s')}, but "
+            f"{data.name} has {data.classes} classes; it must return one number per class."
         )
     count_macs(model, find_sites(model), data.example())
 
