@@ -1,6 +1,8 @@
 """The callback for Hugging Face's Trainer, Accelerate and LoRA."""
 
+import importlib.util
 import logging
+import os
 import re
 import shutil
 import signal
@@ -119,7 +121,7 @@ def test_a_resumed_training_is_bit_exact(tmp_path, name):
 
 def test_a_killed_training_is_resumed_bit_exactly(tmp_path):
     child = subprocess.run(
-        [sys.executable, transformers_training.__file__, "learned", str(tmp_path / "killed")],
+        [sys.executable, transformers_training.__file__, "die", str(tmp_path / "killed")],
         capture_output=True,
         text=True,
         check=False,
@@ -131,6 +133,27 @@ def test_a_killed_training_is_resumed_bit_exactly(tmp_path):
     )
     run.train(resume_from_checkpoint=True)
     assert equal_states(run.model, trained(tmp_path / "whole", "learned"))
+
+
+def test_two_ranks_end_with_the_same_network(tmp_path):
+    """The Trainer wraps the model in DDP before the masks are attached."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    child = subprocess.run(
+        [sys.executable, *launch, transformers_training.__file__, "ranks", str(tmp_path)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    for name in ranks[0]:
+        (wrapper, one), (_, other) = (rank[name] for rank in ranks)
+        assert wrapper == "DistributedDataParallel"
+        assert all(torch.equal(one[key], other[key]) for key in one)
+        saved = probmask.load_into(network(), tmp_path / name / "probmask.safetensors")
+        assert kept(saved) == KEEP
+        assert all(torch.equal(one[key], value) for key, value in saved.state_dict().items())
 
 
 def test_an_interrupted_training_is_resumed_in_the_same_process(tmp_path):
@@ -333,10 +356,8 @@ def test_a_method_that_measures_needs_a_probe(tmp_path):
     with pytest.raises(probmask.InputError, match="needs data to measure before it prunes"):
         trainer(tmp_path, SparsityCallback(probmask.methods.SNIP(sparsity=0.8))).train()
     ids = torch.stack([example["input_ids"] for example in examples(8)])
-    probe = probmask.Probe(
-        [(ids, torch.stack([example["labels"] for example in examples(8)]))],
-        lambda outputs, labels: nn.functional.cross_entropy(outputs.logits, labels),
-    )
+    labels = torch.stack([example["labels"] for example in examples(8)])
+    probe = probmask.Probe([({"input_ids": ids}, labels)])
     callback = SparsityCallback(probmask.methods.SNIP(sparsity=0.8), probe=probe, artifact=None)
     run = trainer(tmp_path, callback, save_strategy="no")
     run.train()
@@ -590,3 +611,26 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch, pruned, capsys):
     exec(compile(source, "integrations.md", "exec"), names)
     assert "of the update discarded" in capsys.readouterr().out
     assert kept(names["merged"]) == KEEP
+
+
+@pytest.fixture
+def uninstalled(monkeypatch):
+    """Return a function that imports a module of the package while a library is missing."""
+
+    def load(file, library):
+        monkeypatch.setitem(sys.modules, library, None)
+        path = Path(probmask.__file__).parent / "integrations" / f"{file}.py"
+        spec = importlib.util.spec_from_file_location("without_library", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_without_the_library_one_error_says_what_to_install(uninstalled):
+    with pytest.raises(probmask.InputError, match=r"pip install .*'probmask\[transformers\]'"):
+        uninstalled("transformers", "transformers")
+    lora = uninstalled("lora", "peft")
+    with pytest.raises(probmask.InputError, match=r"pip install .*'probmask\[peft\]'"):
+        lora.merge_lora(nn.Linear(1, 1))

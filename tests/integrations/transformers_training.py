@@ -86,8 +86,23 @@ def trainer(directory, callback, *others, model=None, optimizers=(None, None), *
     )
 
 
-if __name__ == "__main__":  # train until update 7, then die
-    torch.set_num_threads(1)
-    name, directory = sys.argv[1:]
+def die_at_update_7(directory):
     death = Interrupt(7, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    trainer(directory, SparsityCallback(METHODS[name]()), death).train()
+    trainer(directory, SparsityCallback(METHODS["learned"]()), death).train()
+
+
+def train_on_two_ranks(directory):
+    """Train two methods as one of two processes; save what this rank ends with."""
+    final = {}
+    for name in ("learned", "penalty"):
+        callback = SparsityCallback(METHODS[name]())
+        model = network(seed=int(os.environ["RANK"]))  # DDP copies that of the first rank
+        run = trainer(f"{directory}/{name}", callback, model=model, ddp_backend="gloo")
+        run.train()
+        final[name] = (type(run.model_wrapped).__name__, run.model.state_dict())
+    torch.save(final, f"{directory}/rank{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"die": die_at_update_7, "ranks": train_on_two_ranks}[sys.argv[1]](sys.argv[2])
