@@ -129,9 +129,9 @@ def problem(count=4000, dtype=torch.float32):
     return weight, prob, grad
 
 
-def drawn(weight, prob, grad, tau):
+def drawn(weight, prob, grad, tau, **settings):
     weight, prob = weight.detach().requires_grad_(), prob.detach().requires_grad_()
-    out = masked_draw(weight, prob, torch.tensor(KEY), torch.tensor(tau))
+    out = masked_draw(weight, prob, torch.tensor(KEY), torch.tensor(tau), **settings)
     out.backward(grad)
     return out.detach(), weight.grad, prob.grad
 
@@ -151,6 +151,16 @@ def test_the_draw_equals_the_reference(backend, tau):
     tolerance = (4e-6 + 3e-7 / tau) * (10 if backend == "plain" else 1)
     for mine, true in zip(found, expected(*given, tau), strict=True):
         torch.testing.assert_close(mine.double(), true, rtol=tolerance, atol=1e-18)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_straight_through_draw_differs_in_the_gradient_of_the_probability_only(backend, dtype):
+    weight, prob, grad = problem(dtype=dtype)
+    relaxed = drawn(weight, prob, grad, 0.3)
+    out, grad_weight, grad_prob = drawn(weight, prob, grad, 0.3, straight_through=True)
+    assert torch.equal(out, relaxed[0])
+    assert torch.equal(grad_weight, relaxed[1])
+    assert torch.equal(grad_prob, grad.float() * weight.float())
 
 
 def mostly_closed(open_part, count=5003):

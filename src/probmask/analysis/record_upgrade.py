@@ -8,6 +8,8 @@ since.
 
 Up to format 3, one method "probmask" had three recipes. The recipe "tied", its default, is now the
 method "probmask-tied"; "learned" is now the recipe "adaptive" of "probmask"; "paper" is unchanged.
+
+Up to format 4, every ProbMask had the paper's estimator. The adaptive recipe now has another one.
 """
 
 from collections.abc import Mapping
@@ -54,6 +56,8 @@ _NOT_OF_TIED = frozenset(
     ("recipe", "draws", "prob_lr", "select", "train_weights", "reinitialize", "compat")
 )
 _NOT_OF_LEARNED = frozenset(("outside", "forget_by", "choose_at"))
+# How probabilities were learned up to format 4.
+_FORMER = {"estimator": "relaxed"}
 
 
 def upgrade_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,12 +69,15 @@ def upgrade_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
     method, written = record["method"], record["format"]
     if written == 1 and method["name"] in _NOW_CLIPPED and "clip_norm" not in method:
         method = {**method, "clip_norm": None}
-    elif written <= 3 and method["name"] == "probmask":
+    elif written <= 4 and method["name"] == "probmask":
         if written == 1:
             method = _from_format_1(method)
         if written <= 2:
             method = _completed(method)
-        method = _split(method)
+        if written <= 3:
+            method = _split(method)
+        if method["name"] == "probmask":
+            method = {**method, **_FORMER}
     else:
         return record
     # The configuration stays as it was written: identity reads the settings from "method".
@@ -81,10 +88,13 @@ def upgrade_method(method: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of a method as artifacts store them, under the current names.
 
     Artifacts store no format, but since format 4 the settings of "probmask" have a recipe that is
-    not "tied", "learned" or None.
+    not "tied", "learned" or None, and since format 5 they have an estimator.
     """
-    former = method.get("name") == "probmask" and "recipe" in method
-    return _split(method) if former and method["recipe"] != "adaptive" else method
+    if method.get("name") != "probmask" or "recipe" not in method or "estimator" in method:
+        return method
+    if method["recipe"] != "adaptive":
+        method = _split(method)
+    return method if method["name"] != "probmask" else {**method, **_FORMER}
 
 
 def _from_format_1(method: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,14 @@ class _RelaxedMask(torch.autograd.Function):
         return grad * relaxed_slope(*ctx.saved_tensors), None, None
 
 
-def masked_draw(weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
+def masked_draw(
+    weight: Tensor,
+    prob: Tensor,
+    key: Tensor,
+    temperature: Tensor,
+    *,
+    straight_through: bool = False,
+) -> Tensor:
     """w m with m = σ((ln s - ln(1 - s) + L) / τ)  (ProbMask, CVPR 2021, eq. 5, one draw).
 
     This is ``weight * relaxed_mask(...)`` with the noise `noise.logistic` of ``key``. The backward
@@ -119,6 +126,7 @@ def masked_draw(weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) 
         key: the two words of a `noise.draw_key`, int64. A tensor like ``temperature``, so that a
             compiled graph does not depend on their values.
         temperature: τ, a 0-D fp32 tensor.
+        straight_through: Take dm/ds as 1 in the backward pass, instead of `relaxed_slope`.
 
     Returns:
         w m, differentiable with respect to ``weight`` and ``prob``.
@@ -129,7 +137,8 @@ def masked_draw(weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) 
         >>> masked_draw(w, s, key, torch.tensor(0.5)).tolist()
         [0.0, 3.0]
     """
-    result: Tensor = _MaskedDraw.apply(weight, prob, key, temperature)  # type: ignore[no-untyped-call]
+    kind = _StraightThroughDraw if straight_through else _MaskedDraw
+    result: Tensor = kind.apply(weight, prob, key, temperature)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -139,11 +148,7 @@ class _MaskedDraw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
         ctx.save_for_backward(weight, prob, key, temperature)
-        kernels = kernels_for("relaxation_kernels", weight, prob)
-        if kernels is not None:
-            return _forward(kernels, weight, prob, key, temperature)
-        m = torch.sigmoid((logit(prob) + noise.logistic(prob.shape, key)) / temperature)
-        return (_at_least_fp32(weight) * m).to(weight.dtype)
+        return _times_mask(weight, prob, key, temperature)
 
     @staticmethod
     @once_differentiable
@@ -160,6 +165,33 @@ class _MaskedDraw(torch.autograd.Function):
             grad_weight = (g * m).to(weight.dtype)
             grad_prob = (g * _at_least_fp32(weight)).to(prob.dtype) * slope
         return (grad_weight if ctx.needs_input_grad[0] else None), grad_prob, None, None
+
+
+class _StraightThroughDraw(torch.autograd.Function):
+    """The same product, with the gradient of the mask passed on to the probability unchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, prob, key, temperature)
+        return _times_mask(weight, prob, key, temperature)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, prob, key, temperature = ctx.saved_tensors
+        needed = ctx.needs_input_grad[0]
+        grad_weight = _times_mask(grad, prob, key, temperature) if needed else None
+        grad_prob = (_at_least_fp32(grad) * _at_least_fp32(weight)).to(prob.dtype)
+        return grad_weight, grad_prob, None, None
+
+
+def _times_mask(x: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
+    """Return x m, in the dtype of x."""
+    kernels = kernels_for("relaxation_kernels", x, prob)
+    if kernels is not None:
+        return _forward(kernels, x, prob, key, temperature)
+    m = torch.sigmoid((logit(prob) + noise.logistic(prob.shape, key)) / temperature)
+    return (_at_least_fp32(x) * m).to(x.dtype)
 
 
 def _forward(

@@ -14,7 +14,7 @@ from probmask.parsing import parse_json
 from probmask.schema import mismatch
 
 # Version of the record's keys. Increase it when a key changes its meaning.
-RECORD_FORMAT = 4
+RECORD_FORMAT = 5
 # Bytes of a record: far above the records of large networks, and low enough for little memory.
 LARGEST_RECORD = 2**24
 

@@ -167,6 +167,7 @@ RECIPES = {
         "every": "step",
         "freeze_at": 0.6,
         "select": "top",
+        "estimator": "straight-through",
     },
     "paper": {
         "draws": 2,
@@ -177,6 +178,7 @@ RECIPES = {
         "every": "epoch",
         "freeze_at": 1.0,
         "select": "sample",
+        "estimator": "relaxed",
     },
 }
 

@@ -6,7 +6,7 @@ weights w and the probabilities s, subject to Σ s ≤ K and s in [0, 1].
 
 `ProbMasker` follows the paper's Algorithm 1; comments name its lines. One update: `before_forward`
 sets τ and k and samples the noise (lines 3 to 7), `ProbMaskedWeight.training_weight` computes w m̃,
-the sparsifier runs Adam on s (`trainables`), and `after_update` projects s (line 8).
+the sparsifier steps the optimizer of s (`trainables`), and `after_update` projects s (line 8).
 """
 
 import math
@@ -32,6 +32,7 @@ from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
 from probmask.methods.families.kaiming import check_fan_in, fix_weights, kaiming_normal_
 from probmask.methods.probmask.budget import Budget, warn_of_early_choice
+from probmask.methods.probmask.normalized_sgd import NormalizedSGD
 from probmask.methods.probmask.official import OfficialMasker
 from probmask.methods.probmask.probabilities import (
     COLLAPSE_ADVICE,
@@ -40,7 +41,7 @@ from probmask.methods.probmask.probabilities import (
     sample_masks,
 )
 
-# Adam's rate for the probabilities, and the number of updates it was tuned for (CIFAR, 300 epochs).
+# The rate of the probabilities, and the number of updates it was tuned for (CIFAR, 300 epochs).
 PAPER_RATE = 6e-3
 _PAPER_UPDATES = 58_800
 _FUSED_DEVICES = ("cpu", "cuda", "xpu")  # where Adam makes one pass over memory
@@ -60,6 +61,7 @@ class Recipe:
     every: Literal["step", "epoch"]
     freeze_at: float
     select: Literal["top", "sample"]
+    estimator: Literal["relaxed", "straight-through"]
 
 
 RECIPES: dict[str, Recipe] = {
@@ -72,6 +74,7 @@ RECIPES: dict[str, Recipe] = {
         every="step",
         freeze_at=0.6,
         select="top",
+        estimator="straight-through",
     ),
     "paper": Recipe(
         draws=2,
@@ -82,6 +85,7 @@ RECIPES: dict[str, Recipe] = {
         every="epoch",
         freeze_at=1.0,
         select="sample",
+        estimator="relaxed",
     ),
 }
 
@@ -92,8 +96,8 @@ class ProbMask(Method):
 
     ``recipe="paper"`` uses exactly the paper's settings, for trainings as long as the paper's
     (58,800 updates). ``"adaptive"`` adapts to the number of updates: its schedules advance per
-    update, Adam's rate is higher in short trainings, and the kept weights are still trained after
-    the masks are final.
+    update, the rate of the probabilities is higher in short trainings, their gradients have less
+    variance, and the kept weights are still trained after the masks are final.
 
     Args:
         sparsity: The fraction of weights to prune, in [0, 1).
@@ -106,7 +110,7 @@ class ProbMask(Method):
         reinitialize: Redraw the weights from Kaiming's normal distribution first. None: only for
             supermasks.
         draws: Number of masks sampled per update (the paper's I).
-        prob_lr: Adam's rate for the probabilities; the paper's is 6e-3.
+        prob_lr: Learning rate of the probabilities; the paper's is 6e-3.
         temperature_start: The relaxation's temperature τ at the start.
         temperature_end: τ at the end; it falls linearly.
         ramp_begin: Fraction of the training at which the budget begins to fall.
@@ -116,10 +120,14 @@ class ProbMask(Method):
             counts updates.
         select: The final mask is the exact top-K by probability (ties by magnitude), or one
             Bernoulli sample of about K weights, as in the paper.
+        estimator: How the probabilities are trained. ``"relaxed"`` is the paper's: their gradient
+            passes through the relaxed mask, and Adam makes the step. ``"straight-through"`` takes
+            the slope of the mask as 1, and SGD makes the step, with one step size for the network.
         min_keep_per_layer: The least number of weights that each layer keeps.
         clip_norm: Clip the joint gradient of weights and probabilities to this norm.
         compat: ``"official"`` repeats the arithmetic of the released code, defects included. It
-            overrides ``ramp_begin``, ``ramp_end``, ``every``, ``freeze_at`` and ``clip_norm``.
+            overrides ``ramp_begin``, ``ramp_end``, ``every``, ``freeze_at``, ``clip_norm``
+            and ``estimator``.
 
     Raises:
         InputError: If a setting breaks its rule, or two settings contradict each other.
@@ -153,6 +161,7 @@ class ProbMask(Method):
     every: Literal["step", "epoch"] | None = None
     freeze_at: TrainingFraction | None = None
     select: Literal["top", "sample"] | None = None
+    estimator: Literal["relaxed", "straight-through"] | None = None
     min_keep_per_layer: WeightCount = 0
     clip_norm: Positive | None = None
     compat: Literal["official"] | None = None
@@ -239,7 +248,7 @@ class ProbMask(Method):
         return ProbMasker(self, sites, context, budget)
 
     def rate_for(self, total_steps: int) -> float:
-        """Return Adam's rate for the probabilities.
+        """Return the learning rate of the probabilities.
 
         A probability must be able to move from 1 to 0 in any number of updates. A rate inversely
         proportional to that number would follow the noise of single gradients; the adaptive recipe
@@ -264,8 +273,9 @@ class ProbMaskedWeight(MaskedWeight):
     Key and temperature are tensors, so that a compiled graph does not depend on their values.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, straight_through: bool) -> None:
         super().__init__(site)
+        self.straight_through = straight_through
         self.prob = nn.Parameter(torch.ones_like(site.weight, dtype=torch.float32))
         self.key = torch.zeros(2, dtype=torch.int64, device=site.weight.device)
         self.temperature = torch.ones((), device=site.weight.device)
@@ -277,7 +287,8 @@ class ProbMaskedWeight(MaskedWeight):
 
     def training_weight(self, weight: Tensor) -> Tensor:
         """w σ((ln s - ln(1 - s) + g₁ - g₀) / τ): the weight under the relaxed mask."""
-        return masked_draw(weight, self.prob, self.key, self.temperature)
+        through = self.straight_through
+        return masked_draw(weight, self.prob, self.key, self.temperature, straight_through=through)
 
 
 class ProbMasker(Masker):
@@ -291,9 +302,11 @@ class ProbMasker(Masker):
         self, method: ProbMask, sites: Sequence[Site], context: Context, budget: Budget
     ) -> None:
         # Line 1: s = 1, τ = k = 1.
-        super().__init__(sites, [ProbMaskedWeight(site) for site in sites], budget.keep)
-        self.budget = budget
         self.settings = method.resolved
+        through = self.settings.estimator == "straight-through"
+        masked = [ProbMaskedWeight(site, straight_through=through) for site in sites]
+        super().__init__(sites, masked, budget.keep)
+        self.budget = budget
         self.draws = self.settings.draws
         self.seed = context.seed
         self.prob_lr = method.rate_for(context.total_steps)
@@ -334,12 +347,16 @@ class ProbMasker(Masker):
             masked.key[0], masked.key[1] = first, second
 
     def trainables(self) -> list[Trainables]:
-        """Line 8: z = s - η ∂L/∂s. The sparsifier steps Adam; its rate follows a cosine.
+        """Line 8: z = s - η ∂L/∂s. The sparsifier steps the optimizer; its rate follows a cosine.
 
         The gradients are those of `ProbMaskedWeight.training_weight`, summed over the draws.
         """
-        fused = all(prob.device.type in _FUSED_DEVICES for prob in self.probs)
-        optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr, fused=fused or None)
+        optimizer: torch.optim.Optimizer
+        if self.settings.estimator == "straight-through":
+            optimizer = NormalizedSGD(self.probs, lr=self.prob_lr)
+        else:
+            fused = all(prob.device.type in _FUSED_DEVICES for prob in self.probs)
+            optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr, fused=fused or None)
 
         def learning_rate(now: Progress, _: float) -> float:
             return self.prob_lr * schedules.cosine(self.fraction_done(now))
