@@ -268,7 +268,7 @@ def test_committed_records_of_the_family():
     )
     assert count == {
         ("probmask-tied", None): 69,
-        ("probmask", "adaptive"): 15,
+        ("probmask", "adaptive"): 17,
         ("probmask", "paper"): 7,
     }
 

@@ -1,6 +1,5 @@
 """SGD with momentum whose steps are normalized over the whole network."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,47 +9,53 @@ from torch.optim import Optimizer
 
 _MOMENTUM = 0.9
 _MEMORY = 0.99  # decay of the mean square
+_TINY = 1e-30  # instead of an RMS of zero, where all gradients have been zero
 
 
 class NormalizedSGD(Optimizer):
     """p ← p - lr · v / r, with the momentum v of the gradients and one scale r for all entries.
 
-    r is the RMS of all gradient entries, averaged over the last hundred updates. Adam divides each
-    entry by its own RMS instead, so that an entry with a small gradient moves as far as one with a
-    large gradient. Here the sizes of gradients are compared over the whole network.
+    r is the RMS of all entries of the gradients, averaged over the last hundred updates. Adam
+    divides each entry by its own RMS instead, so that an entry with a small gradient moves as far
+    as one with a large gradient.
 
     Args:
         params: The parameters.
-        lr: The RMS of a step, for gradients that do not change.
+        lr: The learning rate: the RMS of a step if the gradients do not change.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr, "mean_square": 0.0, "weight": 0.0})
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                self._step_group(group, params)
+                self._step_group(params, group["lr"])
         return loss
 
-    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [p.grad for p in params if p.grad is not None]
-        norms = [torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]
-        square = float(torch.stack([norm.cpu() for norm in norms]).square().sum())
-        count = sum(grad.numel() for grad in grads)
-        group["mean_square"] += (1 - _MEMORY) * (square / count - group["mean_square"])
-        group["weight"] += (1 - _MEMORY) * (1 - group["weight"])
-        rms = math.sqrt(group["mean_square"] / group["weight"])
-        if rms == 0:
-            return
-        for p, grad in zip(params, grads, strict=True):
-            state = self.state[p]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(p)
-            velocity = state["momentum_buffer"]
-            velocity.lerp_(grad, 1 - _MOMENTUM)
-            p.add_(velocity, alpha=-group["lr"] / rms)
+    def _step_group(self, params: list[Tensor], lr: float) -> None:
+        states = [self._updated_state(p) for p in params]
+        device = params[0].device
+        mean = torch.stack([state["square"].to(device) for state in states]).sum()
+        mean /= sum(p.numel() for p in params) * (1 - _MEMORY ** float(states[0]["step"]))
+        scale = lr / mean.sqrt().clamp_min(_TINY)
+        for p, state in zip(params, states, strict=True):
+            p.addcmul_(state["momentum_buffer"], scale.to(p.device, p.dtype), value=-1)
+
+    def _updated_state(self, p: Tensor) -> dict[str, Any]:
+        """Return the state of a parameter, updated by its gradient."""
+        grad, state = p.grad, self.state[p]
+        assert grad is not None
+        if not state:
+            state["step"] = torch.zeros(())
+            state["momentum_buffer"] = torch.zeros_like(p)
+            state["square"] = torch.zeros((), dtype=p.dtype, device=p.device)  # as it is loaded
+        state["step"] += 1
+        state["momentum_buffer"].lerp_(grad, 1 - _MOMENTUM)
+        square = torch.linalg.vector_norm(grad, dtype=torch.float64).square()
+        state["square"].lerp_(square.to(p.dtype), 1 - _MEMORY)
+        return state
