@@ -1,6 +1,6 @@
 """SGD with momentum whose steps are normalized over the whole network."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ class NormalizedSGD(Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""
-        loss = None if closure is None else closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -48,7 +49,8 @@ class NormalizedSGD(Optimizer):
 
     def _updated_state(self, p: Tensor) -> dict[str, Any]:
         """Return the state of a parameter, updated by its gradient."""
-        grad, state = p.grad, self.state[p]
+        state: dict[str, Any] = self.state[p]
+        grad = p.grad
         assert grad is not None
         if not state:
             state["step"] = torch.zeros(())
