@@ -156,7 +156,8 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         """
         if self.sparsifier is None:
             return
-        kwargs["model"].train()  # as the Trainer does next
+        if not kwargs["model"].training:  # after an evaluation; the Trainer does the same next
+            kwargs["model"].train()
         penalty = self.sparsifier.penalty()
         if isinstance(penalty, Tensor):
             scaler = kwargs["optimizer"].scaler
