@@ -91,6 +91,20 @@ def test_the_cut_is_exact_even_if_the_sample_misleads(name, keep):
     assert torch.equal(torch.cat(masks).nonzero().flatten(), order[:keep].sort().values)
     kept, pruned = (float(values[order[k]]) for k in (keep - 1, keep))
     assert threshold == pytest.approx(pruned + keep / 140_000 * (kept - pruned), rel=1e-12, abs=0)
+    for near in (threshold, 1.01 * threshold, 1e-30, 1e30, math.inf, math.nan):
+        again, same = cut_by_magnitude(weights, (1.0,) * 3, keep, NAMES, near=near)
+        assert same == threshold
+        assert all(map(torch.equal, again, masks))
+
+
+def test_a_good_prediction_needs_no_sample(monkeypatch):
+    kernels = pytest.importorskip("probmask.core.selection.magnitude_kernels")
+    torch.manual_seed(0)
+    weights = [torch.randn(100_000)]
+    _, threshold = cut_by_magnitude(weights, (1.0,), 3000, NAMES[:1])
+    monkeypatch.setattr(MagnitudeSearch, "_sample", None)
+    for near in (threshold, 1.001 * threshold):
+        assert MagnitudeSearch(kernels, weights, (1.0,)).masks(3000, near=near)[1] == threshold
 
 
 @pytest.mark.parametrize("name", ["normal", "misleading", "equal but one"])
@@ -102,7 +116,7 @@ def test_windows_and_histograms_find_the_same_value(name):
     for keep in (1, 3000, 60_000, 139_999):
         exact = cut._search_histograms(keep)
         hits = name == "normal" and 1 < keep < 139_999  # a sample cannot predict extremes
-        assert cut._search_windows(keep) in ((exact,) if hits else (None, exact))
+        assert cut._search_windows(keep, 0.0) in ((exact,) if hits else (None, exact))
         counts, above, _ = cut._count_window(exact[0] - 100)
         assert above + counts[101:].sum() + exact[1] == keep
         assert counts[100] >= exact[1]

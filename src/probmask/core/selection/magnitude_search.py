@@ -1,16 +1,17 @@
 """Search for the magnitude at which a budget of kept weights ends, by compiled passes.
 
-This follows Floyd and Rivest. A sample predicts the magnitude. One pass over all weights counts the
-values above a window around the prediction, and each value inside the window. If the magnitude is
-outside the window, the counts give a better prediction. After three such windows, two histograms,
-of the upper and of the lower bits of the magnitudes, find it in any case. A last pass writes the
-masks.
+This follows Floyd and Rivest. The caller or a sample predicts the magnitude. One pass over all
+weights counts the values above a window around the prediction, and each value inside the window. If
+the magnitude is outside the window, the counts and a sample give a better prediction. After three
+such windows, two histograms, of the upper and of the lower bits of the magnitudes, find it in any
+case. A last pass writes the masks. The result does not depend on the predictions.
 
 The bits of a nonnegative float, read as an integer, have the order of the floats. "Bits" below
 means this integer.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ _WINDOW, _LARGE = 1 << 16, 1 << 22
 _WINDOWS = 3  # windows before the histograms; usually one or two are enough
 _FEW = 16  # beyond this many ties in a tensor, a second pass collects their places
 _INFINITY = 0x7F800000  # bits of fp32 infinity; larger bits are NaN
+_LARGEST = 0x7FFFFFFF  # of all bits
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 class MagnitudeSearch:
@@ -45,10 +48,10 @@ class MagnitudeSearch:
         self._bins = _WINDOW if sum(self._sizes) < _LARGE else 2 * _WINDOW
 
     def masks(
-        self, keep: int, into: Sequence[Tensor] | None = None
+        self, keep: int, into: Sequence[Tensor] | None = None, near: float = 0.0
     ) -> tuple[list[Tensor], float] | None:
         """Return the masks of the ``keep`` largest weights and the threshold, or None for NaN."""
-        found = self._search_windows(keep) or self._search_histograms(keep)
+        found = self._search_windows(keep, near) or self._search_histograms(keep)
         if found is None:
             return None
         cut, rest = found
@@ -80,16 +83,14 @@ class MagnitudeSearch:
             for weight, mask in zip(self._weights, into, strict=True)
         ]
 
-    def _search_windows(self, keep: int) -> tuple[int, int] | None:
+    def _search_windows(self, keep: int, near: float) -> tuple[int, int] | None:
         """Return the bits of the smallest kept value, and the number of its entries to keep.
 
         Returns None if no window contains it, or if there is a NaN.
         """
-        sample = self._sample()
-        ratio = len(sample) / sum(self._sizes)
-        from_top = keep * ratio
+        predicted = 0 < near <= _LARGEST_FLOAT
+        guess = int(np.float32(near).view(np.int32)) if predicted else self._predict(keep)
         for _ in range(_WINDOWS):
-            guess = int(sample[min(max(0, len(sample) - 1 - int(from_top)), len(sample) - 1)])
             base = min(max(0, guess - self._bins // 2), _INFINITY + 1 - self._bins)
             counts, above, largest = self._count_window(base)
             inside = int(counts.sum())
@@ -101,11 +102,22 @@ class MagnitudeSearch:
             # The number of values above each edge of the window is now known. The sample only
             # needs to predict the distance from the nearer edge, with a much smaller error.
             edge, known = (base + self._bins, above) if keep <= above else (base, above + inside)
-            from_top = len(sample) - int(np.searchsorted(sample, edge)) + (keep - known) * ratio
+            guess = self._predict(keep - known, below=edge)
         return None
 
+    def _predict(self, count: int, below: int = _LARGEST) -> int:
+        """Return the bits that ``count`` values below ``below`` exceed, as the sample predicts it.
+
+        If the count is negative, they are above ``below``.
+        """
+        sample = self._sample
+        above = len(sample) - int(np.searchsorted(sample, below))
+        from_top = int(above + count * len(sample) / sum(self._sizes))
+        return int(sample[min(max(0, len(sample) - 1 - from_top), len(sample) - 1)])
+
+    @cached_property
     def _sample(self) -> Any:
-        """Return the sorted bits of a sample of the magnitudes."""
+        """The sorted bits of a sample of the magnitudes."""
         largest_step = max(1, sum(self._sizes) // _SAMPLE)
         step = next(step for step in _STEPS if step <= largest_step)
         runs = []

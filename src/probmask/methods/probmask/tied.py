@@ -270,6 +270,7 @@ class TiedMasker(Masker):
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._freshness = Freshness(context.model, len(sites), pretrained=context.pretrained)
         self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
+        self._last_thresholds = 0.0, 0.0  # of the last two updates
         self._undecided = 0
         self._check_every = max(1, context.total_steps // 100)
         name = "freeze_at" if method.choose_at is None else "choose_at"
@@ -383,16 +384,21 @@ class TiedMasker(Masker):
 
     def _cut(self, keep: int) -> None:
         """Compute with the ``keep`` largest weights in training."""
-        masks, thresholds = self._select(keep, into=[masked.active for masked in self.masked])
+        earlier, last = self._last_thresholds
+        near = last * last / earlier if earlier > 0 else last  # if it continues to change as it did
+        masks, thresholds = self._select(
+            keep, into=[masked.active for masked in self.masked], near=near
+        )
         for masked, active, threshold in zip(self.masked, masks, thresholds, strict=True):
             masked.set_active(active, threshold)
+        self._last_thresholds = last, thresholds[0]
 
     def _select(
-        self, keep: int, *, into: Sequence[Tensor] | None = None
+        self, keep: int, *, into: Sequence[Tensor] | None = None, near: float = 0.0
     ) -> tuple[list[Tensor], list[float]]:
         """Return the masks of the largest weights, and the threshold of each site.
 
-        The masks may be those of ``into``, overwritten.
+        The masks may be those of ``into``, overwritten. ``near`` predicts the threshold.
         """
         budget = self.budget
         amount = budget.final if keep == self.keep else keep / self.size * budget.total
@@ -400,7 +406,7 @@ class TiedMasker(Masker):
             return self._select_in_each(budget.shares(amount))
         if budget.costs is None:
             masks, threshold = cut_by_magnitude(
-                self.weights, self.scales, keep, self.names, into=into
+                self.weights, self.scales, keep, self.names, into=into, near=near
             )
             pairs = zip(masks, budget.least, strict=True)
             if all(least == 0 or int(mask.count_nonzero()) >= least for mask, least in pairs):
