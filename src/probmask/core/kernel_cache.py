@@ -91,7 +91,7 @@ class _CheckedFiles(IndexDataCacheFile):
             return None
         if digest != _digest(code):
             raise ValueError("wrong digest")
-        # Numba's own cache is pickled too: whoever can write to its directory can run code.
+        # Numba's own cache is pickled too, so anyone who can write to its directory can run code.
         return pickle.loads(code)  # noqa: S301
 
     def _load_index(self) -> Any:

@@ -137,8 +137,7 @@ def masked_draw(
         >>> masked_draw(w, s, key, torch.tensor(0.5)).tolist()
         [0.0, 3.0]
     """
-    kind = _StraightThroughDraw if straight_through else _MaskedDraw
-    result: Tensor = kind.apply(weight, prob, key, temperature)  # type: ignore[no-untyped-call]
+    result: Tensor = _MaskedDraw.apply(weight, prob, key, temperature, straight_through)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -146,43 +145,47 @@ class _MaskedDraw(torch.autograd.Function):
     """One autograd node that saves only tensors that exist anyway: weight and probabilities."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        prob: Tensor,
+        key: Tensor,
+        temperature: Tensor,
+        straight_through: bool,
+    ) -> Tensor:
         ctx.save_for_backward(weight, prob, key, temperature)
+        ctx.straight_through = straight_through
         return _times_mask(weight, prob, key, temperature)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, prob, key, temperature = ctx.saved_tensors
-        kernels = kernels_for("relaxation_kernels", weight, prob, grad)
-        if kernels is not None:
-            grad_weight, grad_prob = _backward(kernels, grad, weight, prob, key, temperature)
-        else:
-            L = noise.logistic(prob.shape, key)
-            m = torch.sigmoid((logit(prob) + L) / temperature)
-            slope = relaxed_slope(prob, L, temperature)
-            g = _at_least_fp32(grad)
-            grad_weight = (g * m).to(weight.dtype)
-            grad_prob = (g * _at_least_fp32(weight)).to(prob.dtype) * slope
-        return (grad_weight if ctx.needs_input_grad[0] else None), grad_prob, None, None
+        gradients = _straight_gradients if ctx.straight_through else _relaxed_gradients
+        grad_weight, grad_prob = gradients(grad, *ctx.saved_tensors)
+        return (grad_weight if ctx.needs_input_grad[0] else None), grad_prob, None, None, None
 
 
-class _StraightThroughDraw(torch.autograd.Function):
-    """The same product, with the gradient of the mask passed on to the probability unchanged."""
+def _relaxed_gradients(
+    grad: Tensor, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return g m and g w dm/ds."""
+    kernels = kernels_for("relaxation_kernels", weight, prob, grad)
+    if kernels is not None:
+        return _backward(kernels, grad, weight, prob, key, temperature)
+    L = noise.logistic(prob.shape, key)
+    m = torch.sigmoid((logit(prob) + L) / temperature)
+    slope = relaxed_slope(prob, L, temperature)
+    g = _at_least_fp32(grad)
+    grad_prob = (g * _at_least_fp32(weight)).to(prob.dtype) * slope
+    return (g * m).to(weight.dtype), grad_prob
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, prob, key, temperature)
-        return _times_mask(weight, prob, key, temperature)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, prob, key, temperature = ctx.saved_tensors
-        needed = ctx.needs_input_grad[0]
-        grad_weight = _times_mask(grad, prob, key, temperature) if needed else None
-        grad_prob = (_at_least_fp32(grad) * _at_least_fp32(weight)).to(prob.dtype)
-        return grad_weight, grad_prob, None, None
+def _straight_gradients(
+    grad: Tensor, weight: Tensor, prob: Tensor, key: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return g m and g w."""
+    grad_prob = (_at_least_fp32(grad) * _at_least_fp32(weight)).to(prob.dtype)
+    return _times_mask(grad, prob, key, temperature), grad_prob
 
 
 def _times_mask(x: Tensor, prob: Tensor, key: Tensor, temperature: Tensor) -> Tensor:

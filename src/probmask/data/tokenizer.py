@@ -47,8 +47,8 @@ def make_tokenizer(settings: Sentences, sentences: Sequence[str]) -> Tokenizer:
     """Return the tokenizer that the settings name; "words" counts the words of the sentences.
 
     Raises:
-        InputError: There is no such tokenizer, its file is damaged, the package tokenizers is
-            missing, or it is not the tokenizer whose digest the settings state.
+        InputError: The tokenizer does not exist or its file is damaged, the package tokenizers is
+            missing, or the digest of the tokenizer is not the one in the settings.
     """
     if settings.tokenizer == "words":
         made = _words(sentences, settings.vocabulary)

@@ -33,7 +33,7 @@ def locate_initial_weights(given: str) -> Path:
     """Return the file; of a directory, the model.safetensors in it.
 
     Raises:
-        InputError: There is no such file.
+        InputError: The file does not exist.
     """
     path = expand_home(given)
     path = path / _FILE if path.is_dir() else path

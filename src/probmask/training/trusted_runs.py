@@ -27,8 +27,8 @@ _LARGEST_NOTE = 65536  # bytes
 def remember_run(directory: Path, config: Path, names: Collection[str]) -> None:
     """Note that the user created the run in the directory with this code.
 
-    Nothing happens if there is no code of the user. If the note cannot be written, the user has to
-    pass ``--trust`` later.
+    It does nothing if the run uses no code of the user. If the note cannot be written, the user
+    has to pass ``--trust`` later.
 
     Args:
         directory: Directory of the run.
