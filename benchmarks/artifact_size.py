@@ -10,7 +10,7 @@ header. The other columns are multiples of ours. --trained adds trained networks
 docs/results/artifact_size.md shows both tables.
 
     python benchmarks/artifact_size.py             # sizes and times
-    python benchmarks/artifact_size.py --table times
+    python benchmarks/artifact_size.py --table times --values int8
     python benchmarks/artifact_size.py --table sizes --trained runs/demo/model.safetensors
 """
 
@@ -120,7 +120,7 @@ def print_row(path: Path, model: nn.Module, label: str) -> None:
     )
 
 
-def print_times(path: Path, repeats: int) -> None:
+def print_times(path: Path, repeats: int, values: str | None) -> None:
     """Print the median elapsed and CPU times for vgg19 (20 million weights)."""
     print("| vgg19 at | save | load_state | load_into | load | read | dense save | dense load |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
@@ -128,7 +128,9 @@ def print_times(path: Path, repeats: int) -> None:
     for sparsity in SPARSITIES:
         model = network("vgg19", sparsity, "even")
         actions: list[Callable[[nn.Module], object]] = [
-            lambda m: artifact.save(m, path, overwrite=True, metadata={"model": "vgg19"}),
+            lambda m: artifact.save(
+                m, path, overwrite=True, metadata={"model": "vgg19"}, values=values
+            ),
             lambda _: artifact.load_state(path),
             lambda _: artifact.load_into(other, path),
             lambda _: artifact.load(path),
@@ -156,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", choices=["sizes", "times", "both"], default="both")
     parser.add_argument("--trained", type=Path, nargs="*", default=[], help="artifacts to add")
+    parser.add_argument("--values", help="as for save, such as int8; for the times")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
@@ -168,7 +171,7 @@ def main() -> None:
             print_sizes(path, options.trained)
             print()
         if options.table != "sizes":
-            print_times(path, options.repeats)
+            print_times(path, options.repeats, options.values)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Claim: 100,000 damaged and forged artifacts do no harm: each raises an error or loads correctly.
 
-Each mutation of an intact file is read, loaded as a state_dict and loaded into a model, in a
-process with limited memory. Damage (flipped bits, cuts, splices) must raise an ArtifactError or
-change no tensor. Forgeries have correct checksums, so that the later checks of the reader run; they
-must raise an ArtifactError or load. Any other exception is a failure and is printed with its seed.
+There are two intact files: one with fp16 values and one with integers. Each mutation is read,
+loaded as a state_dict and loaded into a model, in a process with limited memory. Damage (flipped
+bits, cuts, splices) must raise an ArtifactError or change no tensor. Forgeries have correct
+checksums, so that the later checks of the reader run; they must raise an ArtifactError or load. Any
+other exception is a failure and is printed with its seed.
 
     python benchmarks/fuzz_artifact.py --mutations 100000
 """
@@ -50,12 +51,16 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "intact"
-        artifact.save(sample_model(), path, metadata={"accuracy": 0.9}, values="fp16")
-        intact, before = path.read_bytes(), loaded_bytes(path)
-        kinds = {
-            mutation.__name__: partial(attempt, mutation, path, intact, before)
-            for mutation in (*DAMAGE, *FORGERIES)
-        }
+        kinds = {}
+        for values in ("fp16", "int8"):
+            artifact.save(
+                sample_model(), path, metadata={"accuracy": 0.9}, values=values, overwrite=True
+            )
+            intact, before = path.read_bytes(), loaded_bytes(path)
+            kinds |= {
+                f"{mutation.__name__}, {values}": partial(attempt, mutation, path, intact, before)
+                for mutation in (*DAMAGE, *FORGERIES)
+            }
         return fuzz(kinds, options)
 
 

@@ -8,6 +8,8 @@ The script prints Markdown tables of the median times and of the speedup over th
 the same for the fastest calls, which other programs on the machine disturb least.
 
     python benchmarks/inference.py --networks resnet32 vgg19 --batches 1 64 --out speed.json
+    python benchmarks/inference.py --networks minilm vit encoder --batches 1 8 \\
+        --sparsities 0.8 0.9 0.95 0.98 --clock cpu
 
 `--clock cpu` measures the CPU time of this process instead of wall time, for one thread on a
 machine that other programs use. `--against deepsparse --python VENV/bin/python` also times
@@ -36,13 +38,15 @@ from torch import Tensor, nn
 
 from probmask.artifact.onnx import to_onnx
 from probmask.models import MODELS
-from probmask.runtime.lower.lowering import export, lower
+from probmask.runtime.lower.export import export
+from probmask.runtime.lower.lowering import lower
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.run.threads import Threads
 from probmask.runtime.speed import in_turn, mask_at_random_, random_inputs, turn_of
 from probmask.training.record import cpu_name
 from rival_engines import RIVALS, deepsparse_turns, dense_turns
 from speed_tables import plot, print_all, print_times
+from token_networks import TOKEN_NETWORKS, token_inputs, write_onnx
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -50,13 +54,20 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 def network(name: str, sparsity: float) -> nn.Module:
     """Return the network with random masks, in evaluation mode."""
     torch.manual_seed(0)
+    if name in TOKEN_NETWORKS:
+        model = TOKEN_NETWORKS[name].build().eval()
+        mask_at_random_(model, sparsity, ())
+        return model
     model = MODELS[name].build()
     mask_at_random_(model, sparsity, MODELS[name].image_shape)
     return model
 
 
-def onnx_file(model: nn.Module, name: str, path: Path) -> Path:
-    """Write the network as `probmask export` does, and return the path."""
+def onnx_file(model: nn.Module, name: str, x: Tensor, path: Path) -> Path:
+    """Write the network as `probmask export` does, or for this batch size; return the path."""
+    if name in TOKEN_NETWORKS:
+        write_onnx(model, x, path)
+        return path
     path.write_bytes(to_onnx(model, MODELS[name].image_shape, metadata={}))
     return path
 
@@ -74,17 +85,19 @@ def summary(times: dict[str, list[float]], of: Callable[[list[float]], float]) -
 
 
 def images(name: str, batch: int) -> Tensor:
-    """Return noise of the network's image size."""
+    """Return noise of the network's image size, or random tokens."""
+    if name in TOKEN_NETWORKS:
+        return token_inputs(name, batch)
     return random_inputs(MODELS[name].image_shape, batch)
 
 
 def engines(models: dict[float, nn.Module], x: Tensor, threads: int) -> dict[float, Engine]:
     """Compile networks that differ only in their weights; they are exported once."""
-    program = export(next(iter(models.values())), (x,))
+    exported = export(next(iter(models.values())), (x,))
     made = {}
     for sparsity, model in models.items():
-        program.state_dict.update(model.state_dict())
-        made[sparsity] = Engine(lower(program), (x,), Threads(threads))
+        exported.program.state_dict.update(model.state_dict())
+        made[sparsity] = Engine(lower(exported), (x,), Threads(threads), model)
     return made
 
 
@@ -104,11 +117,12 @@ def measure(
         contextlib.ExitStack() as open_,
     ):
         ours = {sparsity: engine.tuned_for(x) for sparsity, engine in compiled.items()}
-        files = {
-            f"{sparsity}": onnx_file(model, name, Path(directory) / f"{sparsity}.onnx")
-            for sparsity, model in models.items()
-        }
         densest = min(models)
+        files = {
+            f"{sparsity}": onnx_file(model, name, x, Path(directory) / f"{sparsity}.onnx")
+            for sparsity, model in models.items()
+            if options.against == "deepsparse" or sparsity == densest
+        }
         dense = dense_turns(
             models[densest],
             files[f"{densest}"],
@@ -133,7 +147,9 @@ def measure(
 def main() -> None:
     """Time the engines, then print, save and plot the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="*", default=["resnet32", "vgg19"], choices=MODELS)
+    parser.add_argument(
+        "--networks", nargs="*", default=["resnet32", "vgg19"], choices=[*MODELS, *TOKEN_NETWORKS]
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9, 0.95, 0.98, 0.99])
     parser.add_argument("--threads", type=int, default=1)

@@ -20,7 +20,7 @@ from probmask.data import DataSource
 from probmask.errors import InputError
 from probmask.masking.parametrization import masked_parameters
 from probmask.methods.probmask import TiedProbMask
-from probmask.methods.probmask.tied import TiedWeight
+from probmask.methods.probmask.tied_weight import TiedWeight
 from probmask.training.config import TrainConfig, make_method
 from probmask.training.run import TrainingRun, load_run_data
 from watched_training import accuracy, plan, watch

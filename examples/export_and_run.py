@@ -40,7 +40,7 @@ def milliseconds(run, repeat=3 if QUICK else 30):
 
 def main():
     """Train a network, export its file, and compare answers and times."""
-    outcome = probmask.train(probmask.load_config(None, list(SETTINGS.items())), out="run")
+    outcome = probmask.train(probmask.load_config(None, list(SETTINGS.items())))
     artifact = outcome.directory / "model.safetensors"
     export(artifact, "model.onnx", overwrite=True)
     for file in (artifact, Path("model.onnx")):

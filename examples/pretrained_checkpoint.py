@@ -25,23 +25,21 @@ SHARED = {
 }
 
 
-def train(name, **settings):
-    """Train with the shared settings and these; a double underscore stands for a dot."""
+def train(**settings):
+    """Train in a new directory in runs/; a double underscore in a setting stands for a dot."""
     given = SHARED | {key.replace("__", "."): value for key, value in settings.items()}
-    config = probmask.load_config(None, list(given.items()))
-    return probmask.train(config, out=f"runs/{name}")
+    return probmask.train(probmask.load_config(None, list(given.items())))
 
 
 def main():
     """Train a dense network, save it as PyTorch does, and prune it in a few epochs."""
-    dense = train("dense", method__name="dense", epochs=1 if QUICK else 10)
+    dense = train(method__name="dense", epochs=1 if QUICK else 10)
     network = probmask.load(dense.directory / "model.safetensors")
     torch.save({"state_dict": network.state_dict(), "epoch": 10}, "pretrained.pt")
     print(f"pretrained.pt: {dense.record['test']['accuracy']:.1f} %")
 
     for sparsity in (0.5,) if QUICK else (0.8, 0.9, 0.95):
         pruned = train(
-            f"pruned-{sparsity}",
             init="pretrained.pt",
             method__sparsity=sparsity,
             optimizer__name="adamw",

@@ -25,17 +25,19 @@ def test_it_runs_at_a_tiny_size(example, tmp_path):
     files = set(example.parent.rglob("*"))
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, "-B", str(example), "--quick"],
-        cwd=tmp_path,
-        env={**os.environ, **offline, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert [line for line in done.stderr.splitlines() if "probmask" in line.lower()] == []
+    trains = "probmask.train(" in example.read_text(encoding="utf-8")
+    for _ in range(2 if trains else 1):  # a second run finds the directories of the first
+        done = subprocess.run(
+            [sys.executable, "-B", str(example), "--quick"],
+            cwd=tmp_path,
+            env={**os.environ, **offline, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+        assert [line for line in done.stderr.splitlines() if "probmask" in line.lower()] == []
     assert set(example.parent.rglob("*")) == files
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probmask.errors import InputError
-from probmask.files import write_atomically
+from probmask.files import writable_target, write_atomically
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -137,6 +137,9 @@ def test_an_unwritable_path_raises_with_one_line(tmp_path):
         with pytest.raises(InputError, match=rf"cannot be written \(.*({reason})") as caught:
             write_atomically(path, b"", overwrite=False)
         assert "\n" not in str(caught.value)
+    for path in (tmp_path / "nowhere" / "file", tmp_path / "file" / "inner"):
+        with pytest.raises(InputError, match="cannot be written"):
+            writable_target(path, overwrite=False)  # before the content exists
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -18,12 +18,13 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports these 
         InputError,
         LayerCollapseWarning,
         NonFiniteError,
+        RankMismatchError,
         RefilledWeightsWarning,
         UnmaskedWeightsWarning,
     )
     from probmask.integrations.lora import MergeCost, merge_lora
     from probmask.masking.attach import attach
-    from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
+    from probmask.masking.freeze_masks import FrozenMasks, freeze_masks, quantize
     from probmask.masking.masker import Histogram, Masker, Progress, Trainables
     from probmask.masking.method import Context, Method, Phase
     from probmask.masking.optimizers import WeightOptimizers
@@ -53,6 +54,7 @@ _HOMES = {
     "MergeCost": "probmask.integrations.lora",
     "Method": "probmask.masking.method",
     "NonFiniteError": "probmask.errors",
+    "RankMismatchError": "probmask.errors",
     "Phase": "probmask.masking.method",
     "ProbMask": "probmask.methods.probmask",
     "Probe": "probmask.masking.probe",
@@ -74,6 +76,7 @@ _HOMES = {
     "load_config": "probmask.training.config",
     "load_into": "probmask.artifact",
     "merge_lora": "probmask.integrations.lora",
+    "quantize": "probmask.masking.freeze_masks",
     "read": "probmask.artifact",
     "save": "probmask.artifact",
     "train": "probmask.training.trainer",
@@ -100,6 +103,7 @@ __all__ = [
     "ProbMask",
     "Probe",
     "Progress",
+    "RankMismatchError",
     "RefilledWeightsWarning",
     "Site",
     "Sparsifier",
@@ -122,6 +126,7 @@ __all__ = [
     "methods",
     "models",
     "optim",
+    "quantize",
     "read",
     "runtime",
     "save",

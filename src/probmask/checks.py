@@ -37,6 +37,7 @@ class Range:
 Sparsity = Annotated[float, "sparsity"]
 TrainingFraction = Annotated[float, Range(0, 1, "a fraction of the training")]
 GradientFraction = Annotated[float, Range(0, 1, "a fraction of the gradient")]
+InitialFraction = Annotated[float, Range(0, 1, "a fraction of the initial values")]
 LayerFraction = Annotated[float, Range(0, 1, "a fraction of a layer")]
 Temperature = Annotated[float, Range(1e-3, 1, "a temperature")]
 Positive = Annotated[float, Range(1e-9, meaning="a positive number")]

@@ -24,6 +24,10 @@ class NonFiniteError(ArithmeticError):
     """A computation yielded a NaN or an infinity, as when training diverges."""
 
 
+class RankMismatchError(RuntimeError):
+    """The ranks of a distributed training no longer have the same weights or masks."""
+
+
 class DownloadError(RuntimeError):
     """A download failed, or the downloaded file differs from the released one."""
 

@@ -85,8 +85,8 @@ def is_failure(error: OSError) -> bool:
 def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """Return the file to write, with symbolic links resolved.
 
-    Raise `InputError` if it is a directory, if it exists and `overwrite` is False, or if its
-    symbolic links form a loop.
+    Raise `InputError` if it is a directory, if it exists and `overwrite` is False, if its
+    symbolic links form a loop, or if its directory does not exist or is not writable.
     """
     path = Path(path)
     try:
@@ -95,6 +95,10 @@ def writable_target(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
             raise InputError(f"{path}: is a directory; pass the path of a file.")
         if target.exists() and not overwrite:
             raise _exists(path)
+        if not stat.S_ISDIR(target.parent.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, RuntimeError) as error:  # before 3.13 a loop of links is a RuntimeError
         raise _unwritable(path, error) from error
     return target

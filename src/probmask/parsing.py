@@ -190,7 +190,7 @@ def parse_fields(
             raise unknown_key(f"{prefix}{key}", suggestion(key, names), source)
     values = {}
     for key, value in table.items():
-        hint = hints[key]
+        hint = _nested_kind(hints[key])
         if is_dataclass(hint) and isinstance(hint, type):
             if not isinstance(value, Mapping):
                 raise InputError(
@@ -200,6 +200,12 @@ def parse_fields(
         else:
             values[key] = _typed(value, hint, key=f"{prefix}{key}", source=source)
     return values
+
+
+def _nested_kind(hint: Any) -> Any:
+    """Return the dataclass of an annotation such as ``Settings | None``; others as they are."""
+    nested = [kind for kind in get_args(hint) if is_dataclass(kind)]
+    return nested[0] if get_origin(hint) in (Union, types.UnionType) and nested else hint
 
 
 def unknown_key(key: str, hint: str, source: Source) -> InputError:

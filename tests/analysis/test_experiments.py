@@ -49,6 +49,7 @@ SIZES = {
     "mlprune_scores": Sizes(1, 1),
     "probabilities": Sizes(2, 1),
     "short_budget": Sizes(3 * 5 + 2 * 15 + 2 * 2 * 4, None),
+    "short_budget_adamw": Sizes(3 * (5 * 2 + 1), None),
     "long_budget": Sizes(2 * 15 + 2 * 5, None),
     "paper_claims": Sizes(9 * 5 + 4 + 2 * 4 + 4 + 2 + 2 + 2, None),
     "training_length": Sizes(2 * 3 * 6 * (2 * 10 + 1), None),
@@ -56,8 +57,14 @@ SIZES = {
     "leaderboard_resnet20": Sizes(15 * 3 * 3, None),
     "ham": Sizes(2 * (4 * 3 * 3 + 3), None),
     "registry": Sizes(17, None),
+    "pretrained_resnet20": Sizes(2 * 3 * (6 * 4 + 1), None),
+    "sst2_minilm_tuning": Sizes(3 * (7 + 1), None),
+    "sst2_minilm": Sizes(3 * (7 * 5 + 1), None),
+    "vit_adamw": Sizes(3 * (4 * 3 + 1), None),
 }
-STUDIES = ("short_budget", "long_budget")  # select_on = "val"
+SHORT = ("short_budget", "short_budget_adamw")
+STUDIES = (*SHORT, "long_budget", "sst2_minilm_tuning")  # select_on = "val"
+PRETRAINED = ("pretrained_resnet20", "sst2_minilm_tuning", "sst2_minilm")
 SCALED = [
     (name, scale)
     for name, sizes in SIZES.items()
@@ -102,9 +109,41 @@ def test_runs_are_valid_and_distinct(name, scale):
         assert run.config.model in MODELS
         assert run.config.select_on == ("val" if name in STUDIES else "none")
         make_method(run.config).phases(run.config.epochs)
-    if scale == "laptop" and name not in ("long_budget", "paper_claims", "training_length"):
+        assert (run.config.init is not None) == (name in PRETRAINED)
+    others = ("long_budget", "paper_claims", "training_length", *PRETRAINED)
+    if scale == "laptop" and name not in others:
         assert {run.config.data for run in planned} == {"cifar10"}
-        assert {run.config.epochs for run in planned} == {12 if name == "short_budget" else 30}
+        assert {run.config.epochs for run in planned} == {12 if name in SHORT else 30}
+
+
+def test_the_place_of_the_pretrained_files_does_not_count(tmp_path, monkeypatch):
+    """A run is identified by the digests in the file of the experiment."""
+    sweep = find_experiment("sst2_minilm").sweep("laptop")
+    identities = [run.identity for run in expand(sweep, source="here")]
+    monkeypatch.chdir(tmp_path)
+    places = [("init", "elsewhere/model"), ("data_args.tokenizer", "elsewhere/tokenizer.json")]
+    assert [run.identity for run in expand(sweep, places, source="there")] == identities
+
+
+def test_missing_pretrained_files_are_reported_before_anything_is_trained(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "sst2"
+    data.mkdir()
+    for part in ("train", "test"):
+        (data / f"{part}.tsv").write_text("good\t1\nbad\t0\n" * 200)
+    command = ["reproduce", "sst2_minilm", "--data-dir", str(data)]
+    words = ["--set", "data_args={}"]
+    assert main([*command, *words, "--dry-run", "--json"]) == 0
+    (message,) = json.loads(capsys.readouterr().out)["missing_data"]
+    assert message == f"--init {tmp_path / 'minilm'}: cannot be read: No such file or directory."
+    assert main([*command, *words]) == 2
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "minilm").write_text("another file")
+    assert main([*command, *words]) == 2
+    assert "but init_sha256 is 53aa51172d14" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_claims_share_runs_with_the_longest_trainings():

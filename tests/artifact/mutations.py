@@ -17,9 +17,9 @@ LARGE = 12_000  # entries of the tensors that are stored under their own names
 # Values and names that mean something in the table and the header of an artifact.
 WORDS = (
     *("dense", "bitmap", "delta", "rice"),
-    *("F64", "F32", "F16", "BF16", "U8", "I8", "BOOL"),
+    *("F64", "F32", "F16", "BF16", "U8", "I8", "BOOL", "int8", "int2"),
     *("probmask:U8", "probmask:F32", "probmask:table"),
-    *("large_dense", "rice", "rice.values", "large_rice.values"),
+    *("large_dense", "rice", "rice.values", "large_rice.values", "large_weight.values"),
     [2**31, 2**31],
     [1] * 65,
 )
@@ -41,6 +41,8 @@ def sample_model() -> nn.Module:
     bag.register_buffer("delta", torch.zeros(N).index_fill_(0, torch.tensor([254, 509]), 1.0))
     bag.register_buffer("narrow", sparse(N, 0.1).half())
     bag.register_buffer("weight", sparse(N, 0.1).reshape(20, 50))  # two dimensions: rounded
+    bag.register_buffer("large_weight", sparse(LARGE, 0.6).reshape(100, 120))
+    bag.register_buffer("filled", torch.randn(8, 9, generator=generator))
     bag.register_buffer("flags", torch.tensor([True, False]))
     bag.register_buffer("steps", torch.tensor(3))
     bag.register_buffer("tied", bag.dense)
@@ -54,6 +56,7 @@ class Pieces:
     header: dict[str, Any]  # of the container, without the table and the metadata
     blobs: dict[str, bytearray]  # the bytes of each stored tensor
     table: Any
+    format: str
 
     def entry(self, name: str) -> dict[str, Any]:
         """Return the entry of a tensor in the table."""
@@ -71,14 +74,15 @@ def unpack(content: bytes) -> Pieces:
     """Split an intact file into its parts."""
     start = 8 + struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8:start])
-    del header["__metadata__"]
+    version = header.pop("__metadata__")["probmask"]
     data = content[start:]
     blobs = {key: bytearray(data[slice(*v["data_offsets"])]) for key, v in header.items()}
     del header["probmask:table"]
-    return Pieces(header, blobs, json.loads(zlib.decompress(blobs.pop("probmask:table"))))
+    table = json.loads(zlib.decompress(blobs.pop("probmask:table")))
+    return Pieces(header, blobs, table, version)
 
 
-def pack(pieces: Pieces, *, format: str = "1", table: bytes | None = None) -> bytes:  # noqa: A002
+def pack(pieces: Pieces, *, table: bytes | None = None) -> bytes:
     """Assemble a file with correct checksums and offsets."""
     if isinstance(pieces.table, dict) and isinstance(pieces.table.get("crc32"), dict):
         pieces.table["crc32"] = {
@@ -88,7 +92,7 @@ def pack(pieces: Pieces, *, format: str = "1", table: bytes | None = None) -> by
     if table is None:
         table = zlib.compress(json.dumps(pieces.table).encode())
     header = pieces.header | {"probmask:table": {"dtype": "U8", "shape": [len(table)]}}
-    data, fields = b"", {"__metadata__": {"probmask": format}}
+    data, fields = b"", {"__metadata__": {"probmask": pieces.format}}
     for key, tensor in header.items():
         blob = table if key == "probmask:table" else pieces.blobs[key]
         fields[key] = tensor | {"data_offsets": [len(data), len(data) + len(blob)]}
@@ -129,20 +133,21 @@ def edit_entry(content: bytes, rng: random.Random) -> bytes:
     """Change a field of a tensor's entry to another plausible value."""
     pieces = unpack(content)
     entry = rng.choice(pieces.table["tensors"])
-    key = rng.choice(["name", "dtype", "shape", "encoding", "nnz", "positions", "values"])
+    keys = ["name", "dtype", "shape", "encoding", "nnz", "positions", "values", "coded"]
+    key = rng.choice(keys)
     other = rng.choice(pieces.table["tensors"]).get(key)
     entry[key] = rng.choice([other, near(entry.get(key), rng, WORDS), anything(rng, WORDS)])
     return pack(pieces)
 
 
-def edit_positions(content: bytes, rng: random.Random) -> bytes:
-    """Change bytes of stored positions."""
+def edit_coded_bytes(content: bytes, rng: random.Random) -> bytes:
+    """Change bytes of positions and of values stored as integers."""
     pieces = unpack(content)
     for _ in range(rng.randint(1, 3)):
-        key = rng.choice([k for k in pieces.blobs if k.endswith((".positions", ":U8"))])
+        key = rng.choice([k for k in pieces.blobs if pieces.header[k]["dtype"] == "U8"])
         blob = pieces.blobs[key]
         blob[rng.randrange(len(blob))] = rng.choice(
-            [0, 1, 24, 25, 128, 254, 255, rng.randrange(256)]
+            [0, 1, 8, 12, 24, 25, 128, 254, 255, rng.randrange(256)]
         )
     return pack(pieces)
 
@@ -161,7 +166,7 @@ def resize_tensor(content: bytes, rng: random.Random) -> bytes:
         elif key == entry["name"]:
             entry["shape"] = [count]
         elif key == f"{entry['name']}.values":
-            entry["nnz"] = count
+            entry["coded" if "coded" in entry else "nnz"] = count
     return pack(pieces)
 
 
@@ -198,7 +203,7 @@ DAMAGE: list[Mutation] = [flip_bits, flip_header_bits, cut, splice, move_blocks]
 FORGERIES: list[Mutation] = [
     edit_table,
     edit_entry,
-    edit_positions,
+    edit_coded_bytes,
     resize_tensor,
     edit_header,
     change_table_bytes,

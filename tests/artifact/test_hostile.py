@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def intact(tmp_path_factory) -> bytes:
     return path.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def integers(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("integers") / "m"
+    artifact.save(sample_model(), path, metadata={"accuracy": 0.9}, values="int8")
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module", params=["fp16", "int8"])
+def either(request, intact, integers) -> bytes:
+    return intact if request.param == "fp16" else integers
+
+
 def load(path: Path, content: bytes) -> tuple[dict[str, bytes], dict]:
     """Write a file with this content; return its tensors as bytes, and its metadata."""
     path.unlink(missing_ok=True)  # ext4 syncs a file that is truncated and rewritten: slow
@@ -37,8 +50,8 @@ def load(path: Path, content: bytes) -> tuple[dict[str, bytes], dict]:
     )
 
 
-def test_unpacking_and_packing_changes_nothing(intact, tmp_path):
-    assert load(tmp_path / "m", pack(unpack(intact))) == load(tmp_path / "n", intact)
+def test_unpacking_and_packing_changes_nothing(either, tmp_path):
+    assert load(tmp_path / "m", pack(unpack(either))) == load(tmp_path / "n", either)
 
 
 def test_the_sample_has_every_encoding_packed_and_unpacked(intact, tmp_path):
@@ -46,6 +59,14 @@ def test_the_sample_has_every_encoding_packed_and_unpacked(intact, tmp_path):
     rows = artifact.read(tmp_path / "m").tensors
     assert {row.encoding for row in rows} == {"dense", "bitmap", "delta", "rice"}
     assert {"large_rice.values", "large_dense", "probmask:F32"} <= unpack(intact).header.keys()
+
+
+def test_the_sample_has_integers_packed_and_unpacked(integers, tmp_path):
+    (tmp_path / "m").write_bytes(integers)
+    rows = artifact.read(tmp_path / "m").tensors
+    stored = {row.name: row.encoding for row in rows if row.values == "int8"}
+    assert stored == {"weight": "rice", "large_weight": "bitmap", "filled": "dense"}
+    assert {"large_weight.values", "probmask:U8"} <= unpack(integers).header.keys()
 
 
 def set_fields(name, /, **fields):
@@ -133,12 +154,64 @@ def test_a_forged_file_raises_with_the_reason(intact, tmp_path, reason, mutate):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("format_", ["2", "", "1.0", "x" * 999])
+@pytest.mark.parametrize("format_", ["3", "", "1.0", "x" * 999])
 def test_another_format_version_raises(intact, tmp_path, format_):
     with pytest.raises(
-        ArtifactError, match=r"not supported: probmask .* reads format 1; install a version"
+        ArtifactError, match=r"not supported: probmask .* reads formats 1 and 2; install a version"
     ):
-        load(tmp_path / "m", pack(unpack(intact), format=format_))
+        load(tmp_path / "m", pack(replace(unpack(intact), format=format_)))
+
+
+def stream(name, change):
+    """Change the bytes of the values of a large tensor, and their number."""
+
+    def mutate(file):
+        blob = change(file.blobs[f"{name}.values"])
+        file.blobs[f"{name}.values"] = blob
+        file.header[f"{name}.values"]["shape"] = [len(blob)]
+        file.entry(name)["coded"] = len(blob)
+
+    return mutate
+
+
+def at(index, *values):
+    """Replace bytes from an index on."""
+    return lambda blob: bytearray([*blob[:index], *values, *blob[index + len(values) :]])
+
+
+LANES = "large_weight"  # 100 codes, then 900 bytes of signs, then the magnitudes
+INTEGER_MUTATIONS = {
+    "a file of format 1 has values stored as integers": lambda f: setattr(f, "format", "1"),
+    "F32 values cannot be stored as 'int9'": set_fields(LANES, values="int9"),
+    "F32 values cannot be stored as 'int1'": set_fields(LANES, values="int1"),
+    "I32 values cannot be stored as 'int8'": set_fields("steps", dtype="I32", values="int8"),
+    "coded -1 is not a valid number": set_fields(LANES, coded=-1),
+    "coded '3' is not a valid number": set_fields(LANES, coded="3"),
+    "a tensor without dimensions or values": set_fields("filled", shape=[], nnz=1),
+    "a tensor without dimensions or": set_fields("filled", shape=[0], nnz=0),
+    "dense integers, but nnz 71 is not": set_fields("filled", nnz=71),
+    "does not match the table: expected U8": set_fields(LANES, coded=5000),
+    "bytes do not hold": set_fields("filled", shape=[2**24], nnz=2**24),
+    "is not a magnitude of 4 bits": set_fields(LANES, values="int4"),
+    "the code 32767 is not that of a scale": stream(LANES, at(0, 0xFF, 0x7F)),
+    "has 9 low bits, more than 8": stream(LANES, at(2, 9, 0)),
+    "symbols of more than 8 bits": stream(LANES, at(2, 8, 1)),
+    "a scale is too large": stream(LANES, at(0, 0, 8)),
+    "nnz is .* of its values are not zero": stream(LANES, at(0, 0, 248)),
+    "ends too early": stream(LANES, lambda blob: blob[:-1]),
+    "ends too": stream(LANES, lambda blob: blob[:900]),
+    "3 bytes too many": stream(LANES, lambda blob: blob + bytes(3)),
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "mutate"), INTEGER_MUTATIONS.items(), ids=list(INTEGER_MUTATIONS)
+)
+def test_forged_integers_raise_with_the_reason(integers, tmp_path, reason, mutate):
+    file = unpack(integers)
+    mutate(file)
+    with pytest.raises(ArtifactError, match=reason):
+        load(tmp_path / "m", pack(file))
 
 
 SHAPES = {"2^40": [2**40], "2^61": [2**61], "10^12": [10**6, 10**6], "2^30": [N, 2**20]}
@@ -184,10 +257,10 @@ def test_every_mutation_raises_or_loads_within_a_memory_limit(intact, tmp_path):
     assert "300 mutations" in done.stdout
 
 
-def test_a_truncated_file_raises(intact, tmp_path):
-    for length in [*range(0, len(intact), 997), 7, 8, 9, len(intact) - 1]:
+def test_a_truncated_file_raises(either, tmp_path):
+    for length in [*range(0, len(either), 997), 7, 8, 9, len(either) - 1]:
         with pytest.raises(ArtifactError):
-            load(tmp_path / "m", intact[:length])
+            load(tmp_path / "m", either[:length])
 
 
 @pytest.mark.parametrize(
@@ -295,12 +368,12 @@ def test_a_file_larger_than_memory_raises(tmp_path):
         artifact.read(tmp_path / "m")
 
 
-def test_one_flipped_bit_in_any_byte_is_detected(intact, tmp_path):
+def test_one_flipped_bit_in_any_byte_is_detected(either, tmp_path):
     """The checksums cover every byte, so that no value changes unnoticed."""
-    before = load(tmp_path / "m", intact)
-    start = 8 + struct.unpack("<Q", intact[:8])[0]
-    for at in [*range(start + 200), *range(start + 200, len(intact), 37)]:
-        content = bytearray(intact)
+    before = load(tmp_path / "m", either)
+    start = 8 + struct.unpack("<Q", either[:8])[0]
+    for at in [*range(start + 200), *range(start + 200, len(either), 37)]:
+        content = bytearray(either)
         content[at] ^= 1 << at % 8
         try:
             after = load(tmp_path / "m", bytes(content))
@@ -311,22 +384,22 @@ def test_one_flipped_bit_in_any_byte_is_detected(intact, tmp_path):
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(DAMAGE), st.integers(0, 2**32))
-def test_damage_is_detected(intact, tmp_path_factory, damage, seed):
+def test_damage_is_detected(either, tmp_path_factory, damage, seed):
     path = tmp_path_factory.getbasetemp() / "damaged"
     try:
-        after = load(path, damage(intact, random.Random(seed)))
+        after = load(path, damage(either, random.Random(seed)))
     except ArtifactError:
         return
-    assert after == load(path, intact)
+    assert after == load(path, either)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(FORGERIES), st.integers(0, 2**32))
-def test_forgeries_raise_or_are_another_valid_artifact(intact, tmp_path_factory, forge, seed):
+def test_forgeries_raise_or_are_another_valid_artifact(either, tmp_path_factory, forge, seed):
     """A forged file with correct checksums that loads is one that `save` could have written."""
     path = tmp_path_factory.getbasetemp() / "forged"
     try:
-        load(path, forge(intact, random.Random(seed)))
+        load(path, forge(either, random.Random(seed)))
     except ArtifactError:
         return
     for row in artifact.read(path).tensors:

@@ -38,6 +38,8 @@ def test_layers_and_totals_are_those_of_the_model(model, path):
         assert layer.sparsity == 1 - layer.kept / layer.size
         assert layer.encoding == stored[layer.name].encoding != "dense"
         assert layer.bytes == stored[layer.name].stored_bytes
+        assert layer.values == "F32"
+        assert layer.bits_per_weight == 8 * layer.bytes / layer.kept > 32
     assert summary.kept == sum(int(weight.count_nonzero()) for weight in weights.values())
     assert summary.size == sum(weight.numel() for weight in weights.values())
     assert summary.sparsity == 1 - summary.kept / summary.size
@@ -87,9 +89,9 @@ def test_the_text_is_an_aligned_table(path):
     probmask.save(model, path)
     size = path.stat().st_size
     assert str(probmask.inspect(path)).splitlines() == [
-        "layer   shape   kept   size  sparsity  encoding  bytes",
-        "weight  10×100    20  1,000   98.00 %  delta       100",
-        "all               20  1,000   98.00 %              100",
+        "layer   shape   kept   size  sparsity  encoding  values  bytes  bits",
+        "weight  10×100    20  1,000   98.00 %  delta     F32       100  40.0",
+        "all               20  1,000   98.00 %                      100  40.0",
         f"file: {size} bytes, {size / 40:.1f} % of the 4,000 bytes of its tensors stored dense",
     ]
 

@@ -117,7 +117,9 @@ def test_a_result_of_measure_must_be_a_finite_number(path, result):
 
 
 def test_invalid_arguments_raise(path):
-    with pytest.raises(InputError, match=r"save\(values='int8'\): must be one of None, 'fp16'"):
-        artifact.save(sparse_model(), path, values="int8")
-    with pytest.raises(InputError, match="nothing is rounded; pass values='fp16' too"):
+    with pytest.raises(
+        InputError, match=r"save\(values='int9'\): must be one of None, 'fp16', 'int8'"
+    ):
+        artifact.save(sparse_model(), path, values="int9")
+    with pytest.raises(InputError, match="nothing is rounded; pass values='int8' too"):
         artifact.save(sparse_model(), path, measure=lambda _: 1.0)

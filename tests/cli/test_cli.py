@@ -57,7 +57,7 @@ def error(capsys, *arguments):
         (["--model", "smalconv"], "--model smalconv: no such model; did you mean 'smallconv'?"),
         (
             ["--model", "xyz"],
-            "--model xyz: no such model; choose from conv4, lenet300, mobilenetv1",
+            "--model xyz: no such model; choose from bert, conv4, lenet300",
         ),
         (["--model", "nowhere:build"], "cannot be imported"),
         (["--method", "probmsk"], "--method probmsk: no such method; did you mean 'probmask'?"),

@@ -4,6 +4,9 @@ import warnings
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import probmask
@@ -23,6 +26,9 @@ TWO_RANKS = [(name, "plain") for name in NAMES] + [
     ("probmask", "recurrent"),
     ("probmask-tied", "recurrent"),
 ]
+
+
+SOME = ("probmask", "probmask-tied", "set", "spartan", "str")
 
 
 class Recurrent(nn.Module):
@@ -94,10 +100,13 @@ class Run:
         data=None,
         dtype=torch.float32,
         kind="plain",
+        shard=False,
     ):
         settings = {} if name == "dense" else {"sparsity": sparsity}
         self.method = METHODS[name.split()[0]](**settings, **VARIANTS.get(name, {}))
         self.model = network(kind).to(dtype)
+        if shard:
+            shard_layers(self.model)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3
         )
@@ -160,6 +169,22 @@ class Run:
         return self
 
 
+def shard_layers(model, mesh=None):
+    """Divide a network among all ranks: its first and third layer alone, the others together."""
+    mesh = mesh or init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model[3], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(tensors):
+    """Return the whole tensors of a dictionary, some of which are sharded."""
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value.clone()
+        for name, value in tensors.items()
+    }
+
+
 def _copied(value):
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
@@ -180,4 +205,32 @@ def train_all(rank):
         except Exception as error:  # otherwise the other rank would wait forever
             found[name, kind] = f"{type(error).__name__}: {error}"
             raise
+    return found
+
+
+def train_all_sharded(rank):
+    """Train every method with FSDP2, each rank on its part of the batches; return refusals too."""
+    return _train_sharded(rank, NAMES)
+
+
+def train_some_sharded(rank):
+    """Train with FSDP2 a few methods that share no code."""
+    return _train_sharded(rank, SOME)
+
+
+def _train_sharded(rank, names):
+    ranks = torch.distributed.get_world_size()
+    data = [(images[rank::ranks], labels[rank::ranks]) for images, labels in batches(16)]
+    found = {}
+    for name in names:
+        try:
+            run = Run(name, steps=16, data=data, shard=True)
+        except probmask.InputError as error:
+            found[name] = str(error)
+            continue
+        run.go(8)
+        middle = {"metrics": run.sparsifier.metrics(), "masks": whole(run.sparsifier.masks)}
+        run.finish()
+        final = whole(run.model.state_dict())
+        found[name] = {**middle, "final": final, "kept": run.summary.kept}
     return found

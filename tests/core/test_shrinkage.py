@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from probmask.core.shrinkage import bound_pruned_gradient, kept_part, power_grow, power_shrink
+from probmask.core.shrinkage import (
+    Growth,
+    bound_pruned_gradient,
+    kept_part,
+    power_grow,
+    power_shrink,
+)
 
 HALF = torch.tensor(0.5)
 
@@ -28,6 +34,31 @@ def test_it_equals_its_definition(theta, power):
     expected = torch.where(active, in_double(weight, theta, power), 0.0)
     torch.testing.assert_close(found.double(), expected, rtol=4e-6, atol=0)
     assert not torch.signbit(found[~active]).any()
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_growth_equals_its_definition(dtype, fraction, power):
+    torch.manual_seed(0)
+    initial = torch.randn(40, 30, 3, 3).to(dtype)
+    weight = (initial + 0.5 * torch.randn(40, 30, 3, 3)).float()
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    growth = Growth(initial, torch.tensor(fraction), torch.tensor(power))
+    found = growth(weight)
+    w, start = weight.double(), initial.double()
+    rest = (w.abs() ** power - fraction * start.abs() ** power).clamp_min(0)
+    expected = w.sign() * rest ** (1 / power)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-3)
+    clear = rest > 0.01 * w.abs() ** power  # fp32 has few digits for a small difference
+    torch.testing.assert_close(found[clear].double(), expected[clear], rtol=1e-4, atol=0)
+    assert bool((found.abs() <= weight.abs() * (1 + 1e-6)).all())
+    assert torch.equal(found == 0, rest == 0) or fraction == 1
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    for theta in (torch.tensor(0.0), torch.tensor(0.8)):
+        active = found.abs() > theta
+        shrunk = growth.shrink(weight, active, theta)
+        torch.testing.assert_close(shrunk, power_shrink(found, active, theta, growth.power))
 
 
 @pytest.mark.parametrize("power", [1.0, 1.5, 3.0])

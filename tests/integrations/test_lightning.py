@@ -428,12 +428,45 @@ def test_wrong_arguments_are_reported_before_the_training(tmp_path):
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(probmask.InputError, match="the file exists"):
         fit(SparsityCallback(tied, artifact=tmp_path / "model.safetensors"))
+    with pytest.raises(probmask.InputError, match="No such file or directory"):
+        fit(SparsityCallback(tied, artifact=tmp_path / "nowhere" / "model.safetensors"))
     saved = ModelCheckpoint(tmp_path, filename="two")
     trainer(tmp_path, SparsityCallback(tied), saved, max_epochs=2).fit(module(), loader())
     with pytest.raises(probmask.InputError, match=r"training of 12 updates.*total_steps=12"):
         trainer(tmp_path, SparsityCallback(tied)).fit(
             module(), loader(), ckpt_path=tmp_path / "two.ckpt"
         )
+
+
+def test_frozen_weights_are_masked_or_skipped(tmp_path):
+    """Also in a second training, and in one that is resumed."""
+
+    def half_frozen():
+        model = module()
+        model.net[0].requires_grad_(False)
+        return model
+
+    before, last = module().net[0].weight, 32 * 3
+    callback = SparsityCallback(METHODS["tied"](), frozen="skip")
+    saved = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    model = half_frozen()
+    trainer(tmp_path, callback, saved).fit(model, loader(shuffle=False))
+    assert torch.equal(model.net[0].weight, before)
+    assert (callback.summary.size, callback.summary.kept) == (last, last - round(0.8 * last))
+    again = half_frozen()
+    fitted = trainer(tmp_path, SparsityCallback(METHODS["tied"](), frozen="skip"))
+    fitted.fit(again, loader(shuffle=False), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert equal_states(again, model)
+    trainer(tmp_path, callback).fit(model, loader(shuffle=False))
+    assert (callback.summary.size, callback.summary.kept) == (last, last - round(0.8 * last))
+
+    callback, model = SparsityCallback(METHODS["tied"](), frozen="mask"), half_frozen()
+    trainer(tmp_path, callback).fit(model, loader(shuffle=False))
+    assert kept(model) == callback.summary.kept == KEEP
+    stays = model.net[0].weight != 0
+    assert torch.equal(model.net[0].weight[stays], before[stays])
+    with pytest.raises(probmask.InputError, match=r"SparsityCallback\(frozen='dense'\)"):
+        SparsityCallback(METHODS["tied"](), frozen="dense")
 
 
 def test_methods_that_measure_and_count(tmp_path):
@@ -474,7 +507,7 @@ def test_fewer_updates_than_planned(tmp_path):
 
 def test_without_lightning_one_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    path = Path(probmask.__file__).parent / "integrations" / "lightning.py"
+    path = Path(probmask.__file__).parent / "integrations" / "lightning" / "__init__.py"
     spec = importlib.util.spec_from_file_location("without_lightning", path)
     with pytest.raises(probmask.InputError, match=r"pip install .*'probmask\[lightning\]'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -54,18 +54,21 @@ def assert_close(model, other, tolerance):
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet", "tied", "transformer"])
-def test_training_is_compiled_once_before_and_once_after_the_freeze(form, name):
-    plain, compiled_ = attached(name, form), attached(name, form)
-    batches = make_batches(name, STEPS)
-    counter = CompileCounterWithBackend("aot_eager")
-    network = torch.compile(compiled_[0], backend=counter, fullgraph=True)
-    train(network, *compiled_[1:], batches[:8])
-    assert counter.frame_count == 1
-    train(network, *compiled_[1:], batches[8:])
-    assert counter.frame_count == 2
-    train(plain[0], *plain[1:], batches)
-    assert_close(compiled_[0], plain[0], 1e-5)
-    assert compiled_[2].finalize() == plain[2].finalize()
+def test_training_is_compiled_once_per_phase(form, name):
+    """Before and after the freeze; discounts begin after the first update and end before it."""
+    for discount in (0.0, 1.0) if form == "tied" else (None,):
+        settings = {} if discount is None else {"discount": discount}
+        plain, compiled_ = attached(name, form, **settings), attached(name, form, **settings)
+        batches = make_batches(name, STEPS)
+        counter = CompileCounterWithBackend("aot_eager")
+        network = torch.compile(compiled_[0], backend=counter, fullgraph=True)
+        train(network, *compiled_[1:], batches[:8])
+        assert counter.frame_count == (2 if discount else 1)
+        train(network, *compiled_[1:], batches[8:])
+        assert counter.frame_count == (3 if discount else 2)
+        train(plain[0], *plain[1:], batches)
+        assert_close(compiled_[0], plain[0], 1e-5)
+        assert compiled_[2].finalize() == plain[2].finalize()
 
 
 def test_several_draws_do_not_recompile():

@@ -1,9 +1,14 @@
 """Two ranks have different noise but the same network."""
 
+import re
+
 import pytest
 import torch
 
+import probmask
+import probmask.methods
 from reference import two_ranks
+from reference.networks import build, make_batches
 
 # Running statistics differ between ranks until the next forward pass broadcasts them.
 OWN = ("running_mean", "running_var")
@@ -55,3 +60,28 @@ def test_a_model_wrapped_in_ddp_before_is_trained_as_one_wrapped_after(ranks):
     """Accelerate wraps the model first. The names of the sites are those of the plain model."""
     for rank in ranks:
         assert different(rank["attached to DDP"]["final"], rank["common seed"]["final"]) == []
+
+
+def test_ranks_that_differ_are_found(tmp_path):
+    """One weight of rank 1 was changed by 1e-6. Of two ranks, either may be named."""
+    errors = two_ranks.run(two_ranks.disagree, tmp_path)
+    assert errors[0] == errors[1]
+    assert re.match("after 1 updates, rank [01] differs from the other ranks in ", errors[0])
+    assert "conv" in errors[0] or "weight" in errors[0]
+
+
+def test_batchnorm_statistics_are_those_of_the_batches_of_all_ranks(tmp_path):
+    one, other = two_ranks.run(two_ranks.share_statistics, tmp_path)
+    model = build("conv", seed=0)
+    sparsifier = probmask.attach(
+        model,
+        probmask.methods.Magnitude(sparsity=0.7),
+        total_steps=14,
+        seed=3,
+    )
+    with pytest.warns(probmask.errors.EarlyEndWarning):
+        sparsifier.finalize(data=make_batches("conv", 4, seed=7))
+    assert one
+    for name, value in model.named_buffers():
+        assert torch.equal(one[name], other[name])
+        assert torch.allclose(one[name].double(), value.double(), rtol=1e-6, atol=1e-7)

@@ -124,7 +124,9 @@ def test_the_ramp_and_the_end():
     for done, batch in enumerate(make_batches("depthwise", STEPS), start=1):
         step(model, optimizer, batch)
         x = min(1.0, max(0.0, (done / STEPS - 0.2) / 0.4))
-        assert count_active(masker.masked) == pytest.approx(64 + 256 * (1 - x) ** 3, abs=0.501)
+        assert count_active(masker, masker.masked) == pytest.approx(
+            64 + 256 * (1 - x) ** 3, abs=0.501
+        )
         assert sparsifier.frozen == (done >= 16)
     masks = masks_of(sparsifier)
     for site, active in zip(sparsifier.sites, masks, strict=True):
@@ -145,7 +147,7 @@ def test_surgery_gets_rarer():
 def test_a_fixed_c_ends_at_the_budget_too(c):
     model, optimizer, sparsifier = begin(c=c)
     train(model, optimizer, make_batches("depthwise", 15))
-    free = count_active(sparsifier._masker.masked)
+    free = count_active(sparsifier._masker, sparsifier._masker.masked)
     assert (free == 320) == (c == -100.0)
     train(model, optimizer, make_batches("depthwise", 5))
     assert sparsifier.finalize().kept == 64

@@ -142,7 +142,7 @@ def test_masks_of_later_rounds_are_subsets_of_earlier_ones():
                 (a <= b).all() for a, b in zip(active_masks(masker.masked), before, strict=True)
             )
             before = [a.clone() for a in active_masks(masker.masked)]
-            counts.append(count_active(masker.masked))
+            counts.append(count_active(masker, masker.masked))
         assert counts[-1] == 32
         assert sorted(set(counts), reverse=True) == pytest.approx(
             [320 * 0.1 ** (r / 7) for r in range(8)], abs=2
@@ -192,7 +192,7 @@ def test_fewer_epochs_make_fewer_and_larger_rounds():
     masker, counts = sparsifier._masker, []
     for batch in make_batches("mlp", 6):
         train(model, optimizer, [batch])
-        counts.append(count_active(masker.masked))
+        counts.append(count_active(masker, masker.masked))
     assert counts == [400, 80, 80, 16, 16, 16]
     with pytest.raises(
         probmask.InputError,

@@ -15,7 +15,9 @@ from probmask.masking.sites import find_sites
 from probmask.models import MODELS, build_model, check_model_settings
 
 IMAGES = [name for name, network in MODELS.items() if network.image_shape is not None]
-PAPER = [name for name in IMAGES if name not in ("smallconv", "lenet300")]
+PAPER = [name for name in IMAGES if name not in ("smallconv", "lenet300", "vit")]
+# What a network needs to be narrow.
+NARROW = {"bert": {"heads": 2, "layers": 2}, "vit": {"layers": 2}}
 CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
 
 # Name, classes, layers, weights, MACs, additions of average pooling.
@@ -53,7 +55,7 @@ def meta_images(side, *, channels=3):
 def small(name, **settings):
     """A narrow network in evaluation mode, and three images of at most 64×64, or sentences."""
     torch.manual_seed(0)
-    model = build_model(name, {"width": 4, "classes": 7, **settings}).eval()
+    model = build_model(name, {"width": 4, "classes": 7, **NARROW.get(name, {}), **settings}).eval()
     if name not in IMAGES:
         return model, torch.randint(20_000, (3, 6))
     channels, side, _ = MODELS[name].image_shape
@@ -119,10 +121,83 @@ def test_a_stem_of_stride_two_halves_every_side_and_nothing_else(name):
     assert counts == tuple(layer.positions for layer in described(name, side=16))
 
 
+@pytest.mark.parametrize("name", CIFAR_RESNETS)
+def test_padded_shortcuts_have_no_weights(name):
+    """Every second pixel, between channels of zeros."""
+    padded = on_meta(name, shortcut="pad")
+    by_shape = sorted(site.size for site in find_sites(padded))
+    conv_shortcuts = [site for site in find_sites(on_meta(name)) if "shortcut" in site.name]
+    assert len(conv_shortcuts) == 2
+    rest = [site.size for site in find_sites(on_meta(name)) if "shortcut" not in site.name]
+    assert by_shape == sorted(rest)
+    images = torch.arange(2 * 4 * 4.0).view(1, 2, 4, 4)
+    shortcut = build_model(name, {"shortcut": "pad", "width": 2}).stages[1][0].shortcut
+    out = shortcut(images)
+    assert out.shape == (1, 4, 2, 2)
+    assert torch.equal(out[:, 1:3], images[:, :, ::2, ::2])
+    assert not out[:, [0, 3]].any()
+
+
+def test_the_layers_of_the_transformers():
+    """Per block 3 + 1 + 4 + 4 matrices of width × width; the embeddings are not sites."""
+    for name, layers, width, further in (
+        ("vit", 6, 192, [192 * 3 * 4 * 4, 192 * 10]),
+        ("text_encoder", 2, 128, [128 * 2]),
+        ("bert", 6, 384, []),
+    ):
+        model = on_meta(name)
+        sites = find_sites(model, exclude=MODELS[name].exclude)
+        assert sum(site.size for site in sites) == 12 * layers * width**2 + sum(further)
+        attention = 4 if name == "bert" else 2  # query, key and value are one matrix elsewhere
+        assert len(sites) == layers * (attention + 2) + len(further)
+
+
+def test_bert_computes_the_same_as_transformers():
+    library = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = library.BertConfig(
+        vocab_size=50,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=20,
+        num_labels=3,
+    )
+    theirs = library.BertForSequenceClassification(config)
+    settings = {"vocabulary": 50, "width": 24, "layers": 2, "heads": 4, "positions": 20}
+    ours = build_model("bert", settings | {"classes": 3})
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    ids, mask = torch.randint(50, (3, 7)), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        expected = theirs.eval()(**inputs).logits
+        assert torch.allclose(ours.eval()(**inputs), expected, atol=1e-6)
+        assert torch.allclose(ours(ids[:1]), expected[:1], atol=1e-6)  # without padding
+    with pytest.raises(InputError, match="21 tokens, but it was built for positions=20"):
+        ours(torch.zeros(1, 21, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heads": 5}, r"vit\(width=192, heads=5\): the heads share the width evenly"),
+        ({"patch": 5}, r"vit\(image_size=32, patch=5\): the patches cover the images"),
+        ({"image_size": [32, 30]}, "choose a divisor of height and width"),
+    ],
+)
+def test_vit_rejects_sizes_that_do_not_divide(settings, message):
+    with pytest.raises(InputError, match=message):
+        MODELS["vit"].build(**settings)
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_one_logit_per_class_for_any_number_of_channels(name):
     _, images = small(name)
-    model = build_model(name, {"width": 2, "classes": 5, "channels": 2})
+    heads = {"heads": 2} if name == "vit" else {}
+    model = build_model(name, {"width": 2, "classes": 5, "channels": 2, **heads})
     assert model(images[:, :1].expand(-1, 2, -1, -1)).shape == (3, 5)
 
 
@@ -208,7 +283,7 @@ def test_a_symbolic_trace_computes_the_same(name):
     assert torch.equal(torch.fx.symbolic_trace(model)(images), model(images))
 
 
-@pytest.mark.parametrize("name", ["smallconv", "vgg19", "conv4"])
+@pytest.mark.parametrize("name", ["smallconv", "vgg19", "conv4", "vit"])
 def test_dynamo_captures_a_network_that_checks_its_image_size_as_one_graph(name):
     model, images = small(name)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -275,6 +350,7 @@ def test_conv4_rejects_an_invalid_image_size(size):
             "smallconv: the images are 3×8, but its pooling layers need .* 4×4;",
         ),
         ("conv4", (28, 32), r"it was built for 32×32; build it with image_size=\[28, 32\]"),
+        ("vit", (28, 32), r"it was built for 32×32; build it with image_size=\[28, 32\]"),
         ("conv4", (32, 33), r"it was built for 32×32; build it with image_size=\[32, 33\]"),
     ],
 )

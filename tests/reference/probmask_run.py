@@ -10,9 +10,12 @@ STEPS = 20
 
 
 def method_of(form, **settings):
-    """Return the method of a form: "tied", "learned" (adaptive) or "paper"."""
+    """Return the method of a form: "tied", "learned" (adaptive) or "paper".
+
+    Tied weights are ranked by their magnitudes unless a discount of the initial values is given.
+    """
     if form == "tied":
-        return probmask.TiedProbMask(**settings)
+        return probmask.TiedProbMask(**{"discount": 0.0} | settings)
     return probmask.ProbMask(recipe="paper" if form == "paper" else "adaptive", **settings)
 
 

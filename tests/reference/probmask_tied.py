@@ -24,6 +24,7 @@ def train(
     freeze_at=0.95,
     outside=None,
     forget_by=0.0,
+    discount=0.0,
     seen=lambda _: None,
 ):
     """Train on all of `batches`; return the weights and other parameters, in fp64.
@@ -39,14 +40,18 @@ def train(
     keep = n - round(sparsity * n)
     end = End(keep, total, choose_at, freeze_at, tau)
     for step, batch in enumerate(batches):
+        grown = w
         if end.chosen is None:
-            theta = threshold(w, kept_at(step / total, keep, n, ramp_end))
-            actives = [x.abs() > theta for x in w]
+            kept = kept_at(step / total, keep, n, ramp_end)
+            c = discount * (1 - kept / n)
+            grown = [outgrown(x, x0, c, tau) for x, x0 in zip(w, start, strict=True)]
+            theta = threshold(grown, kept)
+            actives = [x.abs() > theta for x in grown]
         else:
             theta, actives = end.theta, end.chosen
         effective = [
             torch.where(active, x * prob(x, theta, tau), 0.0).requires_grad_()
-            for active, x in zip(actives, w, strict=True)
+            for active, x in zip(actives, grown, strict=True)
         ]
         leaves = [other.clone().requires_grad_() for other in others]
         network(effective, leaves, batch).backward()
@@ -63,6 +68,9 @@ def train(
             for x, x0 in zip(w, start, strict=True):
                 x -= max(0.0, float((x * x0).sum() / (x0 * x0).sum()) - left) * x0
             forget_by = 0.0 if left == 0 else forget_by
+        if end.chosen is None and end.is_due(step):
+            for x, x0 in zip(w, start, strict=True):
+                x.copy_(outgrown(x, x0, c, tau))
         end.after_update(w, step)
         end.freeze_if_due(w, step + 1)
         seen([x.clone() for x in w])
@@ -78,9 +86,13 @@ class End:
         self.chosen = None
         self.frozen = False
 
+    def is_due(self, step):
+        """Whether the final selection is made after this update, or was made before."""
+        return (step + 1) / self.total >= self.choose_at - 1e-9 and not self.frozen
+
     def after_update(self, w, step):
         done = (step + 1) / self.total
-        if done < self.choose_at - 1e-9 or self.frozen:
+        if not self.is_due(step):
             return
         if self.chosen is None:
             self.first = self.theta = threshold(w, self.keep)
@@ -129,6 +141,11 @@ def prob(x, theta, tau):
     above = size > theta
     ratio = theta / size.where(above, 2 * theta + 1)
     return torch.where(above, (1 - ratio ** (1 / tau)) ** tau, 0.0)
+
+
+def outgrown(x, x0, c, tau):
+    """sign(w) (|w|^p - c |w₀|^p)^(1/p), or 0."""
+    return x.sign() * (x.abs() ** (1 / tau) - c * x0.abs() ** (1 / tau)).clamp_min(0) ** tau
 
 
 def tempered(grad, active, outside):

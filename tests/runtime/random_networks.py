@@ -147,3 +147,139 @@ def rearrangement(net, shape):
 
 STEPS = (convolution,) * 4 + (normalization,) * 2 + (activation,) * 3 + (combination,) * 3
 STEPS += (pooling, rearrangement)
+
+
+class RandomTokens(nn.Module):
+    """A random sequence of operations on tokens: batch × tokens × features."""
+
+    def __init__(self, seed, steps=10):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        self.parts = nn.ModuleList()
+        self.program = []
+        self.input_shape = (self.draw_from(3, 17, 24), self.draw_from(8, 12))
+        self.shapes = [self.input_shape]
+        for _ in range(steps):
+            self.add_step(self.draw_from(*TOKEN_STEPS))
+        self.head = nn.Linear(self.shapes[-1][-1], 3)
+        self.generator = None
+
+    draw_from, draw_index = RandomNetwork.draw_from, RandomNetwork.draw_index
+
+    def add_step(self, make):
+        read = self.draw_index()
+        step = make(self, *self.shapes[read])
+        if isinstance(step, nn.Module):
+            self.parts.append(step)
+            if isinstance(step, nn.Linear):
+                step.weight.data.mul_(torch.rand(step.weight.shape) < self.draw_from(0.1, 0.5))
+        alike = [i for i, other in enumerate(self.shapes) if other == self.shapes[read]]
+        reads = (read, self.draw_from(*alike))
+        with torch.no_grad():
+            result = _apply(step, *(torch.ones(2, *self.shapes[i]) for i in reads))
+        if result.shape[1] < 60 and result.shape[2] < 60:
+            self.program.append((step, reads))
+            self.shapes.append(tuple(result.shape[1:]))
+
+    def forward(self, x):
+        tensors = [x]
+        for step, reads in self.program:
+            tensors.append(_apply(step, *(tensors[i] for i in reads)))
+        last = tensors[-1]
+        return last, self.head(last.mean(1)), self.head(last[:, 0]), tensors[len(tensors) // 2]
+
+
+def _apply(step, x, y):
+    return step(x) if isinstance(step, nn.Module) else step(x, y)
+
+
+class WrittenOut(nn.Module):
+    """Attention with heads, in one of several ways to write it."""
+
+    def __init__(self, features, heads, form):
+        super().__init__()
+        self.heads, self.form = heads, form
+        self.qkv = nn.Linear(features, 3 * features)
+        self.table = nn.Parameter(torch.randn(1, heads, 1, features // heads))
+
+    def forward(self, x):
+        batch, tokens, features = x.shape
+        size = features // self.heads
+        mixed = self.qkv(x).reshape(batch, tokens, 3, self.heads, size)
+        q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind(0)
+        attention = functional.scaled_dot_product_attention
+        if self.form == "products":
+            y = ((q @ k.transpose(-2, -1)) * size**-0.5).softmax(-1) @ v
+        elif self.form == "causal":
+            y = attention(q, k, v, is_causal=True)
+        elif self.form == "grouped":
+            y = attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+        elif self.form == "masked":
+            visible = (x.mean(-1) > -0.3)[:, None, None, :] | torch.eye(tokens).bool()
+            y = attention(q, k, v, visible)
+        elif self.form == "rotated":
+            half = torch.cat([-k[..., size // 2 :], k[..., : size // 2]], -1)
+            y = attention(q * self.table, k + half * self.table, v, scale=0.4)
+        else:
+            y = attention(q, k[:, :, 1:], v[:, :, 1:])
+        return y.transpose(1, 2).reshape(batch, tokens, features)
+
+
+def encoder(net, tokens, features):
+    return nn.TransformerEncoderLayer(
+        features, 2, 20, batch_first=True, norm_first=net.draw_from(True, False),
+        activation=net.draw_from("relu", "gelu"),
+    )  # fmt: skip
+
+
+def attention(net, tokens, features):
+    forms = ("products", "causal", "grouped", "masked", "rotated", "shifted")
+    return WrittenOut(features, 2, net.draw_from(*forms))
+
+
+def token_layer(net, tokens, features):
+    return nn.Linear(features, net.draw_from(features, 8, 12), bias=net.draw_from(True, False))
+
+
+def token_norm(net, tokens, features):
+    scale = torch.rand(features)
+    return net.draw_from(
+        nn.LayerNorm(features),
+        nn.RMSNorm(features),
+        lambda x, _: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale,
+        nn.LayerNorm(features, elementwise_affine=False),
+    )
+
+
+def token_function(net, tokens, features):
+    table = torch.randn(1, tokens, features)
+    return net.draw_from(
+        lambda x, y: x + y,
+        lambda x, y: x * y * 0.5,
+        lambda x, y: functional.silu(x) * y,
+        lambda x, _: functional.gelu(x) + table,
+        lambda x, _: functional.gelu(x, approximate="tanh") / 3,
+        lambda x, _: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x.pow(3)))),
+        lambda x, _: (table * x).relu(),
+        lambda x, _: x + x.mean(1, keepdim=True),
+        lambda x, _: x.softmax(-1),
+    )
+
+
+def token_move(net, tokens, features):
+    first = torch.randn(1, 1, features)
+    return net.draw_from(
+        lambda x, _: torch.cat([first.expand(x.shape[0], -1, -1), x], 1),
+        lambda x, y: torch.cat([x, y[..., :4]], 2),
+        lambda x, _: x[:, 1:] + x[:, :-1],
+        lambda x, _: functional.pad(x, (0, 0, 1, 0)),
+        lambda x, _: torch.stack(x.chunk(2, -1), 1).flatten(1, 2),
+        lambda x, _: x.transpose(0, 1).contiguous().transpose(1, 0).flip(1),
+        lambda x, _: x.reshape(-1, features).relu().view(-1, tokens, features),
+        lambda x, _: functional.gelu(x.transpose(1, 2)).transpose(1, 2) + x,
+    )
+
+
+TOKEN_STEPS = (token_layer,) * 3 + (token_norm,) * 2 + (token_function,) * 3
+TOKEN_STEPS += (token_move,) * 3 + (attention,) * 2 + (encoder,)

@@ -6,15 +6,16 @@ import torch
 import probmask
 from probmask.runtime.plan.partition import Choices, steps_of
 from runtime.comparing import assert_close
-from runtime.random_networks import RandomNetwork
+from runtime.random_networks import RandomNetwork, RandomTokens
 
 
 # PyTorch warns about the copy that it makes for even kernel sizes.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize("seed", range(14))
-def test_a_random_network_agrees_with_pytorch(seed):
+@pytest.mark.parametrize("network", [RandomNetwork, RandomTokens])
+def test_a_random_network_agrees_with_pytorch(network, seed):
     """Check it image by image, in groups, in PyTorch, and partly on the kernels."""
-    net = RandomNetwork(seed).eval()
+    net = network(seed).eval()
     draw = torch.Generator().manual_seed(seed)
     batches = {n: torch.randn(n, *net.input_shape, generator=draw) for n in (0, 1, 4, 18)}
     engine = probmask.runtime.compile(net, batches[4], threads=1 + seed % 2, layers="sparse")

@@ -13,10 +13,11 @@ from torch import nn
 from probmask.artifact import load_state, save
 from probmask.cli import main
 from probmask.errors import InputError, RestartWarning
-from probmask.models import smallconv
+from probmask.models import MODELS, build_model, smallconv
 from probmask.training.config import TrainConfig, load_config
 from probmask.training.initial_weights import load_initial_weights
 from probmask.training.trainer import train
+from reference.published_resnets import Published20, Published50
 from training.small import Stopped, flags, small, stop_after_checkpoint
 
 BRIEF = {"epochs": 1, "batch_size": 280, "method__sparsity": 0.5}
@@ -164,6 +165,56 @@ def test_tied_weights_and_missing_batch_counters_are_accepted(tmp_path):
     load_initial_weights(network(1), str(tmp_path / "file"))
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "published"),
+    [("resnet20", {"shortcut": "pad"}, Published20), ("resnet50", {"width": 4}, Published50)],
+)
+def test_published_residual_networks_load_under_their_own_names(
+    tmp_path, name, settings, published
+):
+    """Names as in torchvision, a linear classifier with a bias."""
+    torch.manual_seed(0)
+    source = published().eval()
+    for module in source.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.weight.data.uniform_(0.5, 2.0)
+    save_file(source.state_dict(), tmp_path / "file")
+    model = build_model(name, settings | {"classes": 10, "classifier_bias": True}).eval()
+    translate = MODELS[name].own_name
+    load_initial_weights(model, str(tmp_path / "file"), own_name=translate)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(model(images), source(images), rtol=1e-4, atol=1e-4)
+    again = build_model(name, settings | {"classes": 10, "classifier_bias": True})
+    written(tmp_path / "own", model, "torch")  # our own names are not translated
+    load_initial_weights(again, str(tmp_path / "own"), own_name=translate)
+    assert torch.equal(again.stem[0].weight, model.stem[0].weight)
+    plain = build_model(name, settings | {"classes": 10})
+    with pytest.raises(InputError, match=r"1 not in the network \(classifier\.bias\)"):
+        load_initial_weights(plain, str(tmp_path / "file"), own_name=translate)
+
+
+def test_a_module_is_added_to_or_removed_from_the_names(tmp_path):
+    """As between BertModel and BertForSequenceClassification of transformers."""
+    sizes = {"vocabulary": 20, "width": 8, "layers": 1, "heads": 2, "positions": 9}
+    source, target = (build_model("bert", sizes) for _ in range(2))
+    state = {name: t.contiguous() for name, t in source.bert.state_dict().items()}
+    save_file(state | {"embeddings.position_ids": torch.arange(9)[None]}, tmp_path / "base")
+    with pytest.raises(InputError, match=r"2 missing in the file \(classifier\.weight; class"):
+        load_initial_weights(target, str(tmp_path / "base"))
+    load_initial_weights(target, str(tmp_path / "base"), skip=["classifier"])
+    for name, tensor in source.bert.state_dict().items():
+        assert torch.equal(target.bert.state_dict()[name], tensor), name
+    wrapped = {f"model.{name}": tensor for name, tensor in network(0).state_dict().items()}
+    torch.save({"state_dict": wrapped}, tmp_path / "lightning.ckpt")
+    small_network = network(1)
+    load_initial_weights(small_network, str(tmp_path / "lightning.ckpt"))
+    assert torch.equal(small_network.features[0].weight, network(0).features[0].weight)
+    with pytest.raises(InputError, match=r"23 not in the network \(embeddings\.LayerNorm\.bias"):
+        load_initial_weights(small_network, str(tmp_path / "base"))
+
+
 def test_a_run_starts_from_the_file_and_resumes_without_it(tmp_path, monkeypatch):
     source = network()
     path = written(tmp_path / "weights.pt", source, "torch")
@@ -239,4 +290,4 @@ def test_a_pretrained_network_is_recognized_without_its_batchnorm_statistics(tmp
     assert "fades the initial values out" in caplog.text
     caplog.clear()
     train(small(**BRIEF, init=str(path), init_skip=skip), out=tmp_path / "run")
-    assert "TiedProbMask keeps the initial values" in caplog.text
+    assert "the weights may be pretrained" in caplog.text

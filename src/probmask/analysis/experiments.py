@@ -41,12 +41,17 @@ _ORDER = (
     "temperature",
     "paper_claims",
     "short_budget",
+    "short_budget_adamw",
     "long_budget",
     "training_length",
     "leaderboard",
     "leaderboard_resnet20",
     "ham",
     "registry",
+    "pretrained_resnet20",
+    "sst2_minilm_tuning",
+    "sst2_minilm",
+    "vit_adamw",
 )
 _FEWER_IMAGES = ("train_images", "test_images")
 

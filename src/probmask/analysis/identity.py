@@ -32,8 +32,9 @@ def run_identity(config: "TrainConfig") -> str:
     Every setting that affects the result counts, with its default if it is not given. These do
     not count: the location of the data and how it is read, checkpoints and logs, the machine
     (accelerator, devices, strategy, threads), versions, and whether a dense twin is trained. The
-    user's own data ("folder", "npz", "tsv") and tokenizer are identified by the last parts of their
-    paths, initial weights by the digest of their file.
+    user's own data ("folder", "npz", "tsv") is identified by the last part of its path, initial
+    weights by the digest of their file, and a tokenizer by the digest in the settings or else by
+    the last part of its path.
     """
     from probmask.training.config import make_method, to_table
 
@@ -64,7 +65,9 @@ def relevant_settings(config: Mapping[str, Any], method: Mapping[str, Any]) -> d
     if found.get("select_on", "val") != "val":  # then no validation examples are held out
         for key in ("validation_images", "validation_sentences"):
             found["data_args"].pop(key, None)
-    if "tokenizer" in found["data_args"]:  # its place does not count
+    if found["data_args"].get("tokenizer_sha256") is not None:
+        found["data_args"].pop("tokenizer", None)
+    elif "tokenizer" in found["data_args"]:  # its place does not count
         found["data_args"]["tokenizer"] = Path(str(found["data_args"]["tokenizer"])).name
     found["model_args"] = _differing(table.get("model_args", {}), _defaults_of("models", model))
     found["method"] = {"name": method["name"], **non_default_settings(method)}

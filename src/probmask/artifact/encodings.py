@@ -5,7 +5,7 @@ consecutive non-zero entries. `docs/format.md` specifies the bytes. The comments
 reasons.
 """
 
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +99,7 @@ class Rice:
         """Return one byte k, the k bit planes of the low bits, and the unary parts."""
         gaps = _gaps(indices)
         k = _best_width(gaps)
-        low = [((gaps >> plane) & 1).astype(np.uint8) for plane in range(k)]
-        planes = np.packbits(np.concatenate(low), bitorder="little") if low else _EMPTY
+        planes = bit_planes(gaps, k)
         ends = np.cumsum((gaps >> k) + 1) - 1
         unary = _bits_set_at(ends, int(ends[-1]) + 1 if ends.size else 0)
         return np.concatenate([np.array([k], dtype=np.uint8), planes, unary])
@@ -119,7 +118,7 @@ class Rice:
         require(8 * unary.size - 8 - nnz < n >> k, f"the rice stream covers more than {n} entries")
         order = np.arange(nnz)
         indices = ((ends - order) << k) + order
-        indices += np.cumsum(_low_bits(stream[1:split], nnz, k), dtype=np.int64)
+        indices += np.cumsum(from_bit_planes(stream[1:split], nnz, k), dtype=np.int64)
         return _checked_range(indices, n)
 
 
@@ -144,6 +143,21 @@ def require(condition: bool, reason: str) -> None:
         raise ArtifactError(reason)
 
 
+def bit_planes(numbers: NDArray[Any], k: int) -> Bytes:
+    """Return the k low bits of each number: bit 0 of all numbers, then bit 1 of all, ..."""
+    low = [((numbers >> plane) & 1).astype(np.uint8) for plane in range(k)]
+    return np.packbits(np.concatenate(low), bitorder="little") if low else _EMPTY
+
+
+def from_bit_planes(stream: Bytes, count: int, k: int) -> NDArray[np.int32]:
+    """Return the numbers whose k low bits `bit_planes` stored."""
+    planes = np.unpackbits(stream, count=count * k, bitorder="little").reshape(k, count)
+    low = np.zeros(count, dtype=np.int32)
+    for plane, bits in enumerate(planes):
+        low |= bits.astype(np.int32) << plane
+    return low
+
+
 def _gaps(indices: Indices) -> Indices:
     return np.diff(indices, prepend=-1) - 1
 
@@ -159,14 +173,6 @@ def _best_width(gaps: Indices) -> int:
 def _rice_bytes(gaps: Indices, k: int) -> int:
     unary = gaps.size + int((gaps >> k).sum())
     return 1 + -(-gaps.size * k // 8) + -(-unary // 8)
-
-
-def _low_bits(stream: Bytes, count: int, k: int) -> NDArray[np.int32]:
-    planes = np.unpackbits(stream, count=count * k, bitorder="little").reshape(k, count)
-    low = np.zeros(count, dtype=np.int32)
-    for plane, bits in enumerate(planes):
-        low |= bits.astype(np.int32) << plane
-    return low
 
 
 def _bits_set_at(indices: Indices, count: int) -> Bytes:

@@ -5,9 +5,11 @@ header's `__metadata__` names the format. Everything else about the network is i
 is compressed JSON stored as a tensor of bytes: uncompressed, the names and shapes would be larger
 than the weights of a very sparse network.
 
-A tensor becomes one or two *parts* (`encode`, `decode`). Each part is stored under its own name, or
-packed with other small parts of its dtype (`pack`, `locate`). -0.0 is stored as 0.0. All other
-entries keep every bit: an entry is zero only if none of its bits is set.
+A tensor becomes one or two *parts* (`encode`, `decode`): all of its entries, or the values and the
+positions of those that are not zero. Values are stored in a dtype, or as integers (`integers`).
+Each part is stored under its own name, or packed with other small parts of its dtype (`pack`,
+`locate`). -0.0 is stored as 0.0. All other entries keep every bit: an entry is zero only if none of
+its bits is set.
 """
 
 import math
@@ -23,11 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from probmask.artifact.encodings import ENCODINGS, Bytes, smallest
+from probmask.artifact.encodings import ENCODINGS, Bytes, Indices, require, smallest
+from probmask.artifact.integers import INTEGERS, decode_integers, encode_integers
 from probmask.errors import ArtifactError
 from probmask.version import __version__
 
-FORMAT = 1
+# Version 2 adds values stored as integers. A file without them has version 1.
+FORMATS = ("1", "2")
 FORMAT_KEY = "probmask"
 DTYPES = {
     "F64": torch.float64,
@@ -95,8 +99,9 @@ class Entry:
     shape: tuple[int, ...]
     encoding: str
     nnz: int  # the number of entries with a bit set
-    values: str  # the dtype in which its values are stored
+    values: str  # the dtype in which its values are stored, or a name of `INTEGERS`
     positions: int  # the number of bytes of its positions
+    coded: int = 0  # the number of bytes of its values, if they are stored as integers
 
     @property
     def numel(self) -> int:
@@ -116,12 +121,18 @@ class Entry:
     @property
     def parts(self) -> list[Part]:
         """The parts that the file stores for it."""
+        positions = Part(f"{self.name}.positions", "U8", (self.positions,))
+        if self.has_integers:
+            values = Part(f"{self.name}.values", "U8", (self.coded,))
+            return [values] if self.encoding == "dense" else [values, positions]
         if self.encoding == "dense":
             return [Part(self.name, self.values, self.shape)]
-        return [
-            Part(f"{self.name}.values", self.values, (self.nnz,)),
-            Part(f"{self.name}.positions", "U8", (self.positions,)),
-        ]
+        return [Part(f"{self.name}.values", self.values, (self.nnz,)), positions]
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether its values are stored as integers."""
+        return self.values in INTEGERS
 
 
 @dataclass(frozen=True)
@@ -157,30 +168,42 @@ def is_name(value: Any) -> bool:
 
 
 def encode(
-    name: str, tensor: Tensor, *, dtype: torch.dtype | None = None, sparse: bool = True
+    name: str,
+    tensor: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    sparse: bool = True,
+    values: str | None = None,
 ) -> tuple[Entry, list[Tensor]]:
     """Return the table entry and the parts of a contiguous CPU tensor, in the fewest bytes.
 
     `dtype` is the dtype in the network, if the tensor has been rounded to another one.
-    `sparse=False` forces the dense encoding.
+    `sparse=False` forces the dense encoding. `values` names the integers to store the values as, if
+    they are on a grid of that many bits.
     """
     tensor = _with_positive_zeros(tensor)
     stored, words = DTYPE_NAMES[tensor.dtype], bits(tensor)
-    encoding, parts = "dense", [tensor]
-    if sparse and stored in SPARSE_DTYPES:
-        indices = np.flatnonzero(words != 0)
-        nnz = indices.size
-        chosen, size = smallest(indices, words.size)
-        if size + _SPARSE_ENTRY_BYTES < (words.size - nnz) * words.itemsize:
-            encoding = chosen
-            values = torch.from_numpy(words[indices]).view(tensor.dtype)
-            positions = ENCODINGS[encoding].encode(indices, words.size)
-            parts = [values, torch.from_numpy(positions)]
-    else:
+    original, shape = DTYPE_NAMES[dtype or tensor.dtype], tuple(tensor.shape)
+    if not sparse or stored not in SPARSE_DTYPES:
         nnz = int(np.count_nonzero(words))
-    original = DTYPE_NAMES[dtype or tensor.dtype]
-    length = 0 if encoding == "dense" else parts[1].numel()
-    return Entry(name, original, tuple(tensor.shape), encoding, nnz, stored, length), parts
+        return Entry(name, original, shape, "dense", nnz, stored, 0), [tensor]
+    indices = np.flatnonzero(words != 0)
+    nnz = indices.size
+    chosen, size = smallest(indices, words.size)
+    stream = None if values is None else encode_integers(tensor, INTEGERS[values])
+    if values is not None and stream is not None and stream.size < nnz * words.itemsize:
+        parts = [torch.from_numpy(stream)]
+        if nnz == words.size:
+            return Entry(name, original, shape, "dense", nnz, values, 0, stream.size), parts
+        positions = ENCODINGS[chosen].encode(indices, words.size)
+        entry = Entry(name, original, shape, chosen, nnz, values, positions.size, stream.size)
+        return entry, [*parts, torch.from_numpy(positions)]
+    if size + _SPARSE_ENTRY_BYTES >= (words.size - nnz) * words.itemsize:
+        return Entry(name, original, shape, "dense", nnz, stored, 0), [tensor]
+    kept = torch.from_numpy(words[indices]).view(tensor.dtype)
+    positions = ENCODINGS[chosen].encode(indices, words.size)
+    entry = Entry(name, original, shape, chosen, nnz, stored, positions.size)
+    return entry, [kept, torch.from_numpy(positions)]
 
 
 def _with_positive_zeros(tensor: Tensor) -> Tensor:
@@ -202,17 +225,31 @@ def _with_positive_zeros(tensor: Tensor) -> Tensor:
 
 def decode(entry: Entry, parts: Sequence[Tensor]) -> Tensor:
     """Return the dense tensor that `entry` and its parts describe, after checking them."""
-    values, dtype = parts[0], DTYPES[entry.dtype]
-    _check_values(entry, bits(values))
-    values = values.to(dtype)
-    if entry.encoding == "dense":
-        return values
-    positions: Bytes = parts[1].numpy()
-    indices = ENCODINGS[entry.encoding].decode(positions, entry.numel, entry.nnz)
+    dtype = DTYPES[entry.dtype]
+    if entry.has_integers:
+        # A sign takes one bit, so this bounds the memory that the next steps need.
+        require(entry.nnz <= 8 * entry.coded, f"{entry.coded} bytes do not hold {entry.nnz} values")
+        indices = _indices(entry, parts)
+        stream: Bytes = parts[0].numpy()
+        values = decode_integers(stream, indices, entry.shape, dtype, INTEGERS[entry.values])
+        _check_values(entry, bits(values))
+    else:
+        _check_values(entry, bits(parts[0]))
+        values = parts[0].to(dtype)
+        if entry.encoding == "dense":
+            return values
+        indices = _indices(entry, parts)
     words = bits(values)
     dense = np.zeros(entry.numel, dtype=words.dtype)  # takes no memory until written
     dense[indices] = words
     return torch.from_numpy(dense).view(dtype).reshape(entry.shape)
+
+
+def _indices(entry: Entry, parts: Sequence[Tensor]) -> Indices:
+    if entry.encoding == "dense":
+        return np.arange(entry.nnz)
+    positions: Bytes = parts[1].numpy()
+    return ENCODINGS[entry.encoding].decode(positions, entry.numel, entry.nnz)
 
 
 def _check_values(entry: Entry, words: Bits) -> None:

@@ -16,6 +16,8 @@ class StoredLayer:
 
     `macs` and `dense_macs` are the multiply-accumulates for one input with the kept weights and
     with all weights. Both are None if the artifact's metadata has no `macs_per_weight` for it.
+    `encoding` is that of the positions of the kept weights. `values` is the dtype in which these
+    are stored, or ``"int8"`` to ``"int2"``. `bytes` is the size of both.
     """
 
     name: str
@@ -26,20 +28,27 @@ class StoredLayer:
     dense_macs: int | None
     encoding: str
     bytes: int
+    values: str
 
     @property
     def sparsity(self) -> float:
         """The fraction of its weights that are pruned."""
         return 1 - self.kept / self.size if self.size else 0.0
 
+    @property
+    def bits_per_weight(self) -> float:
+        """The number of bits stored for each kept weight, or 0 if there is none."""
+        return 8 * self.bytes / self.kept if self.kept else 0.0
+
 
 @dataclass(frozen=True)
 class ArtifactSummary:
     """The layers of an artifact, their totals, and the size of the file.
 
-    `str()` gives a table. `layers` contains the tensors of two or more dimensions and those with
-    recorded MACs; `other_bytes` is the size of the remaining tensors, such as biases. `dense_bytes`
-    is the size of all tensors stored dense. `metadata` and `rounding` are those of `probmask.read`.
+    `str()` gives a table, in which "bits" are those per kept weight. `layers` contains the tensors
+    of two or more dimensions and those with recorded MACs; `other_bytes` is the size of the
+    remaining tensors, such as biases. `dense_bytes` is the size of all tensors stored dense.
+    `metadata` and `rounding` are those of `probmask.read`.
     """
 
     layers: tuple[StoredLayer, ...]
@@ -96,11 +105,16 @@ class ArtifactSummary:
         return self.file_bytes - self.layer_bytes - self.other_bytes
 
     def __str__(self) -> str:
-        rows = [("layer", "shape", "kept", "size", "sparsity", "encoding", "bytes")]
+        rows = [
+            ("layer", "shape", "kept", "size", "sparsity", "encoding", "values", "bytes", "bits")
+        ]
         for layer in (*self.layers, *self.totals):
             shape = "×".join(map(str, layer.shape))
             counts = f"{layer.kept:,}", f"{layer.size:,}", f"{100 * layer.sparsity:.2f} %"
-            rows.append((printable(layer.name), shape, *counts, layer.encoding, f"{layer.bytes:,}"))
+            sizes = f"{layer.bytes:,}", f"{layer.bits_per_weight:.1f}"
+            rows.append(
+                (printable(layer.name), shape, *counts, layer.encoding, layer.values, *sizes)
+            )
         return (
             f"{_aligned(rows)}\n"
             f"file: {self.file_bytes:,} bytes, "
@@ -119,8 +133,9 @@ def inspect(path: str | os.PathLike[str]) -> ArtifactSummary:
         path: The artifact, a file that `probmask.save` or ``probmask train`` wrote.
 
     Returns:
-        The layers, each with ``name``, ``shape``, ``kept``, ``size``, ``sparsity``, ``encoding``
-        and ``bytes``; their totals; the size of the file; its metadata. ``print`` shows a table.
+        The layers, each with ``name``, ``shape``, ``kept``, ``size``, ``sparsity``, ``encoding``,
+        ``values``, ``bytes`` and ``bits_per_weight``; their totals; the size of the file; its
+        metadata. ``print`` shows a table.
 
     Raises:
         ArtifactError: The file does not exist or is not an intact artifact.
@@ -168,6 +183,7 @@ def _layer(row: TensorInfo, macs_per_weight: int | None) -> StoredLayer:
         dense_macs=None if macs_per_weight is None else macs_per_weight * size,
         encoding=row.encoding,
         bytes=row.stored_bytes,
+        values=row.values,
     )
 
 
@@ -191,13 +207,14 @@ def _total(name: str, layers: Sequence[StoredLayer]) -> StoredLayer:
         dense_macs=sum(dense_macs) if known else None,
         encoding="",
         bytes=sum(layer.bytes for layer in layers),
+        values="",
     )
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
     """Return the rows as lines: text columns aligned to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = (0, 1, 5)
+    text = (0, 1, 5, 6)
     lines = []
     for row in rows:
         cells = [

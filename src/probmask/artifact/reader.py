@@ -16,8 +16,8 @@ from torch import Tensor
 from probmask.artifact.encodings import ENCODINGS, require
 from probmask.artifact.format import (
     DTYPES,
-    FORMAT,
     FORMAT_KEY,
+    FORMATS,
     MAX_TABLE_BYTES,
     RESERVED,
     ROUNDED_DTYPES,
@@ -32,6 +32,7 @@ from probmask.artifact.format import (
     locate,
     raw,
 )
+from probmask.artifact.integers import INTEGER_DTYPES, INTEGERS
 from probmask.errors import ArtifactError
 from probmask.version import __version__
 
@@ -44,7 +45,11 @@ _MAX_COUNT = 2**62
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor in the table of an artifact. `nnz` is the number of its non-zero entries."""
+    """One tensor in the table of an artifact.
+
+    `nnz` is the number of its non-zero entries, `encoding` that of their positions. `values` is the
+    dtype in which they are stored, or ``"int8"`` to ``"int2"``. `stored_bytes` is the size of both.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -52,6 +57,7 @@ class TensorInfo:
     encoding: str
     nnz: int
     stored_bytes: int
+    values: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class Reader:
     """An open artifact whose table matches the tensors in the file."""
 
     def __init__(self, file: Any, file_bytes: int) -> None:
-        _check_format(file.metadata())
+        version = _checked_format(file.metadata())
         self._file = file
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
         stored = {key: (s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
@@ -140,6 +146,8 @@ class Reader:
         if dtype != "U8" or len(shape) != 1:
             raise ArtifactError("the file has no table")
         header = _parse_table(raw(self._aligned(TABLE)))
+        if version == "1" and any(entry.has_integers for entry in header.entries):
+            raise ArtifactError("a file of format 1 has values stored as integers")
         self._entries = {entry.name: entry for entry in header.entries}
         self._places = locate((part for e in header.entries for part in e.parts), stored)
         if header.crc32.keys() != stored.keys():
@@ -147,11 +155,11 @@ class Reader:
         self._crc32 = header.crc32
         self._packs: dict[str, Tensor] = {}
         self.info = ArtifactInfo(
-            format=FORMAT,
+            format=int(version),
             created_by=header.created_by,
             metadata=header.metadata,
             tensors=tuple(
-                TensorInfo(e.name, e.shape, e.dtype, e.encoding, e.nnz, e.stored_bytes)
+                TensorInfo(e.name, e.shape, e.dtype, e.encoding, e.nnz, e.stored_bytes, e.values)
                 for e in header.entries
             ),
             aliases=header.aliases,
@@ -171,7 +179,8 @@ class Reader:
             size = entry.dense_bytes
             raise ArtifactError(f"tensor {name!r:.80}: no memory for its {size} bytes") from error
         # A view would keep the whole pack in memory.
-        packed = entry.encoding == "dense" and self._places[name].begin is not None
+        whole = entry.encoding == "dense" and not entry.has_integers
+        packed = whole and self._places[name].begin is not None
         return tensor.clone() if packed else tensor
 
     def _part(self, part: Part) -> Tensor:
@@ -205,15 +214,16 @@ def check_dense_size(info: ArtifactInfo, max_bytes: int | None) -> None:
         )
 
 
-def _check_format(metadata: Mapping[str, str] | None) -> None:
-    """Raise unless the `__metadata__` of a safetensors header names the format read here."""
+def _checked_format(metadata: Mapping[str, str] | None) -> str:
+    """Return the version in the `__metadata__` of a safetensors header, if it is read here."""
     if not metadata or FORMAT_KEY not in metadata:
         raise ArtifactError("a safetensors file, but not a probmask artifact")
-    if metadata[FORMAT_KEY] != str(FORMAT):
+    if metadata[FORMAT_KEY] not in FORMATS:
         raise ArtifactError(
             f"format {metadata[FORMAT_KEY]!r:.40} is not supported: probmask {__version__} reads "
-            f"format {FORMAT}; install a version that reads this file."
+            f"formats {' and '.join(FORMATS)}; install a version that reads this file."
         )
+    return metadata[FORMAT_KEY]
 
 
 def _parse_table(table: memoryview) -> Header:
@@ -265,7 +275,8 @@ def _entry(fields: Any) -> Entry:
     name, dtype, shape, encoding, nnz = (
         fields.get(key) for key in ("name", "dtype", "shape", "encoding", "nnz")
     )
-    values, positions = fields.get("values", dtype), fields.get("positions", 0)
+    values = fields.get("values", dtype)
+    positions, coded = fields.get("positions", 0), fields.get("coded", 0)
     where = f"tensor {name!r:.80}"
     require(not name.startswith(RESERVED), f"{where}: the name is reserved")
     sizes = isinstance(shape, list) and len(shape) <= 64 and all(map(_is_count, shape))
@@ -274,8 +285,9 @@ def _entry(fields: Any) -> Entry:
     product = math.prod(max(size, 1) for size in shape)
     require(product <= _MAX_COUNT, f"{where}: the product of its shape exceeds 2**62")
     require(isinstance(dtype, str) and dtype in DTYPES, f"{where}: unknown dtype {dtype!r:.40}")
+    integers = isinstance(values, str) and values in INTEGERS and dtype in INTEGER_DTYPES
     require(
-        values == dtype or values in ROUNDED_DTYPES.get(dtype, ()),
+        values == dtype or values in ROUNDED_DTYPES.get(dtype, ()) or integers,
         f"{where}: {dtype} values cannot be stored as {values!r:.40}",
     )
     known = _is_encoding(encoding, dtype)
@@ -284,7 +296,13 @@ def _entry(fields: Any) -> Entry:
     require(counted, f"{where}: nnz {nnz!r:.40} is not a valid number of entries")
     sized = _is_count(positions)
     require(sized, f"{where}: positions {positions!r:.40} is not a valid number of bytes")
-    return Entry(name, dtype, tuple(shape), encoding, nnz, values, positions)
+    require(_is_count(coded), f"{where}: coded {coded!r:.40} is not a valid number of bytes")
+    if integers:
+        countable = len(shape) > 0 and nnz > 0
+        require(countable, f"{where}: a tensor without dimensions or values has no integers")
+        filled = encoding != "dense" or nnz == math.prod(shape)
+        require(filled, f"{where}: dense integers, but nnz {nnz} is not the number of its entries")
+    return Entry(name, dtype, tuple(shape), encoding, nnz, values, positions, coded)
 
 
 def _is_encoding(encoding: Any, dtype: str) -> bool:

@@ -1,15 +1,14 @@
-"""Saving a finished network to one file, exactly or with weights rounded to fp16."""
+"""Saving a finished network to one file, exactly or with rounded weights."""
 
 import copy
 import json
-import math
 import os
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from torch.nn.parameter import is_lazy
 
 from probmask.artifact.format import (
     DTYPE_NAMES,
-    FORMAT,
     FORMAT_KEY,
+    FORMATS,
     MAX_TABLE_BYTES,
     RESERVED,
     TABLE,
@@ -33,7 +32,9 @@ from probmask.artifact.format import (
     raw,
     shared_names,
 )
+from probmask.artifact.integers import INTEGERS
 from probmask.artifact.reader import ArtifactInfo, read
+from probmask.artifact.rounding import ROUNDINGS, may_be_rounded, round_tensors
 from probmask.checks import check_choice, is_number
 from probmask.errors import InputError
 from probmask.files import writable_target, write_atomically
@@ -46,8 +47,6 @@ Model = TypeVar("Model", bound=nn.Module)
 _MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors readers
 # Suffixes of files that other programs write and `torch.load` or ONNX Runtime read.
 _OTHER_FORMATS = (".bin", ".ckpt", ".onnx", ".pickle", ".pkl", ".pt", ".pth")
-_FP16_MAX = torch.finfo(torch.float16).max
-_FP16_TINY = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
 
 
 def save(
@@ -55,7 +54,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     metadata: Mapping[str, Any] | None = None,
-    values: Literal["fp16"] | None = None,
+    values: str | None = None,
     measure: Callable[[Model], float] | None = None,
     overwrite: bool = False,
 ) -> ArtifactInfo:
@@ -68,8 +67,11 @@ def save(
         model: A plain model. Call ``finalize()`` on the sparsifier first.
         path: The file to write, with the suffix ``.safetensors``.
         metadata: Any JSON to store in the file.
-        values: ``"fp16"`` stores fp32 and fp64 weights (tensors of two dimensions or more) in fp16.
-            They are loaded in their original dtype, rounded. Default: exact values.
+        values: How to store fp32 and fp64 weights (tensors of two dimensions or more). They are
+            loaded in their original dtype, rounded. ``"fp16"`` rounds them to fp16. ``"int8"``
+            (``"int7"`` to ``"int2"``) rounds them to integers of that many bits times one scale per
+            output channel, and other tensors to fp16; what `probmask.quantize` has trained is
+            stored exactly. Default: exact values.
         measure: Called with the model and with a rounded copy, to return a number such as an
             accuracy. Both results are stored in the file. Only with ``values``.
         overwrite: Replace an existing file.
@@ -104,19 +106,19 @@ def save(
         )
     _check_finished(model)
     warn_if_filled("save", model)
-    check_choice("save", "values", values, (None, "fp16"))
+    check_choice("save", "values", values, (None, *ROUNDINGS))
     if measure is not None and values is None:
-        raise InputError("save(measure=...): nothing is rounded; pass values='fp16' too.")
+        raise InputError("save(measure=...): nothing is rounded; pass values='int8' too.")
     checked = _checked_metadata(metadata or {})
     writable_target(path, overwrite=overwrite)  # raises now, not after an hour of measuring
     _warn_of_misleading_suffix(path)
     tensors, aliases = _distinct(model.state_dict())
     stored, rounding = tensors, None
     if values is not None:
-        stored, rounding = _round_to_fp16(tensors)
+        stored, rounding = round_tensors(tensors, values)
         if measure is not None:
             rounding |= _measure_change(model, measure, stored)
-    entries, parts = _encode(tensors, stored)
+    entries, parts = _encode(tensors, stored, values if values in INTEGERS else None)
     packed = pack(parts)
     crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
     start, ordered = _serialize(Header(entries, aliases, crc32, checked, rounding), packed)
@@ -137,16 +139,22 @@ def _warn_of_misleading_suffix(path: str | os.PathLike[str]) -> None:
 
 
 def _encode(
-    tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], integers: str | None
 ) -> tuple[list[Entry], list[tuple[Part, Tensor]]]:
-    """Return the table entries of `tensors`, and the parts with the values in `stored`."""
+    """Return the table entries of `tensors`, and the parts with the values in `stored`.
+
+    `integers` names the integers as which values are stored.
+    """
     entries: list[Entry] = []
     parts: list[tuple[Part, Tensor]] = []
     for name, tensor in stored.items():
         # If another tensor already has the name of one of the parts, store this one dense.
         free = not {name + ".values", name + ".positions"} & tensors.keys()
         plain = tensor.detach().cpu().resolve_conj().contiguous()
-        entry, content = encode(name, plain, dtype=tensors[name].dtype, sparse=free)
+        dtype, weight = tensors[name].dtype, may_be_rounded(tensors[name])
+        entry, content = encode(
+            name, plain, dtype=dtype, sparse=free, values=integers if weight else None
+        )
         entries.append(entry)
         parts += zip(entry.parts, content, strict=True)
     return entries, parts
@@ -227,47 +235,6 @@ def _kind(value: Any) -> str:
     return f"a {value.dtype} tensor{layout}"
 
 
-def _round_to_fp16(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return `tensors` with wide weights rounded to fp16, and the rounding errors.
-
-    Only tensors of two dimensions or more are rounded. Biases and the numbers of BatchNorm are few
-    and can have any magnitude, so they stay exact. `max_error` is the largest |rounded - weight|.
-    `relative_error` is |rounded - weight| / |weight|, with Euclidean norms over all weights.
-    """
-    rounded = dict(tensors)
-    largest = error_squares = weight_squares = 0.0
-    for name, tensor in tensors.items():
-        if tensor.dtype in (torch.float32, torch.float64) and tensor.dim() >= 2 and tensor.numel():
-            weight = tensor.detach()
-            rounded[name] = _to_fp16(name, weight)
-            error = (rounded[name].to(weight.dtype) - weight).nan_to_num_(0.0)
-            largest = max(largest, float(error.abs().max()))
-            error_squares += _squares(error)
-            weight_squares += _squares(weight.nan_to_num(0.0, 0.0, 0.0))
-    relative = math.sqrt(error_squares / weight_squares) if weight_squares else 0.0
-    return rounded, {"values": "fp16", "max_error": largest, "relative_error": relative}
-
-
-def _to_fp16(name: str, weight: Tensor) -> Tensor:
-    """Round to the nearest fp16 number, but never a non-zero weight to zero.
-
-    The number of kept weights therefore stays the same.
-    """
-    half = weight.to(torch.float16)
-    overflow = half.isinf() & weight.isfinite()
-    if overflow.any():
-        raise InputError(
-            f"save(values='fp16'): {name} contains {float(weight[overflow][0]):g}, and the largest "
-            f"fp16 number is {_FP16_MAX:g}; save without values=, or rescale the layer."
-        )
-    tiny = torch.full_like(half, _FP16_TINY).copysign_(half)
-    return torch.where((half == 0) & (weight != 0), tiny, half)
-
-
-def _squares(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
-
-
 def _measure_change(
     model: Model, measure: Callable[[Model], float], rounded: Mapping[str, Tensor]
 ) -> dict[str, float]:
@@ -289,7 +256,8 @@ def _serialize(header: Header, stored: Mapping[str, Tensor]) -> tuple[bytes, lis
     table = torch.from_numpy(np.frombuffer(_compressed(header), dtype=np.uint8).copy())
     # Wide dtypes first: each tensor then starts at a multiple of the width of its dtype.
     ordered = sorted({**stored, TABLE: table}.items(), key=lambda kv: (-kv[1].itemsize, kv[0]))
-    fields: dict[str, Any] = {"__metadata__": {FORMAT_KEY: str(FORMAT)}}
+    version = FORMATS[any(entry.has_integers for entry in header.entries)]
+    fields: dict[str, Any] = {"__metadata__": {FORMAT_KEY: version}}
     offset = 0
     for name, tensor in ordered:
         dtype, shape, end = DTYPE_NAMES[tensor.dtype], list(tensor.shape), offset + tensor.nbytes
@@ -331,6 +299,8 @@ def _to_fields(entry: Entry) -> dict[str, Any]:
         del fields["values"]
     if entry.encoding == "dense":
         del fields["positions"]
+    if not entry.has_integers:
+        del fields["coded"]
     return fields
 
 

@@ -54,7 +54,10 @@ def run(options: argparse.Namespace) -> None:
     artifact = artifact_path(options)
     summary = inspect(artifact)
     if options.json:
-        layers = [asdict(layer) | {"sparsity": layer.sparsity} for layer in summary.layers]
+        layers = [
+            asdict(layer) | {"sparsity": layer.sparsity, "bits_per_weight": layer.bits_per_weight}
+            for layer in summary.layers
+        ]
         sizes = {"file_bytes": summary.file_bytes, "dense_bytes": summary.dense_bytes}
         rest = {"rounding": summary.rounding, "metadata": summary.metadata}
         print_json({**sizes, "layers": layers, **rest})
@@ -92,7 +95,7 @@ def _print_artifact(path: Path, summary: "ArtifactSummary") -> None:
     """Print the layers, the file size against dense storage, and how the network was trained."""
     table = _layer_table(summary)
     console = make_console()
-    print_table(console, table, optional=("MACs", "of", "stored as", "bytes"))
+    print_table(console, table, optional=("bits", "MACs", "of", "stored as", "bytes"))
     ratio = summary.file_bytes / max(1, summary.dense_bytes)
     print_text(str(path))
     print_text(
@@ -104,6 +107,8 @@ def _print_artifact(path: Path, summary: "ArtifactSummary") -> None:
         f"{format_bytes(summary.other_bytes)} for other tensors, "
         f"{format_bytes(summary.header_bytes)} for the header",
     )
+    if any(heading.header == "bits" for heading in table.columns):
+        print_text("bits: stored per kept weight, for its value and its position")
     if any(heading.header == "MACs" for heading in table.columns):
         print_text(MACS_NOTE)
     training = training_summary(summary.metadata, summary.rounding)
@@ -112,7 +117,8 @@ def _print_artifact(path: Path, summary: "ArtifactSummary") -> None:
 
 
 def _layer_table(summary: "ArtifactSummary") -> "Table":
-    table = make_table("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes")
+    headings = ("layer", "shape", "kept", "of", "sparsity", "MACs", "stored as", "bytes", "bits")
+    table = make_table(*headings)
     for layer in summary.layers:
         add_row(table, *_cells(layer))
     table.add_section()
@@ -129,8 +135,9 @@ def _cells(layer: "StoredLayer") -> tuple[str, ...]:
         f"{layer.size:,}",
         format_percent(layer.sparsity) if layer.size else "–",
         "–" if layer.macs is None else f"{layer.macs:,}",
-        layer.encoding,
+        f"{layer.encoding}, {layer.values}" if layer.values else "",
         f"{layer.bytes:,}",
+        f"{layer.bits_per_weight:.1f}",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Literal, Self
 from torch import Tensor
 
 from probmask.core.selection import select_in_each, select_top
+from probmask.core.shards import WHOLE, Shards
 from probmask.errors import InputError
 
 
@@ -198,6 +199,8 @@ class Spread:
         *,
         spare: float = 0.0,
         ties: Sequence[Tensor] | None = None,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+        shards: Shards = WHOLE,
     ) -> list[Tensor]:
         """Return masks of the ``keep`` largest values, distributed over the layers by the rule.
 
@@ -209,19 +212,24 @@ class Spread:
                 The mask for a lower fraction is a subset of the mask for a higher one, in every
                 layer.
             ties: decide between equal values; the larger comes first.
+            shapes: the shapes of the whole tensors, if ``values`` are shards.
+            shards: the division of the tensors, if ``values`` are the shards of this rank.
 
         Returns:
             One boolean mask per layer.
         """
+        shapes = [tuple(v.shape) for v in values] if shapes is None else shapes
+        sizes = [math.prod(shape) for shape in shapes]
         if self.allocation == "global":
             dense = self.dense(len(values))
-            minimum = [v.numel() if i in dense else 0 for i, v in enumerate(values)]
-            extra = round(spare * (sum(v.numel() for v in values) - keep))
-            return select_top(values, keep + extra, ties=ties, minimum=minimum, names=names)
-        sizes = [v.numel() for v in values]
-        counts = self.counts([tuple(v.shape) for v in values], keep)
+            minimum = [size if i in dense else 0 for i, size in enumerate(sizes)]
+            extra = round(spare * (sum(sizes) - keep))
+            return select_top(
+                values, keep + extra, ties=ties, minimum=minimum, names=names, shards=shards
+            )
+        counts = self.counts(shapes, keep)
         enlarged = [k + round(spare * (n - k)) for k, n in zip(counts, sizes, strict=True)]
-        return select_in_each(values, enlarged, ties=ties, names=names)
+        return select_in_each(values, enlarged, ties=ties, names=names, shards=shards)
 
 
 def _capped_quotas(shares: list[Fraction], total: int, caps: Sequence[int]) -> list[Fraction]:

@@ -5,6 +5,7 @@ the temperature is 1/p. Feather is the case p = 3.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,79 @@ def power_shrink(weight: Tensor, active: Tensor, threshold: Tensor, power: Tenso
     return out
 
 
+@dataclass(frozen=True)
+class Growth:
+    """The rule u = sign(w) (|w|^p - c |w₀|^p)^(1/p) where positive, else 0: growth since the start.
+
+    For p = 2 and c = 1, u² = w² - w₀² is what ProbMask's update accumulates in a probability
+    (docs/methods/probmask-tied.md). u is `power_shrink` of w with a threshold of c^(1/p) |w₀|, so
+    it is never larger than w.
+
+    Args:
+        initial: w₀, in any floating-point dtype.
+        fraction: c in [0, 1], a 0-D tensor.
+        power: p ≥ 1, a 0-D tensor.
+
+    Example:
+        >>> start, half = torch.tensor([-4.0, 2.0]), torch.tensor(0.5)
+        >>> growth = Growth(start, torch.tensor(1.0), torch.tensor(2.0))
+        >>> growth(torch.tensor([5.0, -1.0])).tolist()
+        [3.0, -0.0]
+    """
+
+    initial: Tensor
+    fraction: Tensor
+    power: Tensor
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Return u in at least fp32, in the memory order of ``weight``."""
+        weight = weight if weight.dtype == torch.float64 else weight.float()
+        kernels = self._kernels(weight)
+        if kernels is None:
+            start = self.factor * self.initial.to(weight.dtype).abs()
+            return weight * kept_part(weight, start, self.power)
+        out = empty_like_in_large_pages(weight)
+        w, start, o = _arrays(out, weight, self.initial, out)
+        factor = np.float32(self.factor.item())
+
+        def part(begin: int, end: int) -> None:
+            kernels.outgrow(w[begin:end], start[begin:end], factor, o[begin:end])
+
+        map_parts(len(o), part)
+        return out
+
+    def shrink(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
+        """Return ``power_shrink(u, active, threshold, power)`` without computing all of u."""
+        kernels = self._kernels(weight, active, threshold)
+        if kernels is None:
+            return power_shrink(self(weight), active, threshold, self.power)
+        out = empty_like_in_large_pages(weight)
+        w, start, a, o = _arrays(out, weight, self.initial, active, out)
+        factor, theta = np.float32(self.factor.item()), np.float32(threshold.item())
+
+        def part(begin: int, end: int) -> None:
+            some = slice(begin, end)
+            kernels.outgrow_active(w[some], start[some], factor, a[some], theta, o[some])
+
+        map_parts(len(o), part)
+        return out
+
+    @property
+    def factor(self) -> Tensor:
+        """c^(1/p): u is zero up to this times |w₀|."""
+        return self.fraction.pow(1 / self.power)
+
+    def is_cubic(self, weight: Tensor) -> bool:
+        """Return whether the kernels for p = 3 can compute the growth of this weight."""
+        kernels = kernels_for("shrinkage_kernels", weight, self.initial, self.power)
+        fp32 = weight.dtype == self.initial.dtype == torch.float32
+        return kernels is not None and fp32 and self.power.item() == 3
+
+    def _kernels(self, weight: Tensor, *others: Tensor) -> Any:
+        """Return the kernels for p = 3, if they work on these tensors."""
+        return kernels_for("shrinkage_kernels", *others) if self.is_cubic(weight) else None
+
+
 def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
     """|w| = (size^p + θ^p)^(1/p), the inverse of `power_shrink`: |w| shrinks to ``size``.
 
@@ -95,7 +169,9 @@ def power_grow(size: Tensor, threshold: Tensor, power: Tensor) -> Tensor:
     return larger * total.pow(1 / power)
 
 
-def bound_pruned_gradient(grad: Tensor, active: Tensor, outside: Tensor, *, most: float) -> Tensor:
+def bound_pruned_gradient(
+    grad: Tensor, active: Tensor, outside: Tensor, *, most: float, rms: float | None = None
+) -> Tensor:
     """g where active, else outside · clip(g, -b, b) with b = most · RMS of g over active entries.
 
     If no entry is active, b = 0 and the result is zero.
@@ -105,6 +181,7 @@ def bound_pruned_gradient(grad: Tensor, active: Tensor, outside: Tensor, *, most
         active: the mask of kept weights.
         outside: the factor on the gradient of pruned weights, a 0-D tensor.
         most: the bound on the gradient of a pruned weight, in units of the RMS.
+        rms: the RMS, if ``grad`` is a shard of the gradient; by default it is computed.
 
     Returns:
         The bounded gradient, in the memory order of ``active`` where a kernel computes it.
@@ -117,15 +194,16 @@ def bound_pruned_gradient(grad: Tensor, active: Tensor, outside: Tensor, *, most
     kernels = kernels_for("shrinkage_kernels", grad, active, outside)
     if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
         inside = torch.where(active, grad, 0.0).double().square().sum()
-        rms = (inside / active.count_nonzero().clamp_min(1)).sqrt().to(grad.dtype)
-        return torch.where(
-            active, grad, outside.to(grad.dtype) * grad.clamp(-most * rms, most * rms)
-        )
+        found = (inside / active.count_nonzero().clamp_min(1)).sqrt() if rms is None else rms
+        bound = most * torch.as_tensor(found).to(grad.device, grad.dtype)
+        return torch.where(active, grad, outside.to(grad.dtype) * grad.clamp(-bound, bound))
     out = empty_like_in_large_pages(active)
     g, a, o = _arrays(out, grad, active, out)
-    sums = map_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
-    total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
-    limit = np.float32(most * math.sqrt(total / count) if count else 0.0)
+    if rms is None:
+        sums = map_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
+        total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
+        rms = math.sqrt(total / count) if count else 0.0
+    limit = np.float32(most * rms)
     factor = np.float32(outside.item())
 
     def part(begin: int, end: int) -> None:

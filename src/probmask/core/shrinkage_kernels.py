@@ -6,7 +6,14 @@ Numba infers the types; pyproject.toml excludes this file from mypy.
 import numpy as np
 
 from probmask.core.kernel_cache import cached_njit
-from probmask.core.vector_math import cube_root, exp2, log2, log2_one_less, one_less_exp2
+from probmask.core.vector_math import (
+    cube_root,
+    cubic_growth,
+    exp2,
+    log2,
+    log2_one_less,
+    one_less_exp2,
+)
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 _ZERO, _ONE, _THREE = np.float32(0), np.float32(1), np.float32(3)
@@ -79,6 +86,45 @@ def _cube(weight, active, threshold, out):
         root = cube_root(max(excess * (_ONE + r + r * r), _SMALLEST))
         root = _ONE if threshold == _ZERO else root if excess > _ZERO else _ZERO
         out[i] = w * root if active[i] else _ZERO
+
+
+@cached_njit(nogil=True, error_model="numpy")  # without fastmath: the same bits in every kernel
+def outgrow(weight, initial, factor, out):
+    """out = sign(w) (|w|³ - |factor w₀|³)^⅓ where positive, else 0."""
+    for i in range(len(out)):
+        w = weight[i]
+        grown = cubic_growth(abs(w), factor * abs(initial[i]))
+        out[i] = -grown if w < _ZERO else grown
+
+
+@cached_njit(**_OPTIONS)
+def outgrow_active(weight, initial, factor, active, threshold, out):
+    """out = sign(w) (|w|³ - |factor w₀|³ - θ³)^⅓ where active and positive, else 0.
+
+    Few weights are active, so only these are read from ``initial``.
+    """
+    places, gathered = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
+    starts, every = np.empty(_BLOCK, np.float32), np.ones(_BLOCK, np.bool_)
+    for begin in range(0, len(out), _BLOCK):
+        part = slice(begin, min(len(out), begin + _BLOCK))
+        w, start, some, o = weight[part], initial[part], active[part], out[part]
+        count = 0
+        for i in range(len(some)):  # branch-free: the next entry overwrites an inactive place
+            places[count] = i
+            count += some[i]
+        o[:] = _ZERO
+        if count == 0:
+            continue
+        for j in range(count):
+            gathered[j] = w[places[j]]
+            starts[j] = start[places[j]]
+        whole = min(-(-count // _VECTOR) * _VECTOR, _BLOCK)  # partial vectors are slow
+        gathered[count:whole] = _ONE
+        starts[count:whole] = _ZERO
+        outgrow(gathered[:whole], starts[:whole], factor, gathered[:whole])
+        _cube(gathered[:whole], every[:whole], threshold, gathered[:whole])
+        for j in range(count):
+            o[places[j]] = gathered[j]
 
 
 # "reassoc" lets LLVM vectorize the sum. The order of its terms depends only on their number.

@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-_HALF, _ONE = np.float32(0.5), np.float32(1)
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_SMALLEST = np.float32(2.0**-126)  # normal number
 # ln(1 + r) = r - r²/2 + r³ P(r) for √½ ≤ 1 + r < √2 (Cephes, S. Moshier).
 _L8, _L7, _L6 = (np.float32(x) for x in (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1))
 _L5, _L4, _L3 = (np.float32(x) for x in (-1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1))
@@ -91,6 +92,15 @@ def cube_root(x):
     e = _ONE - x * z * z * z
     z += z * e * (_THIRD + _TWO_NINTHS * e)
     return x * z * z
+
+
+@njit(inline="always")
+def cubic_growth(size, start):
+    """(size³ - start³)^⅓, or 0 if start > size. It never exceeds size; NaN stays NaN."""
+    large = max(size, _SMALLEST)
+    excess = max((large - start) / large, _ZERO)
+    r = _ONE - excess  # 1 - r³ = (1 - r)(1 + r + r²) has no cancellation
+    return size * min(cube_root(excess * (_ONE + r + r * r)), _ONE)
 
 
 @njit(inline="always")

@@ -14,16 +14,8 @@ from probmask.data.datasets import (
     with_absolute_paths,
 )
 from probmask.data.image_files import default_workers
-from probmask.data.source import (
-    Batch,
-    DataSource,
-    Inputs,
-    Photographs,
-    Sentences,
-    Settings,
-    Shard,
-    SmallImages,
-)
+from probmask.data.settings import Photographs, Sentences, Settings, SmallImages
+from probmask.data.source import Batch, DataSource, Inputs, Shard
 
 __all__ = [
     "DATA",

@@ -27,7 +27,7 @@ from probmask.data.releases import (
     missing,
     unreadable,
 )
-from probmask.data.source import SmallImages
+from probmask.data.settings import SmallImages
 from probmask.errors import InputError
 from probmask.files import read_bounded
 from probmask.messages import one_line

@@ -11,14 +11,9 @@ from probmask.data.download import download
 from probmask.data.image_files import IMAGENET, folder, imagenet
 from probmask.data.npz import npz
 from probmask.data.releases import REMOTES, Release, default_directory, expand_home
-from probmask.data.source import (
-    DataSource,
-    Photographs,
-    Sentences,
-    Settings,
-    SmallImages,
-    validation_count,
-)
+from probmask.data.settings import Photographs, Sentences, Settings, SmallImages
+from probmask.data.source import DataSource
+from probmask.data.splits import validation_count
 from probmask.data.tokenizer import absolute_tokenizer
 from probmask.data.tsv import tsv
 from probmask.errors import InputError

@@ -28,13 +28,9 @@ from probmask.data.image_views import (
     collate,
 )
 from probmask.data.releases import Release
-from probmask.data.source import (
-    WHOLE,
-    Batch,
-    DataSource,
-    Normalization,
-    Photographs,
-    Shard,
+from probmask.data.settings import Photographs
+from probmask.data.source import WHOLE, Batch, DataSource, Normalization, Shard
+from probmask.data.splits import (
     evenly_spaced,
     limited_count,
     select_test,

@@ -14,18 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from probmask.core.noise import RunStream
-from probmask.data.source import (
-    WHOLE,
-    Batch,
-    DataSource,
-    Normalization,
-    Shard,
-    SmallImages,
-    generator,
-    limited_count,
-    select_unused_validation,
-    select_validation,
-)
+from probmask.data.settings import SmallImages
+from probmask.data.source import WHOLE, Batch, DataSource, Normalization, Shard, generator
+from probmask.data.splits import limited_count, select_unused_validation, select_validation
 from probmask.errors import InputError
 
 _STATISTICS_CHUNK = 1 << 20  # pixel values

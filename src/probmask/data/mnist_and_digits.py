@@ -25,7 +25,7 @@ from probmask.data.releases import (
     missing,
     unreadable,
 )
-from probmask.data.source import SmallImages
+from probmask.data.settings import SmallImages
 from probmask.errors import InputError
 
 MNIST = Release("mnist", 10, (1, 28, 28), train_images=60_000, test_images=10_000)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from probmask.data.in_memory import Images, InMemory
-from probmask.data.source import SmallImages, select_test
+from probmask.data.settings import SmallImages
+from probmask.data.splits import select_test
 from probmask.errors import InputError
 from probmask.messages import one_line
 

@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 
 from probmask.core.noise import RunStream
-from probmask.data.source import (
-    WHOLE,
-    Batch,
-    DataSource,
-    Inputs,
-    Sentences,
-    Shard,
-    generator,
-    limited_count,
-    select_validation,
-)
+from probmask.data.settings import Sentences
+from probmask.data.source import WHOLE, Batch, DataSource, Inputs, Shard, generator
+from probmask.data.splits import limited_count, select_validation
 from probmask.data.tokenizer import make_tokenizer
 
 # Sentences are sorted by length within this number of shuffled batches.

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probmask.data.source import Sentences
+from probmask.data.settings import Sentences
 from probmask.errors import InputError
 from probmask.files import read_bounded
 from probmask.messages import one_line

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from probmask.data.source import Sentences, select_test
+from probmask.data.settings import Sentences
+from probmask.data.splits import select_test
 from probmask.data.tokenized import Texts, TokenizedSentences
 from probmask.errors import InputError
 from probmask.files import read_bounded

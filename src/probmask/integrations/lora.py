@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probmask.errors import InputError
+from probmask.errors import InputError, NonFiniteError
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.zeros import remember_zeros
 
@@ -96,6 +96,7 @@ def merge_lora(
     Raises:
         InputError: If the model is not a `PeftModel`, its masks are not finalized, or a weight is
             quantized.
+        NonFiniteError: If a merged weight is NaN or infinite.
 
     Example:
         >>> import torch
@@ -159,6 +160,12 @@ def _merge(name: str, layer: Any, adapter_names: Sequence[str] | None) -> list[M
     costs = []
     for key, weight in layer.get_base_layer().named_parameters(recurse=False):
         zeros = before[key] == 0
+        if not bool(weight.isfinite().all()):
+            raise NonFiniteError(
+                f"merge_lora(model): {name}.{key} is NaN or infinite after the merge: the training "
+                "of the adapters has diverged. DoRA (use_dora=True) divides by the norm of each "
+                "row, and rows whose weights are all pruned have the norm 0; use plain LoRA."
+            )
         if weight.dim() < 2:
             continue
         cost = MergedLayer(

@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 
 from probmask.artifact import save
 from probmask.errors import EarlyEndWarning, InputError
-from probmask.files import writable_target
+from probmask.integrations.callback_arguments import check_artifact, check_callback_arguments
 from probmask.masking.attach import attach
 from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
 from probmask.masking.method import Method
 from probmask.masking.optimizers import checked_optimizers
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.probe import Probe
-from probmask.masking.sites import name_patterns
+from probmask.masking.sites import Frozen, name_patterns
 from probmask.masking.sparsifier import Sparsifier
 from probmask.masking.summary import Summary
 from probmask.messages import listed
@@ -72,6 +72,8 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
             precedence over the default of ``exclude``.
         exclude: Name patterns of parameters not to mask, instead of the default. ``()`` masks the
             head too.
+        frozen: Whether weights that have ``requires_grad=False`` when the training begins are
+            masked ("mask"), or left as they are ("skip").
         artifact: File name of the artifact in ``output_dir``, or None to write none.
         overwrite: Replace an existing artifact.
         data: Batches to re-estimate BatchNorm statistics from, as keyword arguments of the model.
@@ -100,23 +102,25 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         *,
         include: Iterable[str] = (),
         exclude: Iterable[str] | None = None,
+        frozen: Frozen = "mask",
         artifact: str | os.PathLike[str] | None = ARTIFACT,
         overwrite: bool = False,
         data: Iterable[Any] | None = None,
         probe: Probe | None = None,
         seed: int | None = None,
     ) -> None:
-        _check_method(method)
+        check_callback_arguments("Hugging Face", method=method, frozen=frozen)
         self.method = method
         self.sparsifier: Sparsifier | None = None
         self.summary: Summary | None = None
         self._include = name_patterns("include", include)
         self._exclude = None if exclude is None else name_patterns("exclude", exclude)
+        self._frozen: Frozen = frozen
         self._artifact, self._overwrite = artifact, overwrite
         self._data, self._probe, self._seed = data, probe, seed
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
-        self._frozen: FrozenMasks | None = None  # while a finished network is trained further
+        self._fixed_masks: FrozenMasks | None = None  # while a finished network is trained further
         self._release: Callable[[], None] = lambda: None
 
     def on_train_begin(
@@ -130,8 +134,9 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         model, prepared = kwargs["model"], kwargs["optimizer"]
         (optimizer,) = checked_optimizers("SparsityCallback", prepared)
         _check_training(args, model, optimizer, prepared)
-        if (path := self._artifact_path(args, state)) is not None:
-            writable_target(path, overwrite=self._overwrite or self.summary is not None)
+        path = self._artifact_path(args, state)
+        if path is not None and state.is_world_process_zero:
+            check_artifact(path, overwrite=self._overwrite or self.summary is not None)
         saved = optimizer.param_groups[0].pop(_STATE, None)
         if state.global_step > 0 and saved is None:
             raise InputError(
@@ -184,7 +189,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Prune the model and save the artifact."""
-        masks = self.sparsifier or self._frozen
+        masks = self.sparsifier or self._fixed_masks
         assert masks is not None
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
         with warnings.catch_warnings():
@@ -194,7 +199,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
                 warnings.simplefilter("ignore", EarlyEndWarning)
             self.summary = masks.finalize(self._data)
         self._release()
-        self.sparsifier = self._frozen = None
+        self.sparsifier = self._fixed_masks = None
         _LOG.info("SparsityCallback: the network is finished.\n%s", self.summary)
         path = self._artifact_path(args, state)
         if path is not None and state.is_world_process_zero:
@@ -214,12 +219,16 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         resumed = saved if state.global_step > 0 else None
         ours = self._model is model
         if not ours or next(masked_parameters(model), None) is None:
-            self.sparsifier = self._frozen = None
+            self.sparsifier = self._fixed_masks = None
         finished = ours and self.sparsifier is None if resumed is None else resumed == _FINISHED
         if finished:
-            if self._frozen is None:
-                include, exclude = self._include, self._excluded(model)
-                self._frozen = freeze_masks(model, include=include, exclude=exclude)
+            if self._fixed_masks is None:
+                self._fixed_masks = freeze_masks(
+                    model,
+                    include=self._include,
+                    exclude=self._excluded(model),
+                    frozen=self._frozen,
+                )
             return
         if resumed is not None:
             _check_same_length(resumed["training"]["total_steps"], state.max_steps)
@@ -245,6 +254,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
             steps_per_epoch=_updates_per_epoch(loader, args.gradient_accumulation_steps),
             include=self._include,
             exclude=exclude,
+            frozen=self._frozen,
             probe=self._probe,
             seed=args.seed if self._seed is None else self._seed,
         )
@@ -332,21 +342,6 @@ def _updates_per_epoch(loader: object, accumulated: int) -> int | None:
     except TypeError:  # an IterableDataset has no length
         return None
     return math.ceil(batches / accumulated) or None
-
-
-def _check_method(method: object) -> None:
-    if not isinstance(method, Method):
-        raise InputError(
-            f"SparsityCallback(method={method!r:.80}): expected a method such as "
-            "probmask.TiedProbMask(sparsity=0.9)."
-        )
-    draws = method.full_settings().get("draws")
-    if isinstance(draws, int) and draws > 1:
-        raise InputError(
-            f"SparsityCallback({type(method).__name__}): this method draws {draws} masks per "
-            "update, and the Trainer runs the model once; choose draws=1 or another method, or "
-            "write the loop yourself (docs/own_loop.md)."
-        )
 
 
 def _check_same_length(before: int, here: int) -> None:

@@ -18,6 +18,7 @@ from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers, scaler_of
 from probmask.masking.probe import Probe
+from probmask.masking.sharding import reshard
 from probmask.masking.sites import (
     Frozen,
     Site,
@@ -27,7 +28,7 @@ from probmask.masking.sites import (
     select_sites,
     unwrapped,
 )
-from probmask.masking.sparsifier import Sparsifier
+from probmask.masking.sparsifier import Sparsifier, check_sharding
 from probmask.messages import listed
 
 
@@ -56,11 +57,12 @@ def attach(
     order of ``model.parameters()`` do not change.
 
     Args:
-        model: The model, plain or wrapped by DDP, ``torch.compile`` or ``accelerator.prepare``.
+        model: The model, plain or wrapped by DDP, ``torch.compile`` or ``accelerator.prepare``, or
+            sharded by ``torch.distributed.fsdp.fully_shard``.
         method: The method, for example ``probmask.TiedProbMask(sparsity=0.9)``.
         total_steps: Number of updates that the training will make.
         optimizer: The optimizers that train the model. Without it, call ``sparsifier.use(...)``
-            before training.
+            before training. If ``fully_shard`` is called after `attach`, build them afterwards.
         steps_per_epoch: Number of updates per epoch, for methods that count in epochs.
         include: Name patterns of further parameters to mask; see `find_sites`.
         exclude: Name patterns of parameters not to mask.
@@ -106,7 +108,9 @@ def attach(
     if scaler is None:
         scaler = scaler_of(optimizer)
     exclude = name_patterns("exclude", exclude)  # read twice, so that an iterator would not do
+    reshard(model)
     sites = select_sites("attach", model, include, exclude, frozen)
+    check_sharding("attach", model, method, sites)
     _check_on_a_device(sites)
     check_initial_weights(sites)
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from probmask.core.shards import WHOLE, Shards
 from probmask.errors import InputError, NonFiniteError
 from probmask.masking.parametrization import MaskedWeight
+from probmask.masking.sharding import rows_of, shards_of
 from probmask.masking.sites import Site
 
 _ADVICE = (
@@ -57,10 +59,17 @@ def _nonfinite(
 
 def _nonfinite_kind(tensor: Tensor) -> str:
     """Return "NaN" or "infinity" if the tensor contains one, otherwise an empty text."""
-    tensor = tensor.detach()
+    tensor = rows_of(tensor.detach())
     if tensor.is_meta or bool(tensor.isfinite().all()):
         return ""
     return "NaN" if bool(tensor.isnan().any()) else "infinity"
+
+
+def _kinds(tensors: Sequence[Tensor], shards: Shards) -> list[str]:
+    """Return `_nonfinite_kind` of each tensor; of sharded tensors, that of the worst shard."""
+    kinds = ["", "infinity", "NaN"]
+    found = torch.tensor([kinds.index(_nonfinite_kind(tensor)) for tensor in tensors])
+    return [kinds[place] for place in shards.gathered(found).amax(0).tolist()]
 
 
 def check_initial_weights(sites: Sequence[Site]) -> None:
@@ -69,8 +78,9 @@ def check_initial_weights(sites: Sequence[Site]) -> None:
     Raises:
         InputError: With the name of the first weight that is not.
     """
-    for site in sites:
-        if kind := _nonfinite_kind(site.weight):
+    weights = [site.weight for site in sites]
+    for site, kind in zip(sites, _kinds(weights, shards_of(weights)), strict=True):
+        if kind:
             raise InputError(
                 f"attach(model): {site.name} contains {kind}; pass a network with finite weights."
             )
@@ -82,6 +92,7 @@ def check_network(
     names: Sequence[str],
     weights: Sequence[Tensor],
     masked: Sequence[MaskedWeight],
+    shards: Shards = WHOLE,
 ) -> None:
     """Raise unless the kept weights under final masks and the trained parameters are finite.
 
@@ -89,12 +100,18 @@ def check_network(
         NonFiniteError: With the name of the first parameter that is not.
     """
     sites = {id(weight) for weight in weights}
-    for name, weight, each in zip(names, weights, masked, strict=True):
-        if kind := _nonfinite_kind(torch.where(each.mask, weight, 0.0)):
-            raise NonFiniteError(f"finalize(): {name} contains {kind}. {_ADVICE}")
-    for name, parameter in model.named_parameters():
-        trained = id(parameter) not in sites and parameter.requires_grad
-        if trained and (kind := _nonfinite_kind(parameter)):
+    kept = {
+        name: torch.where(each.mask, weight, 0.0)
+        for name, weight, each in zip(names, weights, masked, strict=True)
+    }
+    trained = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if id(rows_of(parameter)) not in sites and parameter.requires_grad
+    }
+    tensors = {**kept, **trained}
+    for name, kind in zip(tensors, _kinds(list(tensors.values()), shards), strict=True):
+        if kind:
             raise NonFiniteError(f"finalize(): {name} contains {kind}. {_ADVICE}")
 
 

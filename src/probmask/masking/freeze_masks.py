@@ -1,11 +1,13 @@
-"""`freeze_masks`: continue to train a sparse network and keep its zeros."""
+"""`freeze_masks` and `quantize`: continue to train a sparse network and keep its zeros."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from probmask.checks import check_count, check_within
+from probmask.core.integer_grid import fake_quantized, narrow, quantized
 from probmask.errors import InputError
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.divergence import check_network, check_statistics
@@ -15,13 +17,18 @@ from probmask.masking.parametrization import (
     mask_site,
     masked_parameters,
 )
-from probmask.masking.sites import Site, check_is_module, select_sites
+from probmask.masking.sharding import is_dtensor
+from probmask.masking.sites import Frozen, Site, check_is_module, select_sites
 from probmask.masking.summary import Summary, summarize
 from probmask.masking.zeros import warn_if_filled
 
 
 def freeze_masks(
-    model: nn.Module, *, include: Iterable[str] = (), exclude: Iterable[str] = ()
+    model: nn.Module,
+    *,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    frozen: Frozen = "mask",
 ) -> "FrozenMasks":
     """Keep the zeros of ``model`` exactly zero during any further training.
 
@@ -37,6 +44,8 @@ def freeze_masks(
         model: A sparse network, loaded or finalized.
         include: Name patterns of further parameters to mask; see `find_sites`.
         exclude: Name patterns of parameters not to mask.
+        frozen: Whether weights with ``requires_grad=False`` count as masked ("mask") or not
+            ("skip"). They do not change in either case.
 
     Returns:
         The frozen masks. Call their ``finalize()`` after training.
@@ -55,30 +64,109 @@ def freeze_masks(
     """
     check_is_module("freeze_masks", model)
     if not _frozen(model):
-        warn_if_filled("freeze_masks", model)
-        _freeze(select_sites("freeze_masks", model, include, exclude))
-    elif tuple(include) or tuple(exclude):
-        raise InputError(
-            "freeze_masks(include=…, exclude=…): the masks of this model are already frozen; "
-            "finalize them first to choose others."
-        )
+        pairs = _masks_of_zeros("freeze_masks", model, include, exclude, frozen)
+        if all(bool(masked.mask.all()) for _, masked in pairs):
+            raise InputError(
+                "freeze_masks(model): the model has no zero weights; load or finalize a sparse "
+                "network first."
+            )
+        _freeze(pairs)
+    else:
+        _check_no_patterns("freeze_masks", include, exclude)
+    return FrozenMasks(model)
+
+
+def quantize(
+    model: nn.Module,
+    *,
+    bits: int = 8,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+) -> "FrozenMasks":
+    """Train ``model`` further with its zeros kept and its other weights rounded to integers.
+
+    This is `freeze_masks` with quantization-aware training. The network computes with each kept
+    weight rounded to an integer of ``bits`` bits times the scale of its output channel. The scale
+    is recomputed from the current weights: it is the one with the least squared error. Gradients
+    pass the rounding unchanged, and the parameters stay unrounded until ``finalize()``.
+
+    ``finalize()`` writes the rounded weights into the parameters. It also rounds the weights that
+    are not masked, such as embeddings, and rounds other tensors, such as biases, to fp16.
+    ``probmask.save(model, path, values="int8")`` then stores exactly this network.
+
+    Args:
+        model: A network, loaded or finalized, or with frozen masks.
+        bits: Number of bits of an integer with its sign, from 2 to 8.
+        include: Name patterns of further parameters to mask and to round; see `find_sites`.
+        exclude: Name patterns of parameters to round in ``finalize()`` only.
+
+    Returns:
+        The frozen masks. Call their ``finalize()`` after training.
+
+    Raises:
+        InputError: If ``bits`` is out of range, if another mask still applies, or if patterns are
+            given for a model whose masks are frozen.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(4, 4)
+        >>> _ = layer.weight.data.fill_diagonal_(0.0)
+        >>> frozen = probmask.quantize(layer, bits=2)
+        >>> frozen.finalize().kept
+        12
+        >>> layer.weight[0].abs().unique().numel()  # 0 and the scale
+        2
+    """
+    check_is_module("quantize", model)
+    check_count("quantize", "bits", bits, least=2, meaning="a number of bits")
+    check_within("quantize", "bits", bits, 2, 8, meaning="a number of bits")
+    if not _frozen(model):
+        _freeze(_masks_of_zeros("quantize", model, include, exclude))
+    else:
+        _check_no_patterns("quantize", include, exclude)
+    for masked, _ in _frozen(model):
+        masked.bits = bits
     return FrozenMasks(model)
 
 
 class FrozenMasks:
-    """The frozen masks of a model whose training continues. `freeze_masks` builds it."""
+    """The frozen masks of a model whose training continues.
+
+    `freeze_masks` and `quantize` build it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._masked, self.sites = zip(*_frozen(model), strict=True)
         self._finalized = False
 
+    @property
+    def bits(self) -> int | None:
+        """Number of bits of the rounded weights, or None without `quantize`."""
+        bits: int | None = self._masked[0].bits
+        return bits
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Boolean mask of each site by parameter name, True where a weight is kept."""
+        pairs = zip(self.sites, self._masked, strict=True)
+        return {site.name: masked.mask.clone() for site, masked in pairs}
+
+    def set_masks(self, masks: Mapping[str, Tensor]) -> None:
+        """Replace the masks by those that `masks` returned, to resume a training."""
+        for site, masked in zip(self.sites, self._masked, strict=True):
+            masked.set_mask(masks[site.name])
+
     def summary(self) -> Summary:
         """Return the number of weights kept, in total and per layer."""
-        return summarize(self._model, self.sites, [masked.mask for masked in self._masked])
+        return summarize(
+            self._model, self.sites, [int(masked.mask.count_nonzero()) for masked in self._masked]
+        )
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
         """Remove the masks and leave a plain ``nn.Module`` with its zeros, ready to be saved.
+
+        After `quantize`, the network is rounded.
 
         Args:
             data: Batches to re-estimate the BatchNorm statistics from.
@@ -102,17 +190,28 @@ class FrozenMasks:
             reestimate_batchnorm(self._model, batches)
         check_statistics(self._model)
         apply_masks_(self.sites, self._masked)
+        if self.bits is not None:
+            _round_(self._model, self.bits)
         self._finalized = True
         return self.summary()
 
 
 class FrozenWeight(MaskedWeight):
-    """One site with a mask that is final from the start."""
+    """One site with a mask that is final from the start.
+
+    With ``bits``, the network computes with rounded weights.
+    """
 
     def __init__(self, site: Site, mask: Tensor) -> None:
         super().__init__(site)
         self.set_mask(mask)
         self.frozen = True
+        self.bits: int | None = None
+
+    def forward(self, weight: Tensor, training: bool) -> Tensor:
+        """Return the effective weight."""
+        masked = super().forward(weight, training)
+        return masked if self.bits is None else fake_quantized(masked, self.bits)
 
     def training_weight(self, weight: Tensor) -> Tensor:
         """Return the kept weights, as in evaluation."""
@@ -125,15 +224,44 @@ class FrozenWeight(MaskedWeight):
             self.set_mask(nonzero)
 
 
-def _freeze(sites: Iterable[Site]) -> None:
-    pairs = [(site, FrozenWeight(site, site.weight.detach() != 0)) for site in sites]
-    if all(bool(masked.mask.all()) for _, masked in pairs):
-        raise InputError(
-            "freeze_masks(model): the model has no zero weights; load or finalize a sparse network "
-            "first."
-        )
+def _masks_of_zeros(
+    caller: str,
+    model: nn.Module,
+    include: Iterable[str],
+    exclude: Iterable[str],
+    frozen: Frozen = "mask",
+) -> list[tuple[Site, FrozenWeight]]:
+    """Return each site of a plain model with the mask of its nonzero entries."""
+    warn_if_filled(caller, model)
+    sites = select_sites(caller, model, include, exclude, frozen)
+    for site in sites:
+        if is_dtensor(site.weight):
+            raise InputError(
+                f"{caller}(model): {site.name} is sharded; {caller} needs whole weights. Train a "
+                "finished network further with DDP."
+            )
+    return [(site, FrozenWeight(site, site.weight.detach() != 0)) for site in sites]
+
+
+def _freeze(pairs: Sequence[tuple[Site, FrozenWeight]]) -> None:
     for site, masked in pairs:
         mask_site(site, masked)
+
+
+def _check_no_patterns(caller: str, include: Iterable[str], exclude: Iterable[str]) -> None:
+    if tuple(include) or tuple(exclude):
+        raise InputError(
+            f"{caller}(include=…, exclude=…): the masks of this model are already frozen; "
+            "finalize them first to choose others."
+        )
+
+
+@torch.no_grad()
+def _round_(model: nn.Module, bits: int) -> None:
+    """Round every tensor of a plain model as `save` does, so that it is saved exactly."""
+    for tensor in model.state_dict().values():
+        if isinstance(tensor, Tensor):
+            tensor.copy_(quantized(tensor, bits) if tensor.dim() >= 2 else narrow(tensor))
 
 
 def _frozen(model: nn.Module) -> list[tuple[FrozenWeight, Site]]:

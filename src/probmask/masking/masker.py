@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,7 @@ from probmask.errors import LayerCollapseWarning
 from probmask.masking.divergence import diagnosing
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight, map_tensors, restore_attribute
+from probmask.masking.sharding import rows_of, shards_of, whole_like
 from probmask.masking.sites import Site
 
 
@@ -99,14 +101,21 @@ class Masker(ABC):
 
     def __init__(self, sites: Sequence[Site], masked: Sequence[MaskedWeight], keep: int) -> None:
         self.names = tuple(site.name for site in sites)
-        self.weights = tuple(site.weight for site in sites)
+        self.shapes = tuple(site.shape for site in sites)
+        self.shards = shards_of([site.weight for site in sites])
         self.masked = tuple(masked)
+        self._weights = tuple(site.weight for site in sites)
         self.keep = keep
         self.size = sum(site.size for site in sites)
         self._collapsed: set[str] = set()
         self._prepared: tuple[Progress, int] | None = None
         for index, each in enumerate(self.masked):
             each.follow(self, leads=index == 0, last=index == len(self.masked) - 1)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The weights of all sites; if FSDP2 shards them, their rows on this rank."""
+        return tuple(rows_of(weight) for weight in self._weights)
 
     @abstractmethod
     def choose(self) -> list[Tensor]:
@@ -136,6 +145,13 @@ class Masker(ABC):
 
     def observe(self, loss: Tensor, draw: int) -> None:
         """Record the loss of a draw, for methods that learn from its value."""
+
+    def gradients_arrived(self, gradients: Mapping[int, Tensor]) -> None:
+        """Compute sums over the gradients of sharded weights that their masked weights need.
+
+        This is called only if FSDP2 shards the weights, at the end of a backward pass, with the
+        rows of the gradients of the effective weights, by the index of the site.
+        """
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Act on the gradients, before the optimizers do.
@@ -217,15 +233,23 @@ class Masker(ABC):
         A method declares it in ``saved``, here and in its `MaskedWeight`. The parameters that it
         trains are included, because the model's ``state_dict`` has only the plain model's names.
         """
+        pairs = list(zip(self.masked, self._weights, strict=True))
         return {
             "values": {name: getattr(self, name) for name in self.saved},
-            "sites": [each.state() for each in self.masked],
-            "trained": [[p.detach() for p in each.parameters()] for each in self.masked],
+            "sites": [
+                map_tensors(each.state(), partial(whole_like, weight=weight))
+                for each, weight in pairs
+            ],
+            "trained": [
+                [whole_like(p.detach(), weight) for p in each.parameters()]
+                for each, weight in pairs
+            ],
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        state = map_tensors(dict(state), rows_of)
         for name in self.saved:
             restore_attribute(self, name, state["values"][name], like=self.weights[0])
         sites = zip(self.masked, self.weights, state["sites"], state["trained"], strict=True)

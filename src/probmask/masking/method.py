@@ -30,13 +30,15 @@ _ABRUPT = 1.1
 class Phase:
     """A phase of the training with its own learning-rate schedule.
 
-    The rate is ``rate_scale`` times the configured rate; it follows a cosine to 0 or is constant.
+    The rate is ``rate_scale`` times the configured rate; it follows a cosine to 0 or is constant. A
+    cosine may begin with the configured warm-up.
     """
 
     name: str
     epochs: int
     rate: Literal["cosine", "constant"] = "cosine"
     rate_scale: float = 1.0
+    warm_up: bool = True
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,14 @@ class Method(ABC):
     @abstractmethod
     def begin(self, sites: Sequence[Site], context: Context) -> Masker:
         """Attach the method to the sites of one model and return its masker."""
+
+    def refuses_shards(self) -> str:
+        """Return why the method cannot train weights that FSDP2 shards; empty if it can.
+
+        A method that can sums over all shards wherever it needs whole weights: see ``shards``,
+        ``shapes`` and ``weights`` of its masker.
+        """
+        return "it was written for whole weights"
 
     def phases(self, epochs: int) -> tuple[Phase, ...]:
         """Return the phases of a training with this number of epochs."""

@@ -9,6 +9,7 @@ from torch.amp import GradScaler
 from torch.optim import SGD, Optimizer
 
 from probmask.errors import InputError, RefilledWeightsWarning
+from probmask.masking.sharding import rows_of
 from probmask.optim import without_ham
 
 
@@ -61,6 +62,7 @@ def warn_if_refilled(
         weights: The pruned weights.
         is_masked: Returns whether masks have been put on the weights again, which keep the zeros.
     """
+    weights = [rows_of(weight) for weight in weights]
     watched = [(weight, weight._version) for weight in weights]
     kept = sum(int(weight.count_nonzero()) for weight in weights)
 
@@ -128,6 +130,10 @@ class WeightOptimizers:
         """Current learning rate of the first parameter group."""
         return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
 
+    def trains(self, weight: Tensor) -> bool:
+        """Return whether the optimizers change this weight, or the weight with these rows."""
+        return any(rows_of(p) is weight and p.requires_grad for p in self.parameters)
+
     def move_by_gradient(self, weights: Sequence[Tensor]) -> bool:
         """Return whether SGD trains these weights: they move in proportion to their gradients.
 
@@ -137,20 +143,24 @@ class WeightOptimizers:
         holders = [
             optimizer
             for optimizer in self._optimizers
-            if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
+            if any(
+                id(rows_of(p)) in wanted
+                for group in optimizer.param_groups
+                for p in group["params"]
+            )
         ]
         return bool(holders) and all(isinstance(without_ham(each), SGD) for each in holders)
 
     def momentum(self, weight: Tensor) -> Tensor | None:
         """Return the running mean of the weight's gradient, or None if there is none yet."""
         state = self._state(weight)
-        found = state.get("momentum_buffer", state.get("exp_avg"))
+        found = rows_of(state.get("momentum_buffer", state.get("exp_avg")))
         return found if isinstance(found, Tensor) else None
 
     def restart_(self, weight: Tensor, where: Tensor | None = None) -> None:
         """Reset the optimizer's state of a weight, or of its entries at ``where``, to zero."""
-        for value in self._state(weight).values():
-            if isinstance(value, Tensor) and value.shape == weight.shape:
+        for value in map(rows_of, self._state(weight).values()):
+            if isinstance(value, Tensor) and value.shape == rows_of(weight).shape:
                 value.zero_() if where is None else value.masked_fill_(where, 0)
 
     def restart_all_(self) -> None:
@@ -163,4 +173,7 @@ class WeightOptimizers:
             if weight in optimizer.state:
                 state: dict[str, Any] = optimizer.state[weight]
                 return state
+            for parameter in optimizer.state:
+                if rows_of(parameter) is weight:
+                    return dict(optimizer.state[parameter])
         return {}

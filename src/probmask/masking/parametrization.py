@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.errors import InputError
+from probmask.masking.sharding import MaskedRows, rows_of
 from probmask.masking.sites import MASKED_TABLE, Site
 from probmask.masking.zeros import remember_zeros
 
@@ -52,7 +53,8 @@ class MaskedWeight(nn.Module, ABC):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.mask = _all_kept(site.weight)
+        self.mask = _all_kept(site.rows)
+        self.rows: MaskedRows | None = None  # set if FSDP2 shards the weight
         self.frozen = False
         self.trained = site.weight.requires_grad  # an untrained weight is masked, but never changed
         self._source: MaskSource | None = None
@@ -116,6 +118,8 @@ class MaskedWeight(nn.Module, ABC):
         elif not self.frozen:
             self.invalidate()
             self.mask = _all_kept(self.mask)  # frees a byte per weight during training
+        if self._leads and self.rows is not None:
+            self.rows.refresh()
         return self
 
     def weight_loaded(self, weight: Tensor) -> None:
@@ -123,6 +127,10 @@ class MaskedWeight(nn.Module, ABC):
         # Weights are loaded in the order of the sites.
         if self._last and self._source is not None:
             self._source.weights_loaded()
+
+    def saved_values(self) -> list[Any]:
+        """Return the values of the attributes named in ``saved``."""
+        return [getattr(self, name) for name in self.saved]
 
     def state(self) -> dict[str, Any]:
         """Return the attributes named in ``saved``, and the mask once it is frozen."""
@@ -257,7 +265,7 @@ class MaskedModule:
         for name, masked in self._masked_weights.items():
             weight = self._parameters[name]
             if weight is not None:
-                masked.weight_loaded(weight)
+                masked.weight_loaded(rows_of(weight))
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         # An optimizer's momentum may have moved weights under a frozen mask, which hides them. The
@@ -265,7 +273,7 @@ class MaskedModule:
         for name, masked in self._masked_weights.items():
             weight = self._parameters[name]
             if masked.frozen and weight is not None:
-                weight.data.masked_fill_(~masked.mask, 0.0)
+                rows_of(weight).data.masked_fill_(~masked.mask, 0.0)
         super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -312,7 +320,15 @@ class MaskedRecurrent(MaskedModule):
 
 def plain_class(kind: type[Any]) -> type[Any]:
     """Return the class that a module has without masks."""
-    return kind.__bases__[1] if issubclass(kind, MaskedModule) else kind
+    if not issubclass(kind, MaskedModule):
+        return kind
+    first, second = kind.__bases__
+    named = vars(kind)
+    if issubclass(first, MaskedModule):
+        return second
+    # fully_shard has derived a class from the masked one. Derive one from the plain class instead.
+    plain = plain_class(second)
+    return type(f"FSDP{plain.__name__}", (first, plain), {"__deepcopy__": named["__deepcopy__"]})
 
 
 @lru_cache(maxsize=512)  # modules of one class share a masked class, as compiled code expects
@@ -340,8 +356,12 @@ def _reader(name: str) -> Callable[[MaskedModule], Tensor | None]:
         weight = module._parameters[name]
         if weight is None:
             return None
+        masked = module._masked_weights[name]
+        if masked.rows is not None:
+            gathered: Tensor = masked.rows.read(weight)
+            return gathered
         try:
-            effective: Tensor = module._masked_weights[name](weight, module.training)
+            effective: Tensor = masked(weight, module.training)
         except AttributeError as error:  # nn.Module.__getattr__ would return the unmasked weight
             raise RuntimeError(f"masking {name} failed: {error}") from error
         return effective
@@ -383,5 +403,5 @@ def apply_masks_(sites: Sequence[Site], masked: Sequence[MaskedWeight]) -> None:
     """Remove the masks and set the pruned entries of the parameters to zero."""
     for site, each in zip(sites, masked, strict=True):
         unmask_site(site)
-        site.weight.masked_fill_(~each.mask, 0.0)
+        site.rows.masked_fill_(~each.mask, 0.0)
     remember_zeros(site.weight for site in sites)

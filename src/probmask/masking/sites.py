@@ -16,6 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from probmask.checks import check_choice
 from probmask.errors import InputError
+from probmask.masking.sharding import rows_of
 
 MASKED_TABLE = "_masked_weights"  # the attribute of a module that holds its masked weights by name
 
@@ -43,6 +44,19 @@ class Site:
     name: str
     holders: tuple[tuple[nn.Module, str], ...]
     weight: nn.Parameter
+
+    def current(self) -> "Site":
+        """Return the site with the parameter that its module holds now."""
+        module, name = self.holders[0]
+        weight = module._parameters[name]
+        assert weight is not None
+        return Site(self.name, self.holders, weight)
+
+    @property
+    def rows(self) -> Tensor:
+        """The weight, or its rows on this rank if FSDP2 shards it, sharing memory."""
+        rows: Tensor = rows_of(self.weight)
+        return rows
 
     @property
     def size(self) -> int:

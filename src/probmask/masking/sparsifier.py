@@ -1,8 +1,10 @@
 """The sparsifier: connects a method with a model and with the optimizers that train it."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +13,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from probmask.errors import EarlyEndWarning, InputError
+from probmask.masking import agreement
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
-from probmask.masking.distributed import average_gradients_
+from probmask.masking.distributed import average_gradients_, several_ranks
 from probmask.masking.divergence import check_network, check_statistics
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, is_abrupt
@@ -22,7 +25,22 @@ from probmask.masking.optimizers import (
     clear_with_zero_grad,
     warn_if_refilled,
 )
-from probmask.masking.parametrization import apply_masks_, mask_site, masked_parameters
+from probmask.masking.parametrization import (
+    apply_masks_,
+    map_tensors,
+    mask_site,
+    masked_parameters,
+    unmask_site,
+)
+from probmask.masking.sharding import (
+    ShardedWeights,
+    check_shards,
+    is_dtensor,
+    replicas_of,
+    reshard,
+    rows_of,
+    whole_like,
+)
 from probmask.masking.sites import Site, is_masked
 from probmask.masking.summary import Summary, summarize
 
@@ -44,18 +62,11 @@ class Sparsifier:
         scaler: GradScaler | None,
     ) -> None:
         self.method = method
-        self.sites = tuple(sites)
         self._model = model
         self._context = context
         self._step = 0
         self._draw = 0
         self._finalized = False
-        self._masker = method.begin(self.sites, context)
-        if self._masker.keep == self._masker.size:
-            self._masker.keep_everything()
-        for site, masked in zip(self.sites, self._masker.masked, strict=True):
-            mask_site(site, masked)
-        self._trainables: list[Trainables] = self._masker.trainables()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._waiting: set[int] = set()  # optimizers that have not stepped in this update, by id
         self._scaler = scaler
@@ -63,8 +74,32 @@ class Sparsifier:
         self._updating = False
         self._penalty_requested = False
         self._seen_version: int | None = None
+        self._begin(tuple(sites))
+
+    def _begin(self, sites: tuple[Site, ...]) -> None:
+        """Attach the method to these sites."""
+        self.sites = sites
+        self._masker = self.method.begin(sites, self._context)
+        _check_gradients(sites, self._masker)
+        if self._masker.keep == self._masker.size:
+            self._masker.keep_everything()
+        for site, masked in zip(self.sites, self._masker.masked, strict=True):
+            mask_site(site, masked)
+        self._sharded = ShardedWeights.of(self._model, [s.weight for s in sites], self._masker)
+        self._trainables: list[Trainables] = self._masker.trainables()
         self._unwatch = self._watch_gradients()
         self._prepare(0)
+
+    def _begin_on_shards(self) -> None:
+        """Attach the method again if ``fully_shard`` has replaced the weights since `attach`."""
+        reshard(self._model)
+        sites = tuple(site.current() for site in self.sites)
+        if self._sharded is not None or not any(is_dtensor(site.weight) for site in sites):
+            return
+        check_sharding("use", self._model, self.method, sites)
+        self._unwatch()
+        self._masker.release()
+        self._begin(sites)
 
     def __repr__(self) -> str:
         return (
@@ -101,11 +136,12 @@ class Sparsifier:
     def masks(self) -> dict[str, Tensor]:
         """Boolean mask of each site by parameter name, True where a weight is kept.
 
-        These are the masks that the network would have if training ended now.
+        These are the masks that the network would have if training ended now. If FSDP2 shards the
+        weights, the masks are sharded alike; ``full_tensor()`` gathers one.
         """
         self._masker.refresh_masks()
         pairs = zip(self.sites, self._masker.masked, strict=True)
-        return {site.name: masked.mask.clone() for site, masked in pairs}
+        return {site.name: whole_like(masked.mask.clone(), site.weight) for site, masked in pairs}
 
     def use(self, *optimizers: Optimizer) -> None:
         """Follow these optimizers, which together train the model's weights.
@@ -118,6 +154,8 @@ class Sparsifier:
         self._check_not_finalized("use")
         optimizers = checked_optimizers("use", optimizers)
         self._release_optimizers()
+        if self._step == 0:
+            self._begin_on_shards()
         self._optimizers = optimizers
         self._waiting = {id(optimizer) for optimizer in optimizers}
         for optimizer in optimizers:
@@ -161,7 +199,8 @@ class Sparsifier:
     def summary(self) -> Summary:
         """Return the number of weights that each layer would keep if training ended now."""
         self._masker.refresh_masks()
-        return summarize(self._model, self.sites, [masked.mask for masked in self._masker.masked])
+        kept = self._masker.shards.counts([masked.mask for masked in self._masker.masked])
+        return summarize(self._model, self.sites, kept)
 
     def finalize(self, data: Iterable[Any] | None = None) -> Summary:
         """Prune the model to exactly the requested sparsity and leave a plain ``nn.Module``.
@@ -170,7 +209,8 @@ class Sparsifier:
 
         Args:
             data: Batches to re-estimate the BatchNorm statistics from: tensors, sequences whose
-                first element is the input, or mappings of keyword arguments.
+                first element is the input, or mappings of keyword arguments. Each rank of a
+                distributed training passes its own part; all ranks get the average over all parts.
 
         Returns:
             The number of weights kept, in total and per layer.
@@ -199,24 +239,46 @@ class Sparsifier:
             10
         """
         self._check_not_finalized("finalize")
-        batches = None if data is None else batches_for_batchnorm(self._model, data)
+        if self._sharded is not None:
+            self._sharded.refresh()
+        batches = None if data is None else batches_for_batchnorm(self._model, data, shared=True)
         pruned = self.metrics().get("expected_sparsity", 1.0)
         with self._diagnosing():
             self._masker.freeze()
-        check_network(self._model, self._masker.names, self._masker.weights, self._masker.masked)
+        masker = self._masker
+        check_network(self._model, masker.names, masker.weights, masker.masked, masker.shards)
         summary = self.summary()
         self._warn_of_early_end(pruned, summary.sparsity)
         self._masker.warn_of_collapse([layer.kept for layer in summary.layers])
         if batches is not None:  # before the masks are removed, so that a failure can be repaired
-            reestimate_batchnorm(self._model, batches)
+            in_step = self._sharded is not None
+            reestimate_batchnorm(self._model, batches, shared=True, in_step=in_step)
         check_statistics(self._model)
+        if self._sharded is not None:
+            self._sharded.remove()
         apply_masks_(self.sites, self._masker.masked)
         warn_if_refilled(self._optimizers, self._masker.weights, self._is_masked)
+        self._release()
+        return summary
+
+    def discard(self) -> None:
+        """Remove the masks and all hooks without pruning: the weights stay as they are.
+
+        Raises:
+            InputError: If `finalize` or this was called before.
+        """
+        self._check_not_finalized("discard")
+        if self._sharded is not None:
+            self._sharded.remove()
+        for site in self.sites:
+            unmask_site(site)
+        self._release()
+
+    def _release(self) -> None:
         self._release_optimizers()
         self._unwatch()
         self._masker.release()
         self._finalized = True
-        return summary
 
     def _check_not_finalized(self, caller: str) -> None:
         if self._finalized:
@@ -246,7 +308,7 @@ class Sparsifier:
             "training": self._training(),
             "shapes": {site.name: list(site.shape) for site in self.sites},
             "method": self._masker.state_dict(),
-            "trainables": [group.optimizer.state_dict() for group in self._trainables],
+            "trainables": [self._optimizer_state(group.optimizer) for group in self._trainables],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -267,9 +329,44 @@ class Sparsifier:
         _check_same_shapes(state["shapes"], {site.name: list(site.shape) for site in self.sites})
         self._step = state["step"]
         for group, saved in zip(self._trainables, state["trainables"], strict=True):
-            group.optimizer.load_state_dict(saved)
+            group.optimizer.load_state_dict(map_tensors(saved, rows_of))
         self._masker.load_state_dict(state["method"])
         self._prepare(0)
+
+    def load_distributed(self, path: str | os.PathLike[str], *, key: str = "sparsifier") -> None:
+        """Restore a state that ``torch.distributed.checkpoint`` has saved on any number of ranks.
+
+        Save it on all ranks by ``torch.distributed.checkpoint.save({"sparsifier":
+        sparsifier.state_dict(), …}, checkpoint_id=path)``. All ranks call this together; the
+        weights may be sharded over another number of ranks, or not at all.
+
+        Args:
+            path: The directory of the checkpoint.
+            key: The key under which the state was saved.
+
+        Raises:
+            InputError: If the directory has no such state, or it is that of another training.
+        """
+        from probmask.masking.sharded_checkpoint import read_state  # takes a second to import
+
+        self._check_not_finalized("load_distributed")
+        self.load_state_dict(read_state(path, key, [site.weight for site in self.sites]))
+
+    def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the state of a method's own optimizer, sharded like the weights."""
+        state = optimizer.state_dict()
+        if self._sharded is None:
+            return state
+        weights = {
+            id(parameter): site.weight
+            for site, masked in zip(self.sites, self._masker.masked, strict=True)
+            for parameter in masked.parameters()
+        }
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, entry in state["state"].items():
+            whole = partial(whole_like, weight=weights[id(parameters[index])])
+            state["state"][index] = map_tensors(dict(entry), whole)
+        return state
 
     def copy_masks_to(self, model: nn.Module) -> None:
         """Copy the current masks and the method's state to a deep copy of the attached model.
@@ -332,10 +429,17 @@ class Sparsifier:
     def _check_trained(self) -> None:
         """Raise if the optimizers hold no parameter of the model, such as those of a copy."""
         ours = {id(parameter) for parameter in self._model.parameters()}
-        if not any(id(p) in ours for p in WeightOptimizers(self._optimizers).parameters):
+        held = [id(p) for p in WeightOptimizers(self._optimizers).parameters]
+        if not any(key in ours for key in held):
             raise InputError(
                 "optimizer.step(): the optimizer that the sparsifier follows holds no parameter of "
-                "the attached model; build it from model.parameters() of this model."
+                "the attached model; build it from model.parameters() of this model, after "
+                "fully_shard."
+            )
+        if self._sharded is not None and not all(key in ours for key in held):
+            raise InputError(
+                "optimizer.step(): the optimizer holds parameters that FSDP2 had gathered when it "
+                "was built; call model.reshard() before you build it."
             )
 
     def _act_on_gradients(self) -> None:
@@ -357,8 +461,16 @@ class Sparsifier:
             )
         with torch.no_grad(), self._diagnosing():
             self._unscale()
-            average_gradients_(self._own_parameters())
+            self._combine_gradients()
             self._masker.after_backward(self.now, WeightOptimizers(self._optimizers))
+
+    def _combine_gradients(self) -> None:
+        """Give all ranks the same gradients of the method's own parameters."""
+        if self._sharded is None:
+            average_gradients_(self._own_parameters())
+        else:
+            self._sharded.share_gradients()
+            self._sharded.sum_gradients_()
 
     def _unscale(self) -> None:
         # The scaler unscales the gradients of the user's optimizer only.
@@ -379,6 +491,8 @@ class Sparsifier:
             return
         self._waiting = {id(each) for each in self._optimizers}
         now, optimizers = self.now, WeightOptimizers(self._optimizers)
+        if self._sharded is not None:
+            self._sharded.weights_changed()
         if not self._masker.frozen:
             self._train_own_parameters(now, optimizers.rate)
         self._clear_gradients()
@@ -391,13 +505,31 @@ class Sparsifier:
                 self._masker.begin_phase(phase + 1, self.now, optimizers)
         self._updating = self._penalty_requested = False
         self._seen_version = None
+        if self._sharded is not None:
+            self._sharded.discard_gradients()
+        self._check_ranks()
         self._prepare(0)
+
+    def _check_ranks(self) -> None:
+        """Compare the ranks that have the same weights, from time to time."""
+        group = None if self._sharded is None else replicas_of(self.sites[0].weight)
+        alone = group is None if self._sharded is not None else not several_ranks()
+        if alone or not agreement.is_due(self._step):
+            return
+        masker = self._masker
+        tensors = [
+            [weight, each.mask if each.frozen else None, *each.parameters(), *each.saved_values()]
+            for weight, each in zip(masker.weights, masker.masked, strict=True)
+        ]
+        agreement.check_agreement(self._step, masker.names, tensors, group)
 
     @torch.no_grad()
     def _prepare(self, draw: int) -> None:
         self._draw = draw
         with self._diagnosing():
             self._masker.prepare(self.now, draw)
+        if self._sharded is not None:
+            self._sharded.refresh()
 
     def _diagnosing(self) -> AbstractContextManager[None]:
         return self._masker.diagnosing(f"after {self._step:,} updates")
@@ -422,6 +554,8 @@ class Sparsifier:
                 "of its own, such as TiedProbMask."
             )
         self._clear_gradients()
+        if self._sharded is not None:
+            self._sharded.discard_gradients()
 
     def _clear_gradients(self) -> None:
         for parameter in self._own_parameters():
@@ -445,13 +579,36 @@ class Sparsifier:
         """Raise if the weight has changed since its last gradient without a step seen here."""
         if self._updating:  # an optimizer with a closure moves weights between gradients
             return
-        if self._seen_version not in (None, weight._version):
+        version = weight._version + rows_of(weight)._version
+        if self._seen_version not in (None, version):
             followed = "another optimizer" if self._optimizers else "no optimizer"
             raise InputError(
                 f"The weights are being trained, but the sparsifier follows {followed}; call "
                 "sparsifier.use(optimizer) with the optimizers that train them."
             )
-        self._seen_version = weight._version
+        self._seen_version = version
+
+
+def check_sharding(caller: str, model: nn.Module, method: Method, sites: Sequence[Site]) -> None:
+    """Raise an `InputError` unless the method can train the weights as they are divided."""
+    check_shards(caller, model, [(site.name, site.weight) for site in sites])
+    if is_dtensor(sites[0].weight) and (reason := method.refuses_shards()):
+        raise InputError(
+            f"{caller}(method={type(method).__name__}): it cannot train weights that fully_shard "
+            f"has divided: {reason}. Train with DDP, or choose a method such as TiedProbMask."
+        )
+
+
+def _check_gradients(sites: Sequence[Site], masker: Masker) -> None:
+    """Raise if FSDP2 would compute no gradient for the method's parameters of a site."""
+    for site, masked in zip(sites, masker.masked, strict=True):
+        untrained = is_dtensor(site.weight) and not site.weight.requires_grad
+        if untrained and any(True for _ in masked.parameters()):
+            raise InputError(
+                f"attach(model): {site.name} has requires_grad=False and is sharded; FSDP2 then "
+                "computes no gradient for the parameters that the method trains. Pass "
+                "frozen='skip', or choose a method without own parameters, such as TiedProbMask."
+            )
 
 
 def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:

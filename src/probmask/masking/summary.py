@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import nn
 
+from probmask.masking.sharding import counts_nonzero
 from probmask.masking.sites import Site, find_unmasked
 from probmask.messages import listed
 
@@ -68,15 +69,17 @@ class Summary:
         return LayerSummary("network", (), kept, size)
 
 
-def summarize(model: nn.Module, sites: Sequence[Site], masks: Sequence[Tensor]) -> Summary:
-    """Return the summary of a network with these masks, one per site."""
+def summarize(model: nn.Module, sites: Sequence[Site], kept: Sequence[int]) -> Summary:
+    """Return the summary of a network that keeps these numbers of weights, site by site."""
+    unmasked = find_unmasked(model, sites)
+    nonzero = counts_nonzero([weight for _, weight in unmasked])
     return Summary(
         tuple(
-            LayerSummary(site.name, site.shape, int(mask.sum()), site.size)
-            for site, mask in zip(sites, masks, strict=True)
+            LayerSummary(site.name, site.shape, count, site.size)
+            for site, count in zip(sites, kept, strict=True)
         ),
         tuple(
-            LayerSummary(name, tuple(weight.shape), int(weight.count_nonzero()), weight.numel())
-            for name, weight in find_unmasked(model, sites)
+            LayerSummary(name, tuple(weight.shape), count, weight.numel())
+            for (name, weight), count in zip(unmasked, nonzero, strict=True)
         ),
     )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from probmask.errors import RefilledWeightsWarning
+from probmask.masking.sharding import rows_of
 from probmask.messages import listed
 
 _KEPT = "_probmask_kept"  # an attribute of a pruned parameter: its number of nonzero entries
@@ -19,8 +20,9 @@ _KEPT = "_probmask_kept"  # an attribute of a pruned parameter: its number of no
 def remember_zeros(parameters: Iterable[nn.Parameter]) -> None:
     """Store the number of nonzero entries of each parameter that has zeros."""
     for parameter in parameters:
-        kept = int(torch.count_nonzero(parameter.detach()))
-        if kept < parameter.numel():
+        rows = rows_of(parameter.detach())
+        kept = int(torch.count_nonzero(rows))
+        if kept < rows.numel():
             setattr(parameter, _KEPT, kept)
         else:
             vars(parameter).pop(_KEPT, None)
@@ -36,7 +38,7 @@ def warn_if_filled(caller: str, model: nn.Module) -> None:
         f"{name} ({now:,} nonzero weights instead of {kept:,})"
         for name, parameter in model.named_parameters()
         if (kept := vars(parameter).get(_KEPT)) is not None
-        and (now := int(torch.count_nonzero(parameter.detach()))) > kept
+        and (now := int(torch.count_nonzero(rows_of(parameter.detach())))) > kept
     ]
     if filled:
         warnings.warn(

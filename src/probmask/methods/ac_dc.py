@@ -11,7 +11,6 @@ from torch import Tensor
 from probmask.checks import Range, TrainingFraction
 from probmask.core.allocation import Spread
 from probmask.errors import InputError
-from probmask.masking.distributed import averaged
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -21,6 +20,8 @@ from probmask.methods.families.stored import (
     activate_,
     active_masks,
     active_sparsity,
+    agreed,
+    select_by,
     zero_inactive_,
 )
 
@@ -70,6 +71,10 @@ class ACDC(Method):
                 "the training must not exceed 1 together."
             )
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "ACDCMasker":
         """Start dense, unless there is no warm-up."""
         return ACDCMasker(self, sites)
@@ -96,7 +101,7 @@ class ACDCMasker(Masker):
         self.spread = Spread.over(method.scope)
         self.compressed = False
         if self.keep < self.size and method.compressed_at(0.0):
-            self._compress(averaged(self._magnitudes()))  # ranks may still have different weights
+            self._compress(agreed(self, self._magnitudes()))
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep inactive weights at zero; compress or decompress according to the schedule."""
@@ -117,13 +122,13 @@ class ACDCMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _magnitudes(self) -> list[Tensor]:
         return [weight.detach().abs() for weight in self.weights]
 
     def _largest(self, magnitudes: Sequence[Tensor]) -> list[Tensor]:
-        return self.spread.select(magnitudes, self.keep, self.names)
+        return select_by(self, magnitudes, self.spread)
 
     def _compress(self, magnitudes: Sequence[Tensor]) -> None:
         activate_(self.masked, self.weights, self._largest(magnitudes))

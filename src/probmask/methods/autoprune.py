@@ -75,6 +75,10 @@ class AutoPrune(Method):
     exact: bool = True
     gate_lr: Positive | None = None
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its gates and their penalty are those of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "AutoPruneMasker":
         """Start with every weight kept."""
         return AutoPruneMasker(self, sites, context)

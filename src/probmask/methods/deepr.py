@@ -84,6 +84,10 @@ class DeepR(Method):
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its rule needs the statistics of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "DeepRMasker":
         """Draw the sparse network that training starts with."""
         return DeepRMasker(self, sites, context)
@@ -107,7 +111,7 @@ class DeepRMasker(Masker):
         self.method = method
         self.seed = context.seed
         self.dense = method.spread.dense(len(sites))
-        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
+        activate_at_random_(self, self.masked, sites, method.spread, keep, context.seed)
         self.positive = [torch.ones_like(active) for active in active_masks(self.masked)]
 
     def sign(self, index: int) -> Tensor:
@@ -147,7 +151,7 @@ class DeepRMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _walk(self, index: int, now: Progress, optimizers: WeightOptimizers) -> Tensor:
         """Move θ of one layer by drift and noise; return the mask of its still active weights."""

@@ -41,6 +41,10 @@ class Dense(Method):
                 "choose a method that prunes."
             )
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "DenseMasker":
         """Keep every weight."""
         return DenseMasker(sites, [DenseWeight(site) for site in sites], self.keep_of(sites))

@@ -71,6 +71,10 @@ class DNS(Method):
     ramp_end: TrainingFraction = 0.6
     freeze_at: TrainingFraction = 0.92
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its rule needs the statistics of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "DNSMasker":
         """Start dense."""
         return DNSMasker(self, sites, context)
@@ -110,7 +114,7 @@ class DNSMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _operates(self, step: int, done: float) -> bool:
         since = done - self.method.ramp_begin

@@ -13,6 +13,7 @@ from probmask.masking.sites import Site
 from probmask.methods.families.stored import (
     StoredWeight,
     active_sparsity,
+    select_by,
     set_active,
     set_outside_gradient,
 )
@@ -55,6 +56,10 @@ class DNW(Method):
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "DNWMasker":
         """Start with the largest weights of each layer."""
         return DNWMasker(self, sites)
@@ -79,8 +84,8 @@ class DNWMasker(Masker):
     def choose(self) -> list[Tensor]:
         """Return the largest weights of each layer."""
         values = [weight.detach().abs() for weight in self.weights]
-        return self.method.spread.select(values, self.keep, self.names)
+        return select_by(self, values, self.method.spread)
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity, which is constant."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)

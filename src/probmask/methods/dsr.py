@@ -90,6 +90,10 @@ class DSR(Method):
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its rule needs the statistics of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "DSRMasker":
         """Draw the sparse network that training starts with."""
         return DSRMasker(self, sites, context)
@@ -117,7 +121,7 @@ class DSRMasker(Masker):
         # Short enough for several exchanges in a short training, even eight times as long.
         self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps, parts=80)
         self.threshold = method.threshold
-        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
+        activate_at_random_(self, self.masked, sites, method.spread, keep, context.seed)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep inactive weights at zero; drop and grow if an exchange is due."""
@@ -134,7 +138,7 @@ class DSRMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity and the threshold of the next exchange."""
-        return {**active_sparsity(self.masked, self.size), "threshold": self.threshold}
+        return {**active_sparsity(self, self.masked), "threshold": self.threshold}
 
     def _exchange(self, done: int, optimizers: WeightOptimizers) -> None:
         survivors = [self._survivors(index) for index in range(len(self.weights))]

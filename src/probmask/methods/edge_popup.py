@@ -58,6 +58,10 @@ class EdgePopup(Method):
     momentum: Momentum = 0.9
     weight_decay: Annotated[float, Range(0, meaning="a weight decay")] = 1e-4
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "it does not train the weights, and FSDP2 computes no gradient for them"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "EdgePopupMasker":
         """Draw weights and scores; the weights are fixed from now on."""
         if self.weights != "given":

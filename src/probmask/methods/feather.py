@@ -57,6 +57,10 @@ class Feather(Method):
     outside: GradientFraction | None = None
     clip_norm: Positive | None = 3.0
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "FeatherMasker":
         """Start dense."""
         return FeatherMasker(self, sites)

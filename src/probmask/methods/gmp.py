@@ -51,6 +51,10 @@ class GMP(Method):
     dense_first: bool = False
     dense_last: bool = False
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> MagnitudeMasker:
         """Start dense."""
         twentieth = max(1, context.total_steps // 20)

@@ -79,6 +79,10 @@ class GraNet(Method):
     drop_fraction_end: LayerFraction = 0.005
     update_every: Updates | None = None
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "GraNetMasker":
         """Draw the network that training starts with."""
         return GraNetMasker(self, sites, context)
@@ -103,7 +107,7 @@ class GraNetMasker(Masker):
         self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps)
         start = number_kept(min(method.start_sparsity, method.sparsity), self.size)
         spread = Spread(allocation="erk")
-        activate_at_random_(self.masked, sites, spread, start, context.seed)
+        activate_at_random_(self, self.masked, sites, spread, start, context.seed)
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Request the dense gradient if this update exchanges weights."""
@@ -116,8 +120,9 @@ class GraNetMasker(Masker):
         method = self.method
         self._prune(number_kept(method.sparsity_at(now.fraction), self.size))
         dropped = cosine_decay(now.fraction, method.drop_fraction, method.drop_fraction_end)
-        counts = [math.ceil(dropped * int(active.sum())) for active in active_masks(self.masked)]
-        regrow_by_gradient_(self.masked, self.weights, counts, optimizers)
+        active = self.shards.counts(active_masks(self.masked))
+        counts = [math.ceil(dropped * count) for count in active]
+        regrow_by_gradient_(self.masked, self.weights, counts, optimizers, self.shards)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep inactive weights at zero."""
@@ -129,9 +134,13 @@ class GraNetMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _prune(self, keep: int) -> None:
-        if keep < count_active(self.masked):
+        if keep < count_active(self, self.masked):
             values = active_magnitudes(self.masked, self.weights)
-            activate_(self.masked, self.weights, select_top(values, keep, names=self.names))
+            activate_(
+                self.masked,
+                self.weights,
+                select_top(values, keep, names=self.names, shards=self.shards),
+            )

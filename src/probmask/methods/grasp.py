@@ -52,6 +52,10 @@ class GraSP(Method):
     temperature: Annotated[float, Range(1e-3, 1e6, "a divisor of the outputs")] = 200.0
     xavier_linear: bool = False
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "it measures whole weights on a probe"
+
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Measure the scores and choose the final masks."""
         return keep_largest_scores(self, sites, lambda: self._merits(sites, context))

@@ -93,6 +93,10 @@ class L0(Method):
     exact: bool = True
     gate_lr: Positive | None = None
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its gates and their penalty are those of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "L0Masker":
         """Start with most gates open."""
         return L0Masker(self, sites, context)

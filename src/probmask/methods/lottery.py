@@ -77,6 +77,10 @@ class Lottery(Method):
             equal_epochs=self.equal_epochs,
         )
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "it rewinds to a copy of the whole network"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "LotteryMasker":
         """Start dense."""
         return LotteryMasker(self, sites, context)
@@ -132,7 +136,7 @@ class LotteryMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     @torch.no_grad()
     def _rewind_(self) -> None:

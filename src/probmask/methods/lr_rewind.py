@@ -71,6 +71,10 @@ class LRRewind(Method):
             equal_epochs=self.equal_epochs,
         )
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "LRRewindMasker":
         """Start dense."""
         return LRRewindMasker(self, sites, context)
@@ -107,4 +111,4 @@ class LRRewindMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)

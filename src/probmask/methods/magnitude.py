@@ -6,11 +6,15 @@ from typing import ClassVar, Literal
 
 from probmask.checks import TrainingFraction
 from probmask.core.allocation import Spread
-from probmask.masking.distributed import averaged
 from probmask.masking.method import Context, Method
 from probmask.masking.sites import Site
 from probmask.methods.families.gradual_pruning import MagnitudeMasker
-from probmask.methods.families.stored import activate_, magnitude
+from probmask.methods.families.stored import (
+    activate_,
+    agreed,
+    magnitude,
+    select_by,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +47,17 @@ class Magnitude(Method):
     dense_first: bool = False
     dense_last: bool = False
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> MagnitudeMasker:
         """Start dense, or prune the initial weights."""
         spread = Spread.over(self.scope, dense_first=self.dense_first, dense_last=self.dense_last)
         at = self.prune_at
         masker = MagnitudeMasker(self, sites, spread, begin=at, end=at, interval=1)
         if at == 0 and masker.keep < masker.size:
-            # Ranks may still have different weights, but must have the same masks.
-            values = averaged([magnitude(site.weight) for site in sites])
-            chosen = spread.select(values, masker.keep, masker.names)
-            activate_(masker.masked, masker.weights, chosen)
+            values = agreed(masker, [magnitude(weight) for weight in masker.weights])
+            activate_(masker.masked, masker.weights, select_by(masker, values, spread))
             masker.freeze()
         return masker

@@ -115,6 +115,10 @@ class MLPrune(Method):
             equal_epochs=self.equal_epochs,
         )
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "it measures whole weights on a probe"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "MLPruneMasker":
         """Start dense."""
         return MLPruneMasker(self, sites, context)
@@ -162,7 +166,7 @@ class MLPruneMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def histograms(self) -> dict[str, Histogram]:
         """Return the costs of each layer right after the pruning."""

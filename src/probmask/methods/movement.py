@@ -68,6 +68,10 @@ class Movement(Method):
     threshold: Annotated[float, Range(0, 1, "a value of a sigmoid")] = 0.1
     strength: Annotated[float, Range(0, 1e9, "the weight of the penalty")] = 400.0
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "MovementMasker":
         """Start dense, with all scores at 0."""
         return MovementMasker(self, sites)
@@ -130,6 +134,6 @@ class MovementMasker(Masker):
     def _above(self, threshold: float) -> list[Tensor]:
         above = [torch.sigmoid(masked.score) > threshold for masked in self.masked]
         least = math.ceil(_LEAST * self.size)
-        if sum(int(mask.sum()) for mask in above) >= least:
+        if sum(self.shards.counts(above)) >= least:
             return above
         return highest_scores(self, self.masked, least, self.spread)

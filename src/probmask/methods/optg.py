@@ -16,10 +16,10 @@ from probmask.masking.sites import Site
 from probmask.methods.families.scores import (
     ScoredWeight,
     highest_scores,
-    number_active,
     score_metrics,
     set_active_scores,
 )
+from probmask.methods.families.stored import count_active
 
 _PAPER_EPOCHS = 100  # of a training; the paper updates masks once per epoch
 
@@ -59,6 +59,10 @@ class OptG(Method):
     momentum: Annotated[float, Range(0, 1, "the momentum of SGD")] = 0.9
     update_every: Updates | None = None
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "OptGMasker":
         """Start dense, with all scores at 0."""
         every = self.update_every or max(1, context.total_steps // _PAPER_EPOCHS)
@@ -93,7 +97,7 @@ class OptGMasker(Masker):
 
     def choose(self) -> list[Tensor]:
         """Return the active weights if their number is the budget, else the highest scores."""
-        if number_active(self.masked) == self.keep:
+        if count_active(self, self.masked) == self.keep:
             return [masked.active.clone() for masked in self.masked]
         return highest_scores(self, self.masked, self.keep, self.spread)
 

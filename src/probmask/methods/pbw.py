@@ -28,6 +28,7 @@ from probmask.methods.families.stored import (
     active_masks,
     active_sparsity,
     count_active,
+    select_by,
     zero_inactive_,
 )
 
@@ -84,6 +85,10 @@ class PBW(Method):
             equal_epochs=self.equal_epochs,
         )
 
+    def refuses_shards(self) -> str:
+        """Return an empty text, unless the deviation of whole layers is needed."""
+        return "scope='std' needs the deviation of whole layers" if self.scope == "std" else ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "PBWMasker":
         """Start dense."""
         return PBWMasker(self, sites)
@@ -114,13 +119,13 @@ class PBWMasker(Masker):
 
     def choose(self) -> list[Tensor]:
         """Return the kept weights; before the pruning, the largest weights."""
-        if count_active(self.masked) == self.keep:
+        if count_active(self, self.masked) == self.keep:
             return [active.clone() for active in active_masks(self.masked)]
-        return self.spread.select(self._sizes(), self.keep, self.names)
+        return select_by(self, self._sizes(), self.spread)
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _sizes(self) -> list[Tensor]:
         """|w|, or |w| / std(w) of the layer."""

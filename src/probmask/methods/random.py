@@ -10,7 +10,10 @@ from probmask.core.allocation import Spread
 from probmask.core.noise import uniform_
 from probmask.masking.method import Context, Method
 from probmask.masking.sites import Site
-from probmask.methods.families.stored import StoredMasker
+from probmask.methods.families.stored import (
+    StoredMasker,
+    select_by,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,10 @@ class Random(Method):
     dense_first: bool = False
     dense_last: bool = False
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Draw the final masks, which are a function of the seed alone."""
         spread = Spread(
@@ -51,6 +58,6 @@ class Random(Method):
             uniform_(torch.empty(site.shape, dtype=torch.float64), context.seed, index)
             for index, site in enumerate(sites)
         ]
-        masker.activate(spread.select(order, masker.keep, masker.names))
+        masker.activate(select_by(masker, [masker.shards.part(each) for each in order], spread))
         masker.freeze()
         return masker

@@ -85,6 +85,10 @@ class RigL(Method):
         first = self.allocation == "uniform" if self.dense_first is None else self.dense_first
         return Spread(allocation=self.allocation, dense_first=first, dense_last=self.dense_last)
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "RigLMasker":
         """Draw the sparse network that training starts with."""
         return RigLMasker(self, sites, context)
@@ -100,7 +104,7 @@ class RigLMasker(Masker):
         super().__init__(sites, [StoredWeight(site) for site in sites], keep)
         self.method = method
         self.every = interval(method.update_every, _PAPER_INTERVAL, context.total_steps)
-        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
+        activate_at_random_(self, self.masked, sites, method.spread, keep, context.seed)
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Request the dense gradient if this update exchanges weights."""
@@ -111,8 +115,9 @@ class RigLMasker(Masker):
         if self.frozen or not self._exchanges(now):
             return
         dropped = cosine_decay(now.fraction / self.method.stop_at, self.method.drop_fraction)
-        counts = [math.floor(dropped * int(active.sum())) for active in active_masks(self.masked)]
-        regrow_by_gradient_(self.masked, self.weights, counts, optimizers)
+        active = self.shards.counts(active_masks(self.masked))
+        counts = [math.floor(dropped * count) for count in active]
+        regrow_by_gradient_(self.masked, self.weights, counts, optimizers, self.shards)
         if self.method.replace_update:
             for parameter in optimizers.parameters:
                 parameter.grad = None
@@ -127,7 +132,7 @@ class RigLMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _exchanges(self, now: Progress) -> bool:
         return is_due(now.step, self.every) and now.fraction < self.method.stop_at

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probmask.checks import LayerFraction, TrainingFraction, Updates
 from probmask.core.allocation import Spread
+from probmask.core.shards import WHOLE, Shards
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -84,21 +85,27 @@ class SET(Method):
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "SETMasker":
         """Draw the sparse network that training starts with."""
         return SETMasker(self, sites, context)
 
 
-def without_nearest_zero(weight: Tensor, active: Tensor, fraction: float) -> Tensor:
+def without_nearest_zero(
+    weight: Tensor, active: Tensor, fraction: float, shards: Shards = WHOLE
+) -> Tensor:
     """Return ``active`` without this fraction of its positive and negative weights nearest to 0.
 
     The same fraction of weights that are exactly zero is dropped.
     """
     sizes = magnitude(weight)
     left = active.clone()
-    for of_sign in (active & (weight > 0), active & (weight < 0), active & (weight == 0)):
-        count = math.floor(fraction * int(of_sign.sum()))
-        left &= ~of_sign | drop_smallest(sizes, of_sign, count)
+    signs = (active & (weight > 0), active & (weight < 0), active & (weight == 0))
+    for of_sign, count in zip(signs, shards.counts(signs), strict=True):
+        left &= ~of_sign | drop_smallest(sizes, of_sign, math.floor(fraction * count), shards)
     return left
 
 
@@ -114,7 +121,7 @@ class SETMasker(Masker):
         self.method = method
         self.seed = context.seed
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
-        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
+        activate_at_random_(self, self.masked, sites, method.spread, keep, context.seed)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Keep inactive weights at zero; drop and grow if an exchange is due."""
@@ -130,18 +137,27 @@ class SETMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _exchange(self, done: int, optimizers: WeightOptimizers) -> None:
-        before = [int(active.sum()) for active in active_masks(self.masked)]
+        shards, sizes = self.shards, [math.prod(shape) for shape in self.shapes]
+        before = shards.counts(active_masks(self.masked))
+        part = self.method.drop_fraction
         survivors = [
-            active if active.all() else without_nearest_zero(w, active, self.method.drop_fraction)
-            for w, active in zip(self.weights, active_masks(self.masked), strict=True)
+            active if count == size else without_nearest_zero(weight, active, part, shards)
+            for weight, active, count, size in zip(
+                self.weights, active_masks(self.masked), before, sizes, strict=True
+            )
         ]
         # First drop, so that a weight that is dropped and drawn again starts from zero.
         activate_(self.masked, self.weights, survivors)
+        missing = [
+            count - kept for count, kept in zip(before, shards.counts(survivors), strict=True)
+        ]
         after = [
-            left | at_random(~left, count - int(left.sum()), self.seed, done, index)
-            for index, (left, count) in enumerate(zip(survivors, before, strict=True))
+            left | at_random(~left, count, self.seed, done, index, shape=shape, shards=shards)
+            for index, (left, count, shape) in enumerate(
+                zip(survivors, missing, self.shapes, strict=True)
+            )
         ]
         switch_(self.masked, self.weights, after, optimizers)

@@ -92,6 +92,10 @@ class SNFS(Method):
             allocation=self.allocation, dense_first=self.dense_first, dense_last=self.dense_last
         )
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "it divides its weights among layers by sums of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "SNFSMasker":
         """Draw the sparse network that training starts with."""
         return SNFSMasker(self, sites, context)
@@ -122,7 +126,7 @@ class SNFSMasker(Masker):
         self.dense = method.spread.dense(len(sites))
         self.every = interval(method.update_every, context.steps_per_epoch, context.total_steps)
         self.own: list[Tensor | None] = [None] * len(sites)
-        activate_at_random_(self.masked, sites, method.spread, keep, context.seed)
+        activate_at_random_(self, self.masked, sites, method.spread, keep, context.seed)
         set_outside_gradient(self.masked, 1.0)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
@@ -144,7 +148,7 @@ class SNFSMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
     def _add_gradients(self, optimizers: WeightOptimizers) -> None:
         """Update the running sums of weights whose optimizer has no momentum."""

@@ -39,6 +39,10 @@ class SNIP(Method):
 
     batches: Annotated[int, Range(1, meaning="a number of batches")] = 1
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "it measures whole weights on a probe"
+
     def begin(self, sites: Sequence[Site], context: Context) -> StoredMasker:
         """Measure the scores and choose the final masks."""
         return keep_largest_scores(self, sites, lambda: self._scores(sites, context))

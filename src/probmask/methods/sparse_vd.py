@@ -91,6 +91,10 @@ class SparseVD(Method):
         super().__post_init__()
         check_order(self, "warm_begin", "warm_end")
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its gates and their penalty are those of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "SparseVDMasker":
         """Start with almost no noise."""
         return SparseVDMasker(self, sites, context)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probmask.checks import Range, TrainingFraction
 from probmask.core.selection import select_top
+from probmask.core.shards import WHOLE, Shards
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -59,12 +60,18 @@ class Spartan(Method):
     sharpness_start: Sharpness = 1.0
     sharpness_end: Sharpness = 10.0
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "SpartanMasker":
         """Start dense."""
         return SpartanMasker(self, sites)
 
 
-def soft_top(values: Sequence[Tensor], keep: int, sharpness: float) -> list[Tensor]:
+def soft_top(
+    values: Sequence[Tensor], keep: int, sharpness: float, shards: Shards = WHOLE
+) -> list[Tensor]:
     """m = σ(β v - ν) with ν such that Σ m = K over all tensors.
 
     This is argmax of Σ m·v + H(m)/β subject to Σ m = K and 0 ≤ m ≤ 1, where H is the entropy of m
@@ -75,6 +82,7 @@ def soft_top(values: Sequence[Tensor], keep: int, sharpness: float) -> list[Tens
         values: the tensors v.
         keep: K, from 1 to the number of entries.
         sharpness: β > 0; for β → ∞ the mask becomes the exact top-k.
+        shards: the division of the tensors, if ``values`` are the shards of this rank.
 
     Returns:
         One fp32 tensor m per tensor of values.
@@ -84,23 +92,26 @@ def soft_top(values: Sequence[Tensor], keep: int, sharpness: float) -> list[Tens
         >>> round(float(m.sum()), 6)
         1.0
     """
-    size = sum(value.numel() for value in values)
+    here = torch.tensor([sum(value.numel() for value in values)])
+    size = int(shards.total(here))
     if keep == size:
         return [torch.ones_like(value, dtype=torch.float32) for value in values]
     logits = [sharpness * value.double() for value in values]
-    dual = _dual(logits, keep, size)
+    dual = _dual(logits, keep, size, shards)
     return [torch.sigmoid(logit - dual).float() for logit in logits]
 
 
-def _dual(logits: Sequence[Tensor], keep: int, size: int) -> float:
+def _dual(logits: Sequence[Tensor], keep: int, size: int, shards: Shards) -> float:
     """Return ν; it lies between its values for all entries at the minimum and at the maximum."""
     offset = math.log(keep / (size - keep))
     nonempty = [logit for logit in logits if logit.numel()]
-    low = min(float(logit.amin()) for logit in nonempty) - offset
-    high = max(float(logit.amax()) for logit in nonempty) - offset
+    least = min((float(logit.amin()) for logit in nonempty), default=math.inf)
+    most = max((float(logit.amax()) for logit in nonempty), default=-math.inf)
+    ends = shards.gathered(torch.tensor([least, -most], dtype=torch.float64)).amin(0)
+    low, high = float(ends[0]) - offset, -float(ends[1]) - offset
     dual = (low + high) / 2
     for _ in range(_MAX_STEPS):
-        total, slope = _sum_and_slope(nonempty, dual)
+        total, slope = _sum_and_slope(nonempty, dual, shards)
         excess = total - keep
         if abs(excess) <= _TOLERANCE * keep or high <= low:
             break
@@ -110,11 +121,13 @@ def _dual(logits: Sequence[Tensor], keep: int, size: int) -> float:
     return dual
 
 
-def _sum_and_slope(logits: Sequence[Tensor], dual: float) -> tuple[float, float]:
+def _sum_and_slope(logits: Sequence[Tensor], dual: float, shards: Shards) -> tuple[float, float]:
     """Return Σ m and -dΣm/dν = Σ m (1 - m)."""
     masks = [torch.sigmoid(logit - dual) for logit in logits]
     total = sum(float(mask.sum()) for mask in masks)
-    return total, sum(float((mask * (1 - mask)).sum()) for mask in masks)
+    slope = sum(float((mask * (1 - mask)).sum()) for mask in masks)
+    total, slope = shards.total(torch.tensor([total, slope], dtype=torch.float64)).tolist()
+    return total, slope
 
 
 class SpartanWeight(MaskedWeight):
@@ -124,8 +137,8 @@ class SpartanWeight(MaskedWeight):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.soft = torch.ones_like(site.weight, dtype=torch.float32, requires_grad=False)
-        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.soft = torch.ones_like(site.rows, dtype=torch.float32, requires_grad=False)
+        self.active = torch.ones_like(site.rows, dtype=torch.bool, requires_grad=False)
         self.final_soft = self.soft.clone()
         self.sharpness = 0.0  # 0 once the mask is fixed
         self.dense = True  # while nothing is pruned
@@ -208,12 +221,15 @@ class SpartanMasker(Masker):
             for masked, weight in zip(self.masked, self.weights, strict=True)
             if weight.grad is not None
         ]
-        spread = self._kept - sum(_sum(masked.soft.double().square()) for masked in self.masked)
-        if spread <= 0:  # a mask of zeros and ones does not move
-            return
+        squares = sum(_sum(masked.soft.double().square()) for masked in self.masked)
         shift = sum(
             _sum(_through_mask(weight, masked, self._sharpness)) for masked, weight in pairs
         )
+        sums = torch.tensor([squares, shift], dtype=torch.float64)
+        squares, shift = self.shards.total(sums).tolist()
+        spread = self._kept - squares
+        if spread <= 0:  # a mask of zeros and ones does not move
+            return
         for masked, weight in pairs:
             assert weight.grad is not None
             slope = self._sharpness * masked.soft * (1 - masked.soft) * weight.sign()
@@ -246,8 +262,8 @@ class SpartanMasker(Masker):
 
     def _select(self, keep: int) -> tuple[list[Tensor], list[Tensor]]:
         magnitudes = [weight.detach().abs() for weight in self.weights]
-        soft = soft_top(magnitudes, keep, self._sharpness)
-        return soft, select_top(magnitudes, keep, names=self.names)
+        soft = soft_top(magnitudes, keep, self._sharpness, self.shards)
+        return soft, select_top(magnitudes, keep, names=self.names, shards=self.shards)
 
     def _keep_at(self, now: Progress) -> int:
         end = self.method.ramp_end

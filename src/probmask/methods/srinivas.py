@@ -94,6 +94,10 @@ class Srinivas(Method):
             return (Phase("gates", epochs),)
         return Phase("train", first), Phase("gates", epochs - first)
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its gates and their penalty are those of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "SrinivasMasker":
         """Start with all gates open."""
         return SrinivasMasker(self, sites, context)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from probmask.checks import Positive, TrainingFraction
+from probmask.core.shards import WHOLE, Shards
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
+from probmask.masking.sharding import shards_of
 from probmask.masking.sites import Site
 from probmask.methods.families.thresholds import (
     ThresholdedWeight,
@@ -62,6 +64,10 @@ class ST3(Method):
     sigma: bool = False
     clip_norm: Positive | None = 3.0
 
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "ST3Masker":
         """Start dense."""
         return ST3Masker(self, sites)
@@ -73,7 +79,9 @@ def soft_shrink(weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
     return torch.where(active, shrunk, 0.0)
 
 
-def rescaled_shrink(weight: Tensor, active: Tensor, threshold: Tensor, *, axis: int) -> Tensor:
+def rescaled_shrink(
+    weight: Tensor, active: Tensor, threshold: Tensor, *, axis: int, shards: Shards = WHOLE
+) -> Tensor:
     """c_o (w - sign(w) θ) where active, else 0; the channels o are along ``axis``.
 
     In a grouped transposed convolution, channels at the same position in their groups count as one.
@@ -81,10 +89,22 @@ def rescaled_shrink(weight: Tensor, active: Tensor, threshold: Tensor, *, axis: 
     size = weight.abs()
     whole, left = size, torch.where(active, size, 0.0)
     others = [dim for dim in range(size.dim()) if dim != axis]
-    if others:
+    if 0 in others and shards.count > 1:  # the channels are not along the rows
+        whole, left = _means_over_rows(whole, left, others, shards)
+    elif others:
         whole, left = (part.mean(others, keepdim=True) for part in (whole, left))
     scale = 1.01 / ((left + 1e-6) / (whole + 1e-6) + 0.01)
     return soft_shrink(weight, active, threshold) * scale
+
+
+def _means_over_rows(
+    whole: Tensor, left: Tensor, others: list[int], shards: Shards
+) -> tuple[Tensor, Tensor]:
+    """Return the means over these dimensions, with the rows of all shards among them."""
+    sums = [part.sum(others, keepdim=True, dtype=torch.float64) for part in (whole, left)]
+    number = torch.full_like(sums[0], whole.numel() // sums[0].numel())
+    found = shards.total(torch.stack([*sums, number]))
+    return (found[0] / found[2]).to(whole.dtype), (found[1] / found[2]).to(left.dtype)
 
 
 class ST3Masker(Masker):
@@ -93,8 +113,11 @@ class ST3Masker(Masker):
     masked: tuple[ThresholdedWeight, ...]
 
     def __init__(self, method: ST3, sites: Sequence[Site]) -> None:
+        shards = shards_of([site.weight for site in sites])
         rules = [
-            partial(rescaled_shrink, axis=site.output_axis) if method.rescale else soft_shrink
+            partial(rescaled_shrink, axis=site.output_axis, shards=shards)
+            if method.rescale
+            else soft_shrink
             for site in sites
         ]
         masked = [ThresholdedWeight(site, rule) for site, rule in zip(sites, rules, strict=True)]

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from probmask.checks import Momentum, Range, TrainingFraction
 from probmask.core import schedules
+from probmask.core.selection import nth_largest
+from probmask.core.shards import WHOLE, Shards
 from probmask.masking.masker import Masker, Progress, Trainables
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -75,6 +77,10 @@ class STR(Method):
     ramp_end: TrainingFraction = 0.6
     freeze_at: TrainingFraction | None = 0.8
     exact: bool = True
+
+    def refuses_shards(self) -> str:
+        """Return an empty text: shards are supported."""
+        return ""
 
     def begin(self, sites: Sequence[Site], context: Context) -> "STRMasker":
         """Start with thresholds of zero."""
@@ -156,7 +162,7 @@ class STRMasker(Masker):
         if count >= self.size:
             return usual
         most = _STEERING * usual
-        factor = decay_factor(self.weights, self.gates, count)
+        factor = decay_factor(self.weights, self.gates, count, self.size, self.shards)
         return min(most, max(-most, -math.log(factor))) if factor > 0 else most
 
     def choose(self) -> list[Tensor]:
@@ -168,11 +174,9 @@ class STRMasker(Masker):
     def metrics(self) -> dict[str, float]:
         """Return the current sparsity; until the masks are frozen, threshold and decay too."""
         if self.frozen:
-            return {"expected_sparsity": 1 - number_in_masks(self.masked) / self.size}
-        above = sum(
-            int((masked.training_weight(weight) != 0).sum())
-            for masked, weight in zip(self.masked, self.weights, strict=True)
-        )
+            return {"expected_sparsity": 1 - number_in_masks(self) / self.size}
+        pairs = zip(self.masked, self.weights, strict=True)
+        above = sum(self.shards.counts([masked.training_weight(w) for masked, w in pairs]))
         thresholds = torch.stack([torch.sigmoid(gate) for gate in self.gates])
         return {
             "expected_sparsity": 1 - above / self.size,
@@ -181,7 +185,13 @@ class STRMasker(Masker):
         }
 
 
-def decay_factor(weights: Sequence[Tensor], logits: Sequence[Tensor], count: int) -> float:
+def decay_factor(
+    weights: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    count: int,
+    size: int | None = None,
+    shards: Shards = WHOLE,
+) -> float:
     """Return f such that ``count`` of all weights satisfy |w| > σ(f s); all s are negative.
 
     That is f > logit(|w|) / s, so f is the value of rank ``count`` (from 0) of these ratios. A
@@ -191,4 +201,7 @@ def decay_factor(weights: Sequence[Tensor], logits: Sequence[Tensor], count: int
         torch.logit(weight.detach().abs().float().clamp(max=1.0)).flatten() / s
         for weight, s in zip(weights, logits, strict=True)
     ]
+    if shards.count > 1:
+        assert size is not None
+        return nth_largest(ratios, size - count, shards, [""] * len(ratios))
     return float(torch.cat(ratios).kthvalue(count + 1).values)

@@ -69,6 +69,10 @@ class VRPGE(Method):
     freeze_at: TrainingFraction | None = 300 / 320
     dense_last: bool | None = None
 
+    def refuses_shards(self) -> str:
+        """Return why shards are not supported."""
+        return "its gates and their penalty are those of whole layers"
+
     def begin(self, sites: Sequence[Site], context: Context) -> "VRPGEMasker":
         """Start with the same probability for every channel."""
         return VRPGEMasker(self, sites, context)

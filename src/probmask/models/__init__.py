@@ -3,6 +3,7 @@
 `MODELS` lists the networks by the names that the command line uses.
 """
 
+from probmask.models.bert import bert
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
 from probmask.models.networks import (
@@ -15,10 +16,12 @@ from probmask.models.networks import (
 )
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
 from probmask.models.text_encoder import text_encoder
+from probmask.models.vision_transformer import vit
 
 __all__ = [
     "MODELS",
     "Network",
+    "bert",
     "build_model",
     "check_model_settings",
     "conv4",
@@ -33,4 +36,5 @@ __all__ = [
     "smallconv",
     "text_encoder",
     "vgg19",
+    "vit",
 ]

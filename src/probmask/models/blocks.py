@@ -4,11 +4,13 @@ Convolutions have no bias and are padded so that a stride of 1 keeps the image s
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from probmask.checks import check_choice, check_count, check_within
+from probmask.checks import check_choice, check_count, check_value, check_within
 from probmask.errors import InputError
 
 # Integer arguments of networks, and what they mean.
@@ -18,26 +20,41 @@ _SIZES = {
     "width": "the number of channels of the first layer",
     "vocabulary": "the number of different tokens",
     "max_length": "the largest number of tokens of a sentence",
+    "positions": "the largest number of tokens of a sentence",
+    "patch": "the number of pixels along a side of a patch",
     "layers": "the number of encoder blocks",
     "heads": "the number of attention heads",
 }
+# The shortcut of a residual block whose input and output differ in shape.
+Shortcut = Literal["conv", "pad"]
+_SHORTCUTS = ("conv", "pad")
 
 
 class Residual(nn.Module):
     """A residual block, relu(body(x) + shortcut(x)).
 
-    The shortcut is the identity, or a 1×1 convolution with BatchNorm if the shapes differ.
+    The shortcut is the identity if the shapes are the same. Otherwise it is a 1×1 convolution with
+    BatchNorm ("conv", option B of the ResNet paper), or a `PaddedShortcut` ("pad", option A).
     """
 
-    def __init__(self, body: nn.Sequential, inputs: int, outputs: int, *, stride: int) -> None:
+    def __init__(
+        self,
+        body: nn.Sequential,
+        inputs: int,
+        outputs: int,
+        *,
+        stride: int,
+        shortcut: Shortcut = "conv",
+    ) -> None:
         super().__init__()
         self.body = body
-        same_shape = stride == 1 and inputs == outputs
-        self.shortcut = (
-            nn.Identity()
-            if same_shape
-            else nn.Sequential(*conv_bn(inputs, outputs, 1, stride=stride))
-        )
+        self.shortcut: nn.Module
+        if stride == 1 and inputs == outputs:
+            self.shortcut = nn.Identity()
+        elif shortcut == "pad":
+            self.shortcut = PaddedShortcut(inputs, outputs, stride=stride)
+        else:
+            self.shortcut = nn.Sequential(*conv_bn(inputs, outputs, 1, stride=stride))
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,11 +63,33 @@ class Residual(nn.Module):
         return out
 
 
+class PaddedShortcut(nn.Module):
+    """Every stride-th pixel, with channels of zeros added equally on both sides; no weights."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the images with fewer pixels and more channels."""
+        return pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
 def conv(inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """Return a convolution with an odd kernel size, whose output sides are ceil(side / stride)."""
     return nn.Conv2d(
         inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False
     )
+
+
+def pixel_classifier(inputs: int, classes: int, *, bias: bool) -> nn.Conv2d:
+    """Return a classifier of pooled features: a 1×1 convolution, whose bias is zero at first."""
+    layer = nn.Conv2d(inputs, classes, 1, bias=bias)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def conv_bn(
@@ -96,6 +135,19 @@ def check_arguments(caller: str, **arguments: object) -> None:
             parse_image_size(caller, value)
         elif name == "dropout":
             check_within(caller, name, value, 0, 1 - 2**-24, meaning="a probability")
+        elif name == "shortcut":
+            check_choice(caller, name, value, _SHORTCUTS)
+        elif name == "classifier_bias":
+            check_value(caller, name, value, bool)
+
+
+def check_heads(caller: str, width: int, heads: int) -> None:
+    """Raise InputError if the attention heads cannot share the width evenly."""
+    if width % heads:
+        raise InputError(
+            f"{caller}(width={width}, heads={heads}): the heads share the width evenly; choose a "
+            f"multiple of {heads}."
+        )
 
 
 # The two poolings of conv4, one of the networks that take `image_size`, divide each side by 4.

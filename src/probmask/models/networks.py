@@ -12,12 +12,14 @@ from probmask.errors import InputError
 from probmask.masking.macs import count_macs
 from probmask.masking.sites import find_sites
 from probmask.messages import NamedTable, lookup, one_line, suggestion
+from probmask.models.bert import bert
 from probmask.models.blocks import check_arguments
 from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
 from probmask.models.own_code import import_own
-from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50
+from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50, resnet_name
 from probmask.models.text_encoder import text_encoder
+from probmask.models.vision_transformer import vit
 from probmask.parsing import Source, unknown_key
 
 _DIGITS, _MNIST, _CIFAR, _IMAGENET = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
@@ -33,11 +35,15 @@ class Network:
         image_shape: (channels, height, width) of the images the network is designed for; None if
             it takes sentences.
         classes: Numbers of classes for which the network is listed.
+        exclude: Patterns of weights that stay dense unless the configuration sets ``exclude``.
+        own_name: Function that returns the name here of a tensor in the files of another package.
     """
 
     build: Callable[..., nn.Module]
     image_shape: tuple[int, int, int] | None
     classes: tuple[int, ...]
+    exclude: tuple[str, ...] = ()
+    own_name: Callable[[str], str] | None = None
 
     @property
     def summary(self) -> str:
@@ -51,13 +57,17 @@ MODELS = NamedTable(
         "smallconv": Network(smallconv, _DIGITS, (10,)),
         "lenet300": Network(lenet300, _MNIST, (10,)),
         "conv4": Network(conv4, _CIFAR, (10,)),
-        "resnet14": Network(resnet14, _CIFAR, (10,)),
-        "resnet20": Network(resnet20, _CIFAR, (10,)),
-        "resnet32": Network(resnet32, _CIFAR, (10, 100)),
+        "resnet14": Network(resnet14, _CIFAR, (10,), own_name=resnet_name),
+        "resnet20": Network(resnet20, _CIFAR, (10,), own_name=resnet_name),
+        "resnet32": Network(resnet32, _CIFAR, (10, 100), own_name=resnet_name),
         "vgg19": Network(vgg19, _CIFAR, (10, 100)),
         "mobilenetv1": Network(mobilenetv1, _IMAGENET, (1000,)),
-        "resnet50": Network(resnet50, _IMAGENET, (1000,)),
+        "resnet50": Network(resnet50, _IMAGENET, (1000,), own_name=resnet_name),
+        "vit": Network(vit, _CIFAR, (10,)),
         "text_encoder": Network(text_encoder, None, (2,)),
+        "bert": Network(
+            bert, None, (2,), exclude=("bert.embeddings.*", "bert.pooler.*", "classifier")
+        ),
     },
 )
 # Every network takes these, so a function with **settings can pass them on to any network.
@@ -199,7 +209,7 @@ def _describe(name: str, network: Network, classes: int) -> dict[str, Any]:
         example = torch.empty(1, _TOKENS, dtype=torch.long)
         if shape is not None:
             example = torch.empty(1, *shape)
-    sites = find_sites(model)
+    sites = find_sites(model, exclude=network.exclude)
     macs = count_macs(model, sites, example)
     return {
         "name": name,

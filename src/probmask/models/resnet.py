@@ -1,37 +1,52 @@
 """Residual networks: ResNet14, 20 and 32 for CIFAR, ResNet50 for ImageNet."""
 
+import re
+from typing import Any
+
 from torch import Tensor, nn
 
 from probmask.models.blocks import (
     Residual,
+    Shortcut,
     check_arguments,
-    conv,
     conv_bn,
     conv_bn_relu,
     initialize_,
+    pixel_classifier,
 )
 
 # ResNet50: blocks per stage. Each stage has twice the channels of the one before it.
 _RESNET50_BLOCKS = (3, 4, 6, 3)
 # ResNet50: output channels of a block, as a multiple of its inner channels.
 _EXPANSION = 4
+# The names of torchvision's networks, which others use too, and ours.
+_OUTSIDE_BLOCKS = {"conv1": "stem.0", "bn1": "stem.1", "fc": "classifier", "linear": "classifier"}
+_IN_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(conv|bn|downsample|shortcut)(\d?)\.(.+)")
 
 
 class CifarResNet(nn.Module):
     """A 3×3 convolution, three stages of basic blocks, and a 1×1 classifier."""
 
     def __init__(
-        self, *, blocks: int, classes: int, channels: int, width: int, stem_stride: int
+        self,
+        *,
+        blocks: int,
+        classes: int,
+        channels: int,
+        width: int,
+        stem_stride: int,
+        shortcut: Shortcut,
+        classifier_bias: bool,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(*conv_bn_relu(channels, width, 3, stride=stem_stride))
         self.stages = nn.Sequential(
-            _basic_stage(width, width, blocks=blocks, stride=1),
-            _basic_stage(width, 2 * width, blocks=blocks, stride=2),
-            _basic_stage(2 * width, 4 * width, blocks=blocks, stride=2),
+            _basic_stage(width, width, blocks=blocks, stride=1, shortcut=shortcut),
+            _basic_stage(width, 2 * width, blocks=blocks, stride=2, shortcut=shortcut),
+            _basic_stage(2 * width, 4 * width, blocks=blocks, stride=2, shortcut=shortcut),
         )
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = conv(4 * width, classes, 1)
+        self.classifier = pixel_classifier(4 * width, classes, bias=classifier_bias)
         initialize_(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -46,7 +61,7 @@ class ResNet50(nn.Module):
     The stride of a block is on its 3×3 convolution, as in torchvision.
     """
 
-    def __init__(self, *, classes: int, channels: int, width: int) -> None:
+    def __init__(self, *, classes: int, channels: int, width: int, classifier_bias: bool) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             *conv_bn_relu(channels, width, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)
@@ -59,7 +74,7 @@ class ResNet50(nn.Module):
             inputs = _EXPANSION * middle
         self.stages = nn.Sequential(*stages)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = conv(inputs, classes, 1)
+        self.classifier = pixel_classifier(inputs, classes, bias=classifier_bias)
         initialize_(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -69,7 +84,13 @@ class ResNet50(nn.Module):
 
 
 def resnet14(
-    *, classes: int = 10, channels: int = 3, width: int = 16, stem_stride: int = 1
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 16,
+    stem_stride: int = 1,
+    shortcut: Shortcut = "conv",
+    classifier_bias: bool = False,
 ) -> CifarResNet:
     """ResNet14 for CIFAR: two basic blocks per stage.
 
@@ -79,12 +100,17 @@ def resnet14(
         width: Number of channels of the first layer; all other layers scale with it.
         stem_stride: Stride of the first convolution, 1 or 2. A stride of 2 halves the images,
             and costs a quarter of the computation.
+        shortcut: Shortcut of a block that changes the shape: "conv", a 1×1 convolution with
+            BatchNorm, or "pad", every second pixel and channels of zeros (option A of the ResNet
+            paper).
+        classifier_bias: Whether the classifier has a bias, as in most published weights.
 
     Returns:
         The network, with new random weights.
 
     Raises:
-        InputError: If an argument is not a positive integer, or `stem_stride` is not 1 or 2.
+        InputError: If a size is not a positive integer, `stem_stride` is not 1 or 2, or `shortcut`
+            is neither "conv" nor "pad".
 
     Example:
         >>> import torch
@@ -93,12 +119,25 @@ def resnet14(
         torch.Size([2, 10])
     """
     return _cifar_resnet(
-        "resnet14", 2, classes=classes, channels=channels, width=width, stem_stride=stem_stride
+        "resnet14",
+        2,
+        classes=classes,
+        channels=channels,
+        width=width,
+        stem_stride=stem_stride,
+        shortcut=shortcut,
+        classifier_bias=classifier_bias,
     )
 
 
 def resnet20(
-    *, classes: int = 10, channels: int = 3, width: int = 16, stem_stride: int = 1
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 16,
+    stem_stride: int = 1,
+    shortcut: Shortcut = "conv",
+    classifier_bias: bool = False,
 ) -> CifarResNet:
     """ResNet20 for CIFAR: three basic blocks per stage.
 
@@ -108,24 +147,42 @@ def resnet20(
         width: Number of channels of the first layer; all other layers scale with it.
         stem_stride: Stride of the first convolution, 1 or 2. A stride of 2 halves the images,
             and costs a quarter of the computation.
+        shortcut: Shortcut of a block that changes the shape: "conv", a 1×1 convolution with
+            BatchNorm, or "pad", every second pixel and channels of zeros (option A of the ResNet
+            paper).
+        classifier_bias: Whether the classifier has a bias, as in most published weights.
 
     Returns:
         The network, with new random weights.
 
     Raises:
-        InputError: If an argument is not a positive integer, or `stem_stride` is not 1 or 2.
+        InputError: If a size is not a positive integer, `stem_stride` is not 1 or 2, or `shortcut`
+            is neither "conv" nor "pad".
 
     Example:
         >>> sum(parameter.numel() for parameter in resnet20().parameters())
         272464
     """
     return _cifar_resnet(
-        "resnet20", 3, classes=classes, channels=channels, width=width, stem_stride=stem_stride
+        "resnet20",
+        3,
+        classes=classes,
+        channels=channels,
+        width=width,
+        stem_stride=stem_stride,
+        shortcut=shortcut,
+        classifier_bias=classifier_bias,
     )
 
 
 def resnet32(
-    *, classes: int = 10, channels: int = 3, width: int = 32, stem_stride: int = 1
+    *,
+    classes: int = 10,
+    channels: int = 3,
+    width: int = 32,
+    stem_stride: int = 1,
+    shortcut: Shortcut = "conv",
+    classifier_bias: bool = False,
 ) -> CifarResNet:
     """ResNet32 of double width for CIFAR: five basic blocks per stage.
 
@@ -136,35 +193,50 @@ def resnet32(
             uses 32, twice the usual width.
         stem_stride: Stride of the first convolution, 1 or 2. A stride of 2 halves the images,
             and costs a quarter of the computation.
+        shortcut: Shortcut of a block that changes the shape: "conv", a 1×1 convolution with
+            BatchNorm, or "pad", every second pixel and channels of zeros (option A of the ResNet
+            paper).
+        classifier_bias: Whether the classifier has a bias, as in most published weights.
 
     Returns:
         The network, with new random weights.
 
     Raises:
-        InputError: If an argument is not a positive integer, or `stem_stride` is not 1 or 2.
+        InputError: If a size is not a positive integer, `stem_stride` is not 1 or 2, or `shortcut`
+            is neither "conv" nor "pad".
 
     Example:
         >>> sum(parameter.numel() for parameter in resnet32(classes=100).parameters())
         1872032
     """
     return _cifar_resnet(
-        "resnet32", 5, classes=classes, channels=channels, width=width, stem_stride=stem_stride
+        "resnet32",
+        5,
+        classes=classes,
+        channels=channels,
+        width=width,
+        stem_stride=stem_stride,
+        shortcut=shortcut,
+        classifier_bias=classifier_bias,
     )
 
 
-def resnet50(*, classes: int = 1000, channels: int = 3, width: int = 64) -> ResNet50:
+def resnet50(
+    *, classes: int = 1000, channels: int = 3, width: int = 64, classifier_bias: bool = False
+) -> ResNet50:
     """ResNet50 for ImageNet: sixteen bottleneck blocks in four stages.
 
     Args:
         classes: Number of classes.
         channels: Number of image channels.
         width: Number of channels of the first layer; all other layers scale with it.
+        classifier_bias: Whether the classifier has a bias, as in torchvision.
 
     Returns:
         The network, with new random weights.
 
     Raises:
-        InputError: If an argument is not a positive integer.
+        InputError: If a size is not a positive integer.
 
     Example:
         >>> import torch
@@ -172,31 +244,53 @@ def resnet50(*, classes: int = 1000, channels: int = 3, width: int = 64) -> ResN
         >>> model(torch.zeros(2, 3, 64, 64)).shape
         torch.Size([2, 10])
     """
-    check_arguments("resnet50", classes=classes, channels=channels, width=width)
-    return ResNet50(classes=classes, channels=channels, width=width)
+    sizes = {"classes": classes, "channels": channels, "width": width}
+    check_arguments("resnet50", **sizes, classifier_bias=classifier_bias)
+    return ResNet50(**sizes, classifier_bias=classifier_bias)
 
 
-def _cifar_resnet(
-    name: str, blocks: int, *, classes: int, channels: int, width: int, stem_stride: int
-) -> CifarResNet:
-    check_arguments(name, classes=classes, channels=channels, width=width, stem_stride=stem_stride)
-    return CifarResNet(
-        blocks=blocks, classes=classes, channels=channels, width=width, stem_stride=stem_stride
-    )
+def resnet_name(name: str) -> str:
+    """Return the name here of a tensor in a file of torchvision's residual networks.
+
+    Other names, and those of this file, are returned unchanged.
+
+    Example:
+        >>> resnet_name("layer2.0.bn1.weight")
+        'stages.1.0.body.1.weight'
+    """
+    found = _IN_BLOCK.fullmatch(name)
+    if found is None:
+        first, dot, rest = name.partition(".")
+        return _OUTSIDE_BLOCKS.get(first, first) + dot + rest
+    stage, block, kind, number, rest = found.groups()
+    place = f"stages.{int(stage) - 1}.{block}"
+    if not number:
+        return f"{place}.shortcut.{rest}"
+    # `body` has a convolution, BatchNorm and ReLU in turn.
+    return f"{place}.body.{3 * (int(number) - 1) + (kind == 'bn')}.{rest}"
 
 
-def _basic_stage(inputs: int, outputs: int, *, blocks: int, stride: int) -> nn.Sequential:
-    first = _basic_block(inputs, outputs, stride=stride)
+def _cifar_resnet(name: str, blocks: int, **settings: Any) -> CifarResNet:
+    check_arguments(name, **settings)
+    return CifarResNet(blocks=blocks, **settings)
+
+
+def _basic_stage(
+    inputs: int, outputs: int, *, blocks: int, stride: int, shortcut: Shortcut
+) -> nn.Sequential:
+    first = _basic_block(inputs, outputs, stride=stride, shortcut=shortcut)
     others = (_basic_block(outputs, outputs, stride=1) for _ in range(blocks - 1))
     return nn.Sequential(first, *others)
 
 
-def _basic_block(inputs: int, outputs: int, *, stride: int) -> Residual:
+def _basic_block(
+    inputs: int, outputs: int, *, stride: int, shortcut: Shortcut = "conv"
+) -> Residual:
     """Return a residual block of two 3×3 convolutions."""
     body = nn.Sequential(
         *conv_bn_relu(inputs, outputs, 3, stride=stride), *conv_bn(outputs, outputs, 3)
     )
-    return Residual(body, inputs, outputs, stride=stride)
+    return Residual(body, inputs, outputs, stride=stride, shortcut=shortcut)
 
 
 def _bottleneck_stage(inputs: int, middle: int, *, blocks: int, stride: int) -> nn.Sequential:

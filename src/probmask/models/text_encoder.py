@@ -1,44 +1,14 @@
 """A small transformer that classifies sentences."""
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
-from torch.nn import functional
 
 from probmask.errors import InputError
-from probmask.models.blocks import check_arguments
+from probmask.models.blocks import check_arguments, check_heads
+from probmask.models.encoder_block import EncoderBlock
 
 _DEVIATION = 0.02  # of the initial weights, as in BERT
-
-
-class EncoderBlock(nn.Module):
-    """Self-attention and two linear layers, each after LayerNorm and with a shortcut."""
-
-    def __init__(self, *, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.attention_output = nn.Linear(width, width)
-        self.hidden_norm = nn.LayerNorm(width)
-        self.hidden = nn.Linear(width, 4 * width)
-        self.hidden_output = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Return the new states of all tokens; ``attended`` is False for padding."""
-        x = x + self.dropout(self._attend(self.attention_norm(x), attended))
-        hidden = functional.gelu(self.hidden(self.hidden_norm(x)))
-        out: Tensor = x + self.dropout(self.hidden_output(hidden))
-        return out
-
-    def _attend(self, x: Tensor, attended: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        split = self.queries_keys_values(x).view(batch, tokens, 3, self.heads, -1)
-        queries, keys, values = split.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=attended[:, None, None, :]
-        )
-        out: Tensor = self.attention_output(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return out
 
 
 class TextEncoder(nn.Module):
@@ -46,24 +16,19 @@ class TextEncoder(nn.Module):
 
     def __init__(
         self,
+        tokens: nn.Embedding,
+        positions: nn.Embedding,
+        blocks: Sequence[EncoderBlock],
+        classifier: nn.Linear,
         *,
-        classes: int,
-        vocabulary: int,
-        max_length: int,
-        width: int,
-        layers: int,
-        heads: int,
         dropout: float,
     ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(max_length, width)
+        self.tokens, self.positions = tokens, positions
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(width=width, heads=heads, dropout=dropout) for _ in range(layers)
-        )
-        self.norm = nn.LayerNorm(width)
-        self.classifier = nn.Linear(width, classes)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(classifier.in_features)
+        self.classifier = classifier
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_DEVIATION)
@@ -140,17 +105,11 @@ def text_encoder(
         heads=heads,
         dropout=dropout,
     )
-    if width % heads:
-        raise InputError(
-            f"text_encoder(width={width}, heads={heads}): the heads share the width evenly; choose "
-            f"a multiple of {heads}."
-        )
+    check_heads("text_encoder", width, heads)
     return TextEncoder(
-        classes=classes,
-        vocabulary=vocabulary,
-        max_length=max_length,
-        width=width,
-        layers=layers,
-        heads=heads,
+        nn.Embedding(vocabulary, width),
+        nn.Embedding(max_length, width),
+        [EncoderBlock(width=width, heads=heads, dropout=dropout) for _ in range(layers)],
+        nn.Linear(width, classes),
         dropout=dropout,
     )

@@ -31,8 +31,9 @@ def compile(  # noqa: A001
     """Compile a network for this machine.
 
     The engine holds a copy of the weights: later changes of the model do not reach it. By default
-    each layer is timed on the sparse kernels and in PyTorch, and runs where it is faster. The first
-    compilation on a machine takes half a minute; Numba then caches the kernels on disk.
+    each layer is timed on the sparse kernels and in PyTorch, and runs where it is faster; if that
+    is not faster than the model itself, the engine calls a copy of the model. The first compilation
+    on a machine takes half a minute; Numba then caches the kernels on disk.
 
     Args:
         model: A module, compiled in evaluation mode, or the path of an artifact.
@@ -60,8 +61,9 @@ def compile(  # noqa: A001
         >>> engine(torch.ones(3, 4)).shape
         torch.Size([3, 2])
     """
-    from probmask.runtime.lower.lowering import export, lower
-    from probmask.runtime.plan.partition import Choices, candidates, read_choices
+    from probmask.runtime.lower.export import export
+    from probmask.runtime.lower.lowering import lower
+    from probmask.runtime.plan.partition import read_choices
     from probmask.runtime.run.engine import Engine
     from probmask.runtime.run.inputs import example_tensors
     from probmask.runtime.run.threads import Threads
@@ -71,12 +73,13 @@ def compile(  # noqa: A001
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
     examples = example_tensors(example)
-    network = lower(export(_frozen(model), examples))
-    engine = Engine(network, examples, Threads(threads))
+    frozen = _frozen(model)
+    network = lower(export(frozen, examples))
+    engine = Engine(network, examples, Threads(threads), frozen)
     if choices is not None:
         engine.use(read_choices(choices, network))
     elif layers == "sparse":
-        engine.use(Choices(frozenset(candidates(network)), {}))
+        engine.use_kernels()
     elif layers == "measured":
         engine.use_fastest()
     engine.compile_seconds = time.perf_counter() - started

@@ -13,6 +13,7 @@ from probmask.sweeps.ray_cluster import connected, run_on_ray
 from probmask.sweeps.sweep_directory import Job, Plan, SweepDirectory, make_plan
 from probmask.sweeps.sweep_progress import SweepProgress, live_table
 from probmask.training.config import TrainConfig
+from probmask.training.initial_weights import check_digest
 from probmask.training.run import load_run_data
 
 _RunJobs = Callable[[Sequence[Job], SweepDirectory, SweepProgress], None]
@@ -73,6 +74,8 @@ def _backend(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_R
     if ray is None:
         for config in _one_per_data_set(jobs):
             load_run_data(config)
+        for config in _one_per_start(jobs):
+            _check_start(config)
         yield partial(run_locally, parallel=parallel)
     else:
         with connected(ray) as cluster:
@@ -81,7 +84,7 @@ def _backend(jobs: Sequence[Job], parallel: int, ray: str | None) -> Iterator[_R
 
 
 def missing_data(jobs: Sequence[Job], *, download: bool) -> list[str]:
-    """Return a message for every data set that the jobs need and that cannot be loaded.
+    """Return a message for every data set and file of initial weights that the jobs lack.
 
     With ``download``, a missing data set is listed as one that would be downloaded first.
     """
@@ -92,6 +95,11 @@ def missing_data(jobs: Sequence[Job], *, download: bool) -> list[str]:
                 messages.append(f"--data {config.data}: is missing; --download fetches it first.")
             else:
                 load_run_data(config)
+        except InputError as error:
+            messages.append(str(error))
+    for config in _one_per_start(jobs):
+        try:
+            _check_start(config)
         except InputError as error:
             messages.append(str(error))
     return list(dict.fromkeys(messages))
@@ -105,3 +113,14 @@ def _one_per_data_set(jobs: Sequence[Job]) -> Iterator[TrainConfig]:
         if key not in seen:
             seen.append(key)
             yield config
+
+
+def _one_per_start(jobs: Sequence[Job]) -> Iterator[TrainConfig]:
+    """Yield a configuration for each file of initial weights; resumed runs need none."""
+    configs = [job.planned.config for job in jobs if not job.resume]
+    yield from {(each.init, each.init_sha256): each for each in configs if each.init}.values()
+
+
+def _check_start(config: TrainConfig) -> None:
+    assert config.init is not None
+    check_digest(config.init, config.init_sha256)

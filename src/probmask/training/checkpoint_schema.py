@@ -21,6 +21,7 @@ from probmask.errors import CheckpointError
 from probmask.masking.sparsifier import Sparsifier
 from probmask.messages import printable, shown
 from probmask.optim import without_ham
+from probmask.training.quantization import Quantizer
 
 _MAX_SHOWN = 60  # characters of a value or a key in a message
 _HUGE = 2**64  # more than any integer that a run stores
@@ -306,6 +307,12 @@ def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> 
             "trainables": items([optimizer_state(each) for each in sparsifier.own_optimizers]),
         }
     )
+
+
+def quantizer_state(quantizer: Quantizer) -> Rule:
+    """Accept a state of the quantizer: its masks."""
+    masks = {name: shaped_tensor(mask.shape, torch.bool) for name, mask in quantizer.masks.items()}
+    return table({"masks": table(masks)})
 
 
 def _site_values(before: Mapping[str, Any], weight: Tensor) -> Rule:

@@ -11,14 +11,15 @@ from typing import Any, Literal
 from probmask.checks import check_count, check_within, is_number
 from probmask.data import check_settings, with_absolute_paths
 from probmask.errors import InputError
-from probmask.masking.method import Method
+from probmask.masking.method import Method, Phase
 from probmask.messages import lookup
 from probmask.methods import METHODS
-from probmask.models import check_model_settings
+from probmask.models import MODELS, check_model_settings
 from probmask.parsing import check_plain, parse, parse_toml, read_toml
 from probmask.training.initial_weights import digest_of
 from probmask.training.optimizer import OptimizerConfig, is_own_optimizer
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
+from probmask.training.quantization import QuantizeConfig
 
 DEFAULT_METHOD = "probmask-tied"
 _DEFAULT_SPARSITY = 0.98
@@ -56,7 +57,8 @@ class TrainConfig:
             checkpoint does not need the file.
         init_skip: Patterns of names of weights that stay random, such as the classifier's.
         include: Patterns of names of weights to mask in addition to the usual ones.
-        exclude: Patterns of names of weights to leave dense.
+        exclude: Patterns of names of weights to leave dense. `load_config` fills in those of the
+            model ``bert``: embeddings, pooler and classifier.
         frozen: Weights that the model is built with ``requires_grad=False`` are masked, but never
             changed ("mask"), or left as they are ("skip").
         method: Name and settings of the method.
@@ -65,6 +67,7 @@ class TrainConfig:
         seed: Determines all randomness.
         label_smoothing: Fraction of every label that is spread over all classes.
         optimizer: Optimizer of the weights.
+        quantize: Train the weights as integers in further epochs, or None for exact weights.
         dense_twin: Also train a dense network with the same settings, for comparison.
         accelerator: Accelerator of Lightning Fabric.
         devices: Number of devices.
@@ -98,6 +101,7 @@ class TrainConfig:
     seed: int = 0
     label_smoothing: float = 0.0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    quantize: QuantizeConfig | None = None
     dense_twin: bool = False
     accelerator: str = "auto"
     devices: int = 1
@@ -215,6 +219,9 @@ def complete_config(
         table.setdefault("dense_twin", False)  # the twin would repeat the run
     for key, value in _defaults_of(str(data), table.get("optimizer")).items():
         table[key] = _with_defaults(table[key], value) if key in table else copy.copy(value)
+    model = table.get("model", TrainConfig.model)
+    if isinstance(model, str) and model in MODELS and MODELS[model].exclude:
+        table.setdefault("exclude", list(MODELS[model].exclude))
     if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
         table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
     return with_init_digest(parse_config(table, origins=origins))
@@ -250,7 +257,8 @@ def parse_config(table: Mapping[str, Any], *, origins: Origins) -> TrainConfig:
         table["method"] = method
     source = origins.source_of
     with origins.named():
-        reject_unknown_keys(table, kind=TrainConfig, optimizer=OptimizerConfig, origins=origins)
+        nested = {"optimizer": OptimizerConfig, "quantize": QuantizeConfig}
+        reject_unknown_keys(table, kind=TrainConfig, nested=nested, origins=origins)
         config = parse(TrainConfig, table, prefix="", source=source)
         make_method(config, origins)
         label = origins.label("data")
@@ -265,6 +273,12 @@ def make_method(config: TrainConfig, origins: Origins = CHECKED) -> Method:
     settings = dict(config.method)
     kind = lookup("method", origins.label("method.name"), str(settings.pop("name")), METHODS)
     return parse(kind, settings, prefix="method.", source=origins.source_of)
+
+
+def phases_of(config: TrainConfig) -> tuple[Phase, ...]:
+    """Return the phases of a run: those of its method, then quantization."""
+    after = () if config.quantize is None else config.quantize.phases
+    return (*make_method(config).phases(config.epochs), *after)
 
 
 def own_code(config: TrainConfig, *, given: Collection[str] = ()) -> dict[str, str]:
@@ -313,8 +327,8 @@ def parse_value(text: str, *, source: str = "--set") -> Any:
 
 
 def as_dense_twin(config: TrainConfig) -> TrainConfig:
-    """Return the configuration of the dense twin: the same run without pruning."""
-    return replace(config, method={"name": "dense"}, dense_twin=False)
+    """Return the configuration of the dense twin: the same run without pruning and quantization."""
+    return replace(config, method={"name": "dense"}, quantize=None, dense_twin=False)
 
 
 def _with_defaults(given: Any, default: Any) -> Any:

@@ -5,7 +5,7 @@ import hashlib
 import pickle
 import stat
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _CHUNK = 2**20
 _SHOWN = 3  # names of a kind in a message
 # Old files lack the batch counters of BatchNorm.
 _COUNTER = "num_batches_tracked"
+# Old files of Hugging Face have the numbers 0, 1, 2, … under this name.
+_POSITIONS = "position_ids"
 
 
 def locate_initial_weights(given: str) -> Path:
@@ -58,8 +60,23 @@ def digest_of(given: str) -> str:
     return digest.hexdigest()
 
 
+def check_digest(given: str, sha256: str | None) -> None:
+    """Raise InputError if the file does not exist, or is not the one with this SHA-256."""
+    path, found = locate_initial_weights(given), digest_of(given)
+    if sha256 not in (None, found):
+        raise InputError(
+            f"--init {path}: its SHA-256 is {found[:12]}…, but init_sha256 is {sha256:.12}…; "
+            "restore the file, or omit init_sha256 to start from this one."
+        )
+
+
 def load_initial_weights(
-    model: nn.Module, given: str, *, skip: Sequence[str] = (), sha256: str | None = None
+    model: nn.Module,
+    given: str,
+    *,
+    skip: Sequence[str] = (),
+    sha256: str | None = None,
+    own_name: Callable[[str], str] | None = None,
 ) -> None:
     """Load a file into a model: all of its tensors or, on an error, none.
 
@@ -69,24 +86,21 @@ def load_initial_weights(
             directory of a run or of Hugging Face with a model.safetensors.
         skip: Patterns of names that are left as they are in the model, such as ``"fc.*"``.
         sha256: Digest that the file must have, or None.
+        own_name: Function that returns the model's name of a tensor in the files of another
+            package, or None.
 
     Raises:
         InputError: The file is another one, cannot be read without executing code, or does not
             fit the model.
     """
     path = locate_initial_weights(given)
-    found = digest_of(given)
-    if sha256 not in (None, found):
-        raise InputError(
-            f"--init {path}: its SHA-256 is {found[:12]}…, but init_sha256 is {sha256:.12}…; "
-            "restore the file, or omit init_sha256 to start from this one."
-        )
-    state = _without_wrappers(_read(path))
+    check_digest(given, sha256)
     own = {
         name: tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
         if isinstance(tensor, Tensor)
     }
+    state = _for_model(_read(path), own, own_name)
     for pattern in skip:
         if not any(_matches(name, [pattern]) for name in [*own, *state]):
             raise InputError(
@@ -172,6 +186,44 @@ def _without_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state):
             return _without_wrappers({name[len(prefix) :]: t for name, t in state.items()})
     return dict(state)
+
+
+def _for_model(
+    state: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    own_name: Callable[[str], str] | None,
+) -> dict[str, Tensor]:
+    """Return the tensors of a file with the names and shapes that the model has for them."""
+    state = _without_wrappers(state)
+    state = {name: t for name, t in state.items() if name.rpartition(".")[2] != _POSITIONS}
+    if not state.keys() & own.keys():
+        if own_name is not None:
+            state = {own_name(name): tensor for name, tensor in state.items()}
+        state = _with_prefix(state, own)
+    return {name: _as_convolution(tensor, own.get(name)) for name, tensor in state.items()}
+
+
+def _with_prefix(state: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add or remove the name of a module if no name of the file is one of the model without it.
+
+    A file of transformers' `BertModel` is loaded into the module ``bert`` of a classifier, and a
+    file whose names all begin with ``model.`` into a network without that module.
+    """
+    if state.keys() & own.keys():
+        return state
+    for prefix in dict.fromkeys(name.partition(".")[0] for name in own):
+        added = {f"{prefix}.{name}": tensor for name, tensor in state.items()}
+        if added.keys() & own.keys():
+            return added
+    prefixes = {name.partition(".")[0] for name in state}
+    removed = {name.partition(".")[2]: tensor for name, tensor in state.items()}
+    return removed if len(prefixes) == 1 and removed.keys() & own.keys() else state
+
+
+def _as_convolution(tensor: Tensor, wanted: Tensor | None) -> Tensor:
+    """Return the weight of a linear layer as that of a 1×1 convolution, if the model has one."""
+    is_convolution = wanted is not None and wanted.shape == (*tensor.shape, 1, 1)
+    return tensor[..., None, None] if is_convolution and tensor.dim() == 2 else tensor
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -20,6 +20,7 @@ from probmask.masking.sparsifier import Sparsifier
 from probmask.training.config import TrainConfig
 from probmask.training.metrics import MetricsLog
 from probmask.training.progress import Reporter, Status
+from probmask.training.quantization import Quantizer
 
 _SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -33,8 +34,8 @@ class Loop:
     checkpoint therefore stores no generator state, and a resumed run repeats an uninterrupted one
     bit for bit.
 
-    ``optimizer`` is the plain optimizer that the sparsifier is attached to. ``step`` counts the
-    updates made so far.
+    ``optimizer`` is the plain optimizer that the sparsifier is attached to. After the last update
+    of the method, a `Quantizer` may replace the sparsifier. ``step`` counts the updates so far.
     """
 
     config: TrainConfig
@@ -42,7 +43,7 @@ class Loop:
     fabric: Fabric
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    sparsifier: Sparsifier
+    sparsifier: Sparsifier | Quantizer
     phases: Sequence[Phase]
     step: int = 0
     _sparsity: float = field(default=0.0, init=False)
@@ -161,7 +162,7 @@ class Loop:
         rate = settings.rate * phase.rate_scale
         if phase.rate == "cosine":
             rate *= schedules.cosine(position / length)
-            if settings.warmup_epochs > 0:
+            if settings.warmup_epochs > 0 and phase.warm_up:
                 until = settings.warmup_epochs / phase.epochs
                 rate *= schedules.warm_up((self.step - begin + 1) / length, until=until)
         for group in self.optimizer.param_groups:

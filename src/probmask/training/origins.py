@@ -21,7 +21,8 @@ _FLAGS = {"data": "--data", "model": "--model", "method.name": "--method"}
 
 # Checks name the call that breaks a rule, as in "optimizer(lr=-1.0): …", "ProbMask(draws=0): …".
 _CALL = re.compile(r"(\w+)\((\w+=.*?)\): (.+)", re.DOTALL)
-_TABLES = {"train": ""} | {name: f"{name}." for name in ("optimizer", "data_args", "model_args")}
+_NESTED = ("optimizer", "quantize", "data_args", "model_args")
+_TABLES = {"train": ""} | {name: f"{name}." for name in _NESTED}
 # Errors of `parsing` about a key that the command line sets.
 _WRONG_TYPE = re.compile(rf"{_COMMAND_LINE}: ([\w.]+) = .*?: (expected .+)", re.DOTALL)
 _UNKNOWN = re.compile(rf"{_COMMAND_LINE}: (unknown key ([^;]*);.+)", re.DOTALL)
@@ -118,7 +119,11 @@ CHECKED = Origins()
 
 
 def reject_unknown_keys(
-    table: Mapping[str, Any], *, kind: type[Any], optimizer: type[Any], origins: Origins
+    table: Mapping[str, Any],
+    *,
+    kind: type[Any],
+    nested: Mapping[str, type[Any]],
+    origins: Origins,
 ) -> None:
     """Raise `InputError` for a key that ``kind`` does not have, and suggest a known key.
 
@@ -127,13 +132,13 @@ def reject_unknown_keys(
     Args:
         table: Configuration, with ``data`` and ``method.name`` filled in.
         kind: Dataclass of the configuration.
-        optimizer: Dataclass of the table ``optimizer``.
+        nested: Dataclasses of nested tables, by the key of the table.
         origins: Origins of the keys.
     """
     known = _field_names(kind)
     for key in table:
         if key not in known:
-            candidates = {**_nested_keys(table, optimizer), **{name: name for name in known}}
+            candidates = {**_nested_keys(table, nested), **{name: name for name in known}}
             close = closest(key, candidates)
             hint = (
                 suggestion(key, known) if close is None else f"did you mean {candidates[close]!r}?"
@@ -145,7 +150,7 @@ def _field_names(kind: type[Any]) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _nested_keys(table: Mapping[str, Any], optimizer: type[Any]) -> dict[str, str]:
+def _nested_keys(table: Mapping[str, Any], nested: Mapping[str, type[Any]]) -> dict[str, str]:
     """Return the dotted name of every key of the nested tables, by its last part."""
     settings = table.get("method")
     name = settings.get("name") if isinstance(settings, Mapping) else None
@@ -155,6 +160,6 @@ def _nested_keys(table: Mapping[str, Any], optimizer: type[Any]) -> dict[str, st
         "data_args": () if data is None else _field_names(type(data.defaults)),
         "model_args": () if model is None else inspect.signature(model.build).parameters,
         "method": ("name",) if method is None else ("name", *_field_names(method)),
-        "optimizer": _field_names(optimizer),
+        **{key: _field_names(each) for key, each in nested.items()},
     }
     return {key: f"{table}.{key}" for table, keys in tables.items() for key in keys}

@@ -25,16 +25,17 @@ from probmask.errors import (
 from probmask.masking.attach import attach
 from probmask.masking.probe import Probe
 from probmask.messages import one_line, printable
-from probmask.models import build_model, model_settings
+from probmask.models import MODELS, build_model, model_settings
 from probmask.training import checkpoint_schema as schema
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
-from probmask.training.config import TrainConfig, make_method, to_table
+from probmask.training.config import TrainConfig, make_method, phases_of, to_table
 from probmask.training.evaluation import check_model
 from probmask.training.initial_weights import load_initial_weights
 from probmask.training.loop import Loop
 from probmask.training.metrics import MetricsLog, check_text, thin_history
 from probmask.training.optimizer import build_optimizer, is_own_optimizer, optimizer_factory
 from probmask.training.progress import MakeReporter, Reporter
+from probmask.training.quantization import Quantizer
 from probmask.training.record import artifact_metadata, make_record, versions
 from probmask.training.record_format import without_neutral_keys
 from probmask.training.run_directory import RunDirectory
@@ -72,9 +73,11 @@ class TrainingRun:
         self.config = config
         self.data = data
         self.method = make_method(config)
-        self.phases = self.method.phases(config.epochs)
+        self.phases = phases_of(config)
+        self._method_phases = self.method.phases(config.epochs)
         self.steps_per_epoch = data.steps_per_epoch(config.batch_size)
         self.total_steps = sum(phase.epochs for phase in self.phases) * self.steps_per_epoch
+        self._method_steps = sum(each.epochs for each in self._method_phases) * self.steps_per_epoch
         if config.channels_last and data.image_shape is None:
             raise InputError(
                 f"train(channels_last=True): {data.name} has no images; omit channels_last."
@@ -86,7 +89,11 @@ class TrainingRun:
         check_model(self.model, data, name=config.model)
         if config.init is not None and not resumed:
             load_initial_weights(
-                self.model, config.init, skip=config.init_skip, sha256=config.init_sha256
+                self.model,
+                config.init,
+                skip=config.init_skip,
+                sha256=config.init_sha256,
+                own_name=MODELS[config.model].own_name if config.model in MODELS else None,
             )
         self.seconds = 0.0
         self._lines: list[str] = []  # of the log
@@ -121,13 +128,13 @@ class TrainingRun:
             self.model,
             self.method,
             optimizer=optimizer,
-            total_steps=self.total_steps,
+            total_steps=self._method_steps,
             steps_per_epoch=self.steps_per_epoch,
             include=config.include,
             exclude=config.exclude,
             frozen=config.frozen,
             example_inputs=data.example(),
-            phases=self.phases,
+            phases=self._method_phases,
             probe=Probe(_ProbeBatches(config, data), _criterion(config)),
             pretrained=config.init is not None,
             seed=fold(config.seed, RunStream.MASKS),
@@ -171,6 +178,8 @@ class TrainingRun:
             for _ in self.loop.updates(log, reporter):
                 now = time.monotonic()
                 self.seconds = seconds_before + now - started
+                if self._is_quantized(self.loop.step):
+                    self._begin_quantization()
                 # All ranks hold the same state. The first one, which has the log, writes it.
                 due = now - last_checkpoint >= self.config.checkpoint_seconds
                 if log is not None and due:
@@ -180,6 +189,27 @@ class TrainingRun:
             self.loop.check_finite()
         if log is not None:
             self._lines = log.lines
+
+    def _is_quantized(self, step: int) -> bool:
+        """Return whether the masks are final and the weights integers after this many updates."""
+        return self.config.quantize is not None and step >= self._method_steps
+
+    def _begin_quantization(self, *, resumed: bool = False) -> None:
+        """Replace the sparsifier by a quantizer, unless that is done; see `_is_quantized`.
+
+        If the run is resumed, the checkpoint has the weights and masks.
+        """
+        sparsifier, config = self.loop.sparsifier, self.config
+        assert config.quantize is not None
+        if isinstance(sparsifier, Quantizer):
+            return
+        if resumed:
+            sparsifier.discard()
+        else:
+            sparsifier.finalize()
+        self.loop.sparsifier = Quantizer(
+            self.model, config.quantize, include=config.include, exclude=config.exclude
+        )
 
     def finish(self, directory: RunDirectory) -> dict[str, Any]:
         """Finalize the masks, measure the network, write artifact and record."""
@@ -203,7 +233,13 @@ class TrainingRun:
             earlier_versions=self._versions[:-1],
         )
         if self._is_first_rank:
-            save(self.model, directory.artifact, metadata=artifact_metadata(record), overwrite=True)
+            save(
+                self.model,
+                directory.artifact,
+                metadata=artifact_metadata(record),
+                values=None if self.config.quantize is None else self.config.quantize.values,
+                overwrite=True,
+            )
             record["bytes"] = directory.artifact.stat().st_size
             record["history"] = thin_history(self._lines)
             directory.write_record(record)
@@ -231,6 +267,8 @@ class TrainingRun:
                 f"{path}: was written while training on different data; restore the original data, "
                 "or pass its new place as --data-dir."
             )
+        if self._is_quantized(state["step"]):
+            self._begin_quantization(resumed=True)
         for key, rule in self._state_rules(state["step"]).items():
             rule(state[key], field[key])
         lines = self._checked_lines(state, path)
@@ -267,8 +305,14 @@ class TrainingRun:
         return {
             "model": schema.model_state(self.model.state_dict()),
             "optimizer": self._optimizer_rule(),
-            "sparsifier": schema.sparsifier_state(self.loop.sparsifier, self.model, step=step),
+            "sparsifier": self._sparsifier_rule(step),
         }
+
+    def _sparsifier_rule(self, step: int) -> schema.Rule:
+        sparsifier = self.loop.sparsifier
+        if isinstance(sparsifier, Quantizer):
+            return schema.quantizer_state(sparsifier)
+        return schema.sparsifier_state(sparsifier, self.model, step=step)
 
     def _optimizer_rule(self) -> schema.Rule:
         settings = self.config.optimizer

@@ -25,7 +25,7 @@ from probmask.files import is_failure, write_atomically
 from probmask.masking.method import Phase
 from probmask.models.own_code import untrusted
 from probmask.parsing import check_plain
-from probmask.training.config import TrainConfig, load_config, make_method, own_code, to_table
+from probmask.training.config import TrainConfig, load_config, own_code, phases_of, to_table
 from probmask.training.metrics import read_log
 from probmask.training.record_format import read_record
 from probmask.training.trusted_runs import is_trusted_run, remember_run
@@ -324,7 +324,7 @@ def _read_state(path: Path, *, busy: bool) -> RunState:
         path=path,
         config=config,
         status="finished" if record is not None else "training" if busy else "stopped",
-        phases=make_method(config).phases(config.epochs),
+        phases=phases_of(config),
         history=tuple(history),
         damaged_lines=damaged,
         record=record,

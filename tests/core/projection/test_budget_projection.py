@@ -2,7 +2,6 @@
 
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,8 +14,10 @@ from torch import Tensor
 
 from probmask.core.projection import budget_projection, project_
 from probmask.core.projection.passes import kernels_over
+from probmask.core.shards import Shards
 from probmask.errors import InputError, NonFiniteError
 from reference.projection import project, project_huge, project_with_costs
+from reference.thread_shards import on_shards
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -481,43 +482,11 @@ def test_other_dtypes_raise(dtype: torch.dtype) -> None:
 # Shards
 
 
-class Ranks:
-    """All-reduce between threads that sums in the order of the ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.partials: list[Tensor] = [torch.empty(0)] * size
-
-    def reduce(self, rank: int) -> Callable[[Tensor], Tensor]:
-        def total(partial: Tensor) -> Tensor:
-            assert partial.dtype == torch.float64
-            assert partial.dim() == 1
-            assert len(partial) <= 4
-            self.partials[rank] = partial
-            self.barrier.wait()
-            whole = torch.stack(self.partials).sum(0)
-            self.barrier.wait()
-            return whole
-
-        return total
-
-
 def project_shards(shards: list[list[Tensor]], keep: float) -> list[float | Exception]:
-    ranks = Ranks(len(shards))
-    results: list[float | Exception] = [math.nan] * len(shards)
+    def project(rank: Shards) -> float:
+        return project_(shards[rank.index], keep, shards=rank)
 
-    def run(rank: int) -> None:
-        try:
-            results[rank] = project_(shards[rank], keep, reduce=ranks.reduce(rank))
-        except NonFiniteError as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(shards))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return on_shards(len(shards), project)
 
 
 @pytest.mark.parametrize("keep", [0.0, 100.5, 3000.0, 1e9])

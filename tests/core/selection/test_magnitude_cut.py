@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from probmask.core.selection import cut_between, cut_by_magnitude
 from probmask.core.selection.magnitude_cut import cut_joined
-from probmask.core.selection.magnitude_search import MagnitudeSearch
+from probmask.core.selection.magnitude_search import Magnitudes, MagnitudeSearch
+from probmask.core.shrinkage import Growth
 from probmask.errors import NonFiniteError
 from reference.selection import select_top
 
 pytestmark = pytest.mark.usefixtures("backend")
 
-NAMES = ["a", "b", "c"]
+NAMES, SCALES = ["a", "b", "c"], (1.0, 2.0, 1.0)
 
 
 def check(weights, scales, keep):
@@ -104,7 +105,43 @@ def test_a_good_prediction_needs_no_sample(monkeypatch):
     _, threshold = cut_by_magnitude(weights, (1.0,), 3000, NAMES[:1])
     monkeypatch.setattr(MagnitudeSearch, "_sample", None)
     for near in (threshold, 1.001 * threshold):
-        assert MagnitudeSearch(kernels, weights, (1.0,)).masks(3000, near=near)[1] == threshold
+        search = MagnitudeSearch(kernels, [Magnitudes(kernels, weights[0], 1.0)])
+        assert search.masks(3000, near=near)[1] == threshold
+
+
+@pytest.mark.parametrize("power", [2.0, 3.0])
+@pytest.mark.parametrize("moved", [0.0, 1e-3, 0.3])
+@pytest.mark.parametrize("fraction", [0.0, 0.9, 1.0])
+def test_growths_are_cut_like_the_tensors_of_their_values(fraction, moved, power):
+    """Where nothing has moved, c = 1 leaves only ties; small moves are far below the weights."""
+    torch.manual_seed(0)
+    shapes = [(100, 200), (40, 30, 3, 3), (37,)]
+    starts = [torch.randn(shape) for shape in shapes]
+    weights = [start + moved * torch.randn(start.shape) for start in starts]
+    weights[1] = weights[1].contiguous(memory_format=torch.channels_last)
+    pair = torch.tensor(fraction), torch.tensor(power)
+    growths = [Growth(starts[0], *pair), Growth(starts[1], *pair), None]
+    values = [w if each is None else each(w) for w, each in zip(weights, growths, strict=True)]
+    for keep in (1, 600, 15_000, 30_000):
+        expected, threshold = cut_by_magnitude(values, SCALES, keep, NAMES)
+        for near in (0.0, threshold, 1.001 * threshold):
+            masks, found = cut_by_magnitude(
+                weights, SCALES, keep, NAMES, near=near, growths=growths
+            )
+            # Other kernels compute the growths here, which may round in another way.
+            assert found == pytest.approx(threshold, rel=1e-6)
+            assert sum(int(mask.sum()) for mask in masks) == keep
+            for mask, other, value, scale in zip(masks, expected, values, SCALES, strict=True):
+                clear = (value.abs() * scale - threshold).abs() > 1e-6 * threshold
+                assert torch.equal(mask[clear], other[clear])
+                assert threshold > 0 or torch.equal(mask, other)  # ties of zeros
+
+
+def test_nan_in_a_growth_raises():
+    weight = torch.tensor([1.0, math.nan, 3.0])
+    growth = Growth(torch.ones(3), torch.tensor(0.5), torch.tensor(3.0))
+    with pytest.raises(NonFiniteError, match=r"\(a\) contains NaN"):
+        cut_by_magnitude([weight], (1.0,), 1, ["a"], growths=[growth])
 
 
 @pytest.mark.parametrize("name", ["normal", "misleading", "equal but one"])
@@ -112,7 +149,8 @@ def test_windows_and_histograms_find_the_same_value(name):
     kernels = pytest.importorskip("probmask.core.selection.magnitude_kernels")
     torch.manual_seed(0)
     weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
-    cut = MagnitudeSearch(kernels, weights, (1.0, 2.0, 0.5))
+    pairs = zip(weights, (1.0, 2.0, 0.5), strict=True)
+    cut = MagnitudeSearch(kernels, [Magnitudes(kernels, *pair) for pair in pairs])
     for keep in (1, 3000, 60_000, 139_999):
         exact = cut._search_histograms(keep)
         hits = name == "normal" and 1 < keep < 139_999  # a sample cannot predict extremes

@@ -1,4 +1,4 @@
-"""Tied probabilities: the random initial values fade out as in the reference."""
+"""Tied probabilities: the initial values fade out, or are discounted, as in the reference."""
 
 import copy
 import io
@@ -32,9 +32,16 @@ def conv_network(weights, others, batch):
     return functional.cross_entropy(x, y)
 
 
-@pytest.mark.parametrize("forget_by", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"forget_by": part, "discount": 0.0} for part in (0.0, 0.3, 0.5, 1.0)),
+        *({"discount": part} for part in (0.5, 1.0)),
+    ],
+    ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items() if value),
+)
 @pytest.mark.parametrize("sparsity", [0.8, 0.96])
-def test_every_update_equals_the_reference(forget_by, sparsity):
+def test_every_update_equals_the_reference(settings, sparsity):
     batches = make_batches("conv", STEPS)
     plain = build("conv")
     expected = []
@@ -46,10 +53,10 @@ def test_every_update_equals_the_reference(forget_by, sparsity):
         sparsity=sparsity,
         lr=0.1,
         total=STEPS,
-        forget_by=forget_by,
+        **settings,
         seen=expected.append,
     )
-    model, optimizer, sparsifier = begin("conv", sparsity=sparsity, forget_by=forget_by)
+    model, optimizer, sparsifier = begin("conv", sparsity=sparsity, **settings)
     for batch, now in zip(batches, expected, strict=True):
         step(model, optimizer, batch)
         for (_, weight), by_hand in zip(parts(sparsifier), now, strict=True):
@@ -118,17 +125,18 @@ def test_only_trained_weights_fade(handed_over):
     assert not torch.equal(second, given)
 
 
+@pytest.mark.parametrize("settings", [{}, {"discount": 1.0}], ids=["fading", "discounting"])
 @pytest.mark.parametrize("stop", [1, 4, 9, 10, 12])
-def test_resuming_while_fading_is_bit_identical(stop):
+def test_resuming_is_bit_identical(stop, settings):
     batches = make_batches("conv", STEPS)
-    whole = begin("conv")
+    whole = begin("conv", **settings)
     train(*whole[:2], batches)
-    first = begin("conv")
+    first = begin("conv", **settings)
     train(*first[:2], batches[:stop])
     file = io.BytesIO()
     torch.save([part.state_dict() for part in first], file)
     file.seek(0)
-    second = begin("conv", model=build("conv", seed=9))
+    second = begin("conv", model=build("conv", seed=9), **settings)
     for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
         part.load_state_dict(state)
     train(*second[:2], batches[stop:])
@@ -137,7 +145,7 @@ def test_resuming_while_fading_is_bit_identical(stop):
 
 def test_the_default_fades_only_fresh_networks():
     def forget_by(model, name="conv", **settings):
-        model, optimizer, sparsifier = begin(model=model, **settings)
+        model, optimizer, sparsifier = begin(model=model, discount=None, **settings)
         train(model, optimizer, make_batches(name, 1))
         return sparsifier._masker.forget_by
 
@@ -164,19 +172,50 @@ def test_the_default_fades_only_fresh_networks():
 @pytest.mark.parametrize(
     ("kind", "expected"), [(torch.optim.SGD, 0.5), (torch.optim.AdamW, 0), (torch.optim.Adam, 0)]
 )
-def test_the_default_does_not_fade_with_adam(kind, expected):
+def test_the_default_discounts_instead_of_fading_with_adam(kind, expected):
     model = build("conv")
     optimizer = kind(model.parameters(), lr=1e-3)
     method = probmask.TiedProbMask(sparsity=0.8)
     sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
     train(model, optimizer, make_batches("conv", 1))
     assert sparsifier._masker.forget_by == expected
+    assert sparsifier._masker.discount == (0 if expected else 1)
+
+
+@pytest.mark.parametrize("discount", [0.4, 1.0])
+def test_the_discount_is_the_present_sparsity_and_ends_with_the_choice(discount):
+    model, optimizer, sparsifier = begin("conv", sparsity=0.8, discount=discount)
+    start = [weight.detach().clone() for _, weight in parts(sparsifier)]
+    for count, batch in enumerate(make_batches("conv", STEPS - 1), 1):
+        step(model, optimizer, batch)
+        sparsity = sparsifier.metrics()["expected_sparsity"]
+        for (mask, _), given in zip(parts(sparsifier), start, strict=True):
+            if count / STEPS < 0.9:  # choose_at
+                assert torch.equal(mask.initial, given)
+                assert float(mask.discount) == pytest.approx(discount * sparsity)
+            else:
+                assert mask.initial is None
+
+
+def test_the_choice_does_not_change_the_network():
+    """Discount and threshold are folded into the weights."""
+    model, optimizer, sparsifier = begin("conv", sparsity=0.8, discount=1.0, total_steps=100)
+    train(model, optimizer, make_batches("conv", 89))
+    optimizer.param_groups[0]["lr"] = 0.0
+    model.eval()
+    batch = make_batches("conv", 1)[0]
+    before = model(batch[0])
+    assert all(mask.initial is not None for mask, _ in parts(sparsifier))
+    loss_of(model, batch).backward()
+    optimizer.step()
+    assert all(mask.initial is None for mask, _ in parts(sparsifier))
+    torch.testing.assert_close(model(batch[0]), before, rtol=1e-4, atol=1e-5)
 
 
 def test_the_decision_is_logged(caplog):
     caplog.set_level("INFO", "probmask")
     for name, message in (("conv", "fades the initial values"), ("mlp", "may be pretrained")):
-        model, optimizer, _ = begin(model=build(name))
+        model, optimizer, _ = begin(model=build(name), discount=None)
         train(model, optimizer, make_batches(name, 1))
         assert message in caplog.messages[-1]
     assert len(caplog.messages) == 2
@@ -239,19 +278,20 @@ def test_a_repeated_closure_does_not_change_the_initial_values():
 
 @pytest.mark.parametrize("after", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("before", [torch.float32, torch.float64, torch.bfloat16])
-def test_precision_may_change_while_initial_values_fade(before, after):
-    model, optimizer, sparsifier = begin("conv", sparsity=0.8, forget_by=0.9)
+@pytest.mark.parametrize("settings", [{"forget_by": 0.9}, {"discount": 1.0}], ids=str)
+def test_precision_may_change(settings, before, after):
+    model, optimizer, sparsifier = begin("conv", sparsity=0.8, **settings)
     model.to(before)
     batches = make_batches("conv", 6)
     train(model, optimizer, [(x.to(before), y) for x, y in batches[:3]])
     model.to(after)
     train(model, optimizer, [(x.to(after), y) for x, y in batches[3:]])
-    again, _, resumed = begin("conv", sparsity=0.8, forget_by=0.9)
+    again, _, resumed = begin("conv", sparsity=0.8, **settings)
     again.to(after)
     resumed.load_state_dict(sparsifier.state_dict())
     for (mask, weight), (same, _) in zip(parts(sparsifier), parts(resumed), strict=True):
         assert weight.dtype == after
         assert weight.isfinite().all()
-        # Not rounded to the weights' precision, so that a resumed run fades the same values.
+        # Not rounded to the weights' precision, so that a resumed run has the same values.
         assert mask.initial.dtype == same.initial.dtype == before
         assert torch.equal(mask.initial, same.initial)

@@ -27,11 +27,13 @@ from probmask.core.projection.passes import (
     float32,
     kernels_over,
 )
+from probmask.core.shards import WHOLE, Shards
 from probmask.errors import InputError, NonFiniteError
 
 # The sample has at least _SAMPLE entries, if there are that many, and at least every _STRIDE-th. It
 # predicts sums to about 1 %.
 _SAMPLE, _STRIDE = 1 << 15, 256
+_SENT = 1 << 12  # entries that the ranks send to each other
 # The search stops at |Σ c·s - keep| / keep below this; rounding s to fp32 adds at most 1.2e-7.
 _TOLERANCE = 2e-7
 
@@ -42,7 +44,7 @@ def project_(
     *,
     costs: Sequence[Tensor | float] | None = None,
     names: Sequence[str] | None = None,
-    reduce: Callable[[Tensor], Tensor] | None = None,
+    shards: Shards = WHOLE,
 ) -> float:
     """argmin over s of ‖s - z‖² subject to 0 ≤ s ≤ 1 and Σ c·s ≤ keep, in place.
 
@@ -56,8 +58,8 @@ def project_(
         keep: the budget, ≥ 0.
         costs: c, positive; one number or one tensor of the same shape per tensor; 1 by default.
         names: the names of the tensors, for error messages.
-        reduce: a function that sums a small 1-D fp64 tensor over all ranks, if each rank has a
-            shard of the entries.
+        shards: the division of the entries, if each rank has a shard of them. The ranks send a
+            few scalars and one sample of at most 64 KiB.
 
     Returns:
         v, the shift.
@@ -81,7 +83,7 @@ def project_(
         )
 
     def total(part: Tensor) -> list[float]:
-        whole: list[float] = (reduce(part) if reduce else part).tolist()
+        whole: list[float] = shards.total(part).tolist()
         return whole
 
     keep = float(keep)  # NumPy scalars warn on overflow to infinity, Python floats do not
@@ -91,7 +93,7 @@ def project_(
     if keep == 0 or extent.top == 0:
         shift = Shift(extent.top, extent.top, 1.0)  # every v ≥ max z/c gives Σ c·s = 0
     else:
-        shift = _solve(passes, _Sample(passes, extent, total), keep, extent)
+        shift = _solve(passes, _Sample(passes, extent, shards), keep, extent)
     passes.write_(shift)
     for site in sites:
         if not site.ordered.is_contiguous():
@@ -273,11 +275,15 @@ class _Bracket:
 class _Sample:
     """Every stride-th entry; predicts Σ c·clip(z - v·c, 0, 1) and its inverse."""
 
-    def __init__(self, passes: Passes, extent: Extent, total: Total) -> None:
+    def __init__(self, passes: Passes, extent: Extent, shards: Shards) -> None:
         self.top = extent.top
         self.seen: tuple[float, float] | None = None
-        self.sum_and_slope, size = passes.sample()
-        self.scale = extent.n / max(1.0, total(torch.tensor([size], dtype=torch.float64))[0])
+        if shards.count == 1:
+            self.sum_and_slope, size = passes.sample()
+        else:
+            z, c = _gathered(*passes.sampled(), shards)
+            self.sum_and_slope, size = PlainPasses([Entries(z, z, c, "")], Tensor.tolist).sample()
+        self.scale = extent.n / max(1, size)
 
     def invert(self, keep: float, v: float, *, within: float) -> float:
         """Return the v at which the sample predicts a sum of ``keep``, searching from v."""
@@ -297,6 +303,22 @@ class _Sample:
         self.seen = total, excess
         keep = total - excess / (ratio if 0.25 < ratio < 4 else 1.0)
         return self.invert(keep, v, within=1e-3 * abs(excess)) if keep > 0 else math.nan
+
+
+def _gathered(z: Tensor, c: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+    """Return the sampled entries of all ranks and their costs, at most _SENT of them.
+
+    A search that asks all ranks for the sum at each v would take many more messages.
+    """
+    sizes = shards.gathered(torch.tensor([len(z)])).flatten().tolist()
+    step = -(-sum(sizes) // _SENT) | 1
+    longest = -(-max(sizes) // step)
+    sent = z.new_full((2, longest), torch.nan)
+    for row, x in zip(sent, (z, c), strict=True):
+        row[: len(x[::step])] = x[::step]
+    found = shards.gathered(sent).movedim(1, 0).flatten(1)
+    z, c = found[:, ~found[0].isnan()]
+    return z, c
 
 
 def _stride_for(n: int) -> int:

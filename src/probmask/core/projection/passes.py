@@ -22,6 +22,7 @@ _CHUNK = 1 << 19
 # Entries per kernel call: they stay in the cache. The pieces do not depend on the number of
 # threads, so ranks with different numbers of threads get the same bits.
 _PIECE = 1 << 16
+_NOTHING = torch.zeros(0, dtype=torch.float64)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 Cost = Tensor | float
@@ -81,6 +82,10 @@ class Passes(ABC):
         """Return `sum_and_slope` of every stride-th entry, and their number on this rank."""
 
     @abstractmethod
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Return every stride-th entry on this rank, and its cost, in fp64."""
+
+    @abstractmethod
     def weighted_sum(self, v: float, keep: float, extent: Extent, *, exact: bool) -> float:
         """Σ c·clip(z - v·c, 0, 1), in fp64 if ``exact``."""
 
@@ -114,19 +119,22 @@ class PlainPasses(Passes):
 
     def sample(self) -> tuple[SumAndSlope, int]:
         """Return `sum_and_slope` of every stride-th entry, and their number on this rank."""
-        step = self._stride
-        # Joined, because many small tensors would take much longer than one.
-        pieces = [site.z[::step].double() for site in self._sites] or [torch.zeros(0).double()]
-        z = torch.cat(pieces)
+        z, costs = self.sampled()
         positive = z > 0  # the other entries are 0 at every v ≥ 0
-        each = [torch.as_tensor(s.c, dtype=z.dtype, device=z.device) for s in self._sites]
         unit = all(not isinstance(site.c, Tensor) and site.c == 1 for site in self._sites)
-        c: Cost = 1.0
-        if not unit:
-            pairs = zip(each, self._sites, strict=True)
-            c = torch.cat([t.expand(len(site.z))[::step] for t, site in pairs])[positive]
+        c: Cost = 1.0 if unit else costs[positive]
         sampled = PlainPasses([Entries(z[positive], z[positive], c, "")], self._total)
         return sampled.sum_and_slope, len(z)
+
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Return every stride-th entry on this rank, and its cost, in fp64."""
+        step = self._stride
+        # Joined, because many small tensors would take much longer than one.
+        z = torch.cat([site.z[::step].double() for site in self._sites] or [_NOTHING])
+        each = [torch.as_tensor(s.c, dtype=z.dtype, device=z.device) for s in self._sites]
+        pairs = zip(each, self._sites, strict=True)
+        c = torch.cat([t.expand(len(site.z))[::step] for t, site in pairs] or [_NOTHING])
+        return z, c
 
     def weighted_sum(self, v: float, keep: float, extent: Extent, *, exact: bool) -> float:
         """Σ c·clip(z - v·c, 0, 1), with fewer operations where unit costs allow it."""
@@ -213,6 +221,12 @@ class CompiledPasses(Passes):
             return self._reduce([(self._kernels.sum_and_count(z, v * c), c) for z, c in pieces])
 
         return sum_and_slope, sum(len(z) for z, _ in pieces)
+
+    def sampled(self) -> tuple[Tensor, Tensor]:
+        """Return every stride-th entry on this rank, and its cost, in fp64."""
+        pairs = [(torch.from_numpy(z).double(), c) for z, c in self._sampled]
+        z = torch.cat([z for z, _ in pairs] or [_NOTHING])
+        return z, torch.cat([torch.full_like(z, c) for z, c in pairs] or [_NOTHING])
 
     def weighted_sum(self, v: float, keep: float, extent: Extent, *, exact: bool) -> float:
         """Σ c·clip(z - v·c, 0, 1), always in fp64."""

@@ -4,12 +4,14 @@
 """
 
 from probmask.core.selection.magnitude_cut import cut_between, cut_by_magnitude
+from probmask.core.selection.sharded_top_k import nth_largest
 from probmask.core.selection.top_k import kept_counts, select_in_each, select_top, select_within
 
 __all__ = [
     "cut_between",
     "cut_by_magnitude",
     "kept_counts",
+    "nth_largest",
     "select_in_each",
     "select_top",
     "select_within",

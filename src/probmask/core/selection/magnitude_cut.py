@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from probmask.core.kernel_runner import kernels_for, storage_vectors
-from probmask.core.selection.magnitude_search import MagnitudeSearch
+from probmask.core.selection.magnitude_search import Growths, Magnitudes, MagnitudeSearch
 from probmask.core.selection.top_k import select_top
+from probmask.core.shards import WHOLE, Shards
+from probmask.core.shrinkage import Growth
 
 
 def cut_by_magnitude(
@@ -23,6 +25,8 @@ def cut_by_magnitude(
     *,
     into: Sequence[Tensor] | None = None,
     near: float = 0.0,
+    growths: Sequence[Growth | None] | None = None,
+    shards: Shards = WHOLE,
 ) -> tuple[list[Tensor], float]:
     """Masks of the ``keep`` largest |w|·scale of all tensors jointly, and their threshold θ.
 
@@ -38,6 +42,8 @@ def cut_by_magnitude(
             memory order allows it. Use the returned masks in any case.
         near: a prediction of θ, which makes the search faster if it is within 0.2 %. It does not
             change the result.
+        growths: rules by which the growth of a tensor takes the place of w, or None for w itself.
+        shards: the division of the tensors, if ``weights`` are the shards of this rank.
 
     Returns:
         One boolean mask per tensor, and θ as defined by `cut_between`.
@@ -53,17 +59,26 @@ def cut_by_magnitude(
         ([[True, False], [True, False]], 2.5)
     """
     weights = [weight.detach() for weight in weights]
+    growths = growths or [None] * len(weights)
+    if shards.count > 1:
+        values = _magnitudes(weights, scales, growths)
+        masks = select_top(values, keep, names=names, shards=shards)
+        return masks, cut_between(values, masks, shards)
     kernels = kernels_for("selection.magnitude_kernels", *weights)
     size = sum(weight.numel() for weight in weights)
     dense_fp32 = all(w.dtype == torch.float32 and storage_vectors(w) for w in weights)
-    if kernels is not None and dense_fp32 and 0 < keep < size:
-        found = MagnitudeSearch(kernels, weights, scales).masks(keep, into, near)
+    cubic = all(each is None or each.is_cubic(w) for each, w in zip(growths, weights, strict=True))
+    if kernels is not None and dense_fp32 and cubic and 0 < keep < size:
+        entries = [
+            Magnitudes(kernels, weight, scale)
+            if growth is None
+            else Growths(kernels, weight, growth, scale)
+            for weight, scale, growth in zip(weights, scales, growths, strict=True)
+        ]
+        found = MagnitudeSearch(kernels, entries).masks(keep, into, near)
         if found is not None:
             return found
-    values = [
-        weight.abs() if scale == 1 else weight.abs().float() * scale
-        for weight, scale in zip(weights, scales, strict=True)
-    ]
+    values = _magnitudes(weights, scales, growths)
     devices, dtypes = {value.device for value in values}, {value.dtype for value in values}
     if len(devices) == len(dtypes) == 1 and "cpu" not in {device.type for device in devices}:
         masks, threshold = cut_joined(values, keep)
@@ -73,7 +88,18 @@ def cut_by_magnitude(
     return masks, cut_between(values, masks)
 
 
-def cut_between(values: Sequence[Tensor], masks: Sequence[Tensor]) -> float:
+def _magnitudes(
+    weights: Sequence[Tensor], scales: Sequence[float], growths: Sequence[Growth | None]
+) -> list[Tensor]:
+    """|w|·scale of each tensor, or of its growth."""
+    grown = [w if each is None else each(w) for w, each in zip(weights, growths, strict=True)]
+    return [
+        weight.abs() if scale == 1 else weight.abs().float() * scale
+        for weight, scale in zip(grown, scales, strict=True)
+    ]
+
+
+def cut_between(values: Sequence[Tensor], masks: Sequence[Tensor], shards: Shards = WHOLE) -> float:
     """θ = (1 - k)·max pruned + k·min kept, with k the fraction kept: the (1 - k)-quantile.
 
     This is the linearly interpolated quantile at position (1 - k)(n - 1). Exactly the kept entries
@@ -82,6 +108,7 @@ def cut_between(values: Sequence[Tensor], masks: Sequence[Tensor]) -> float:
     Args:
         values: the tensors, not negative.
         masks: the masks of the largest entries, one per tensor.
+        shards: the division of the tensors, if ``values`` are the shards of this rank.
 
     Returns:
         θ, which is 0 if all entries are kept.
@@ -90,13 +117,16 @@ def cut_between(values: Sequence[Tensor], masks: Sequence[Tensor]) -> float:
         >>> cut_between([torch.tensor([1.0, 2.0, 4.0])], [torch.tensor([False, False, True])])
         2.6666666666666665
     """
-    pairs = [pair for pair in zip(values, masks, strict=True) if pair[0].numel()]
-    if not pairs:
-        return 0.0
     # One transfer for all tensors: every transfer waits for the GPU.
-    facts = torch.stack([_extremes(value, mask).to(pairs[0][0].device) for value, mask in pairs])
-    counts, maxima, minima = facts.cpu().unbind(1)
-    kept, size = int(counts.sum()), sum(value.numel() for value, _ in pairs)
+    facts = [
+        _extremes(value, mask).to(values[0].device)
+        for value, mask in zip(values, masks, strict=True)
+    ]
+    if not facts:
+        return 0.0
+    found = shards.gathered(torch.stack(facts)).flatten(0, 1)
+    counts, sizes, maxima, minima = found.cpu().unbind(1)
+    kept, size = int(counts.sum()), int(sizes.sum())
     pruned, least = float(maxima.amax()), float(minima.amin())
     if kept == size:
         return 0.0
@@ -134,9 +164,15 @@ def _kth_largest(flat: Tensor, k: int) -> Tensor:
 
 
 def _extremes(value: Tensor, mask: Tensor) -> Tensor:
-    """Return the number kept, the largest pruned value (0 if none) and the smallest kept, fp64."""
+    """Return, in fp64, the number kept, the size, the largest pruned and the smallest kept value.
+
+    The largest pruned value is 0 if there is none, and the smallest kept value is infinity.
+    """
+    if value.numel() == 0:
+        return torch.tensor([0.0, 0.0, 0.0, torch.inf], dtype=torch.float64, device=value.device)
     found = (
         mask.count_nonzero(),
+        torch.tensor(value.numel(), device=value.device),
         value.masked_fill(mask, 0.0).amax(),
         value.masked_fill(~mask, torch.inf).amin(),
     )

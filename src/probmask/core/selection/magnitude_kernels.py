@@ -1,4 +1,4 @@
-"""Kernels of `MagnitudeSearch`: passes over the bits of |x| scale.
+"""Kernels of `MagnitudeSearch`: passes over the bits of |x| scale, or of the growth of |x|.
 
 The bits of a nonnegative float, read as an integer, have the order of the floats. Numba infers the
 types; pyproject.toml excludes this file from mypy.
@@ -7,7 +7,7 @@ types; pyproject.toml excludes this file from mypy.
 import numpy as np
 
 from probmask.core.kernel_cache import cached_njit
-from probmask.core.vector_math import bits_of
+from probmask.core.vector_math import bits_of, cubic_growth
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 LOW = 15  # number of lower bits; there are 16 upper bits
@@ -80,4 +80,74 @@ def mark(x, scale, cut, out, places):
                     if equal < len(places):
                         places[equal] = begin + i
                     equal += 1
+    return equal, below
+
+
+@cached_njit(**_OPTIONS)
+def growths(x, start, factor, scale, out):
+    """out = (|x|³ - |factor start|³)^⅓ scale where positive, else 0."""
+    for i in range(len(x)):
+        out[i] = cubic_growth(abs(x[i]), factor * abs(start[i])) * scale
+
+
+@cached_njit(**_OPTIONS)
+def _largest_bits(x, scale):
+    """Return the largest bits of |x| scale."""
+    top = np.int32(0)
+    for i in range(len(x)):
+        top = max(top, bits_of(abs(x[i]) * scale))
+    return top
+
+
+@cached_njit(**_OPTIONS)
+def count_growth_window(x, start, factor, scale, base, counts):
+    """Do the same as `count_window` for growths.
+
+    A growth never exceeds |x|, so most blocks have none inside the window or above, which |x| tells
+    without reading ``start``.
+    """
+    end = np.int32(base + len(counts))
+    above, top = 0, np.int32(0)
+    grown = np.empty(_BLOCK, np.float32)
+    for begin in range(0, len(x), _BLOCK):
+        part = slice(begin, min(len(x), begin + _BLOCK))
+        highest = _largest_bits(x[part], scale)
+        top = max(top, highest)
+        if highest < base:
+            continue
+        u = grown[: len(x[part])]
+        growths(x[part], start[part], factor, scale, u)
+        for i in range(len(u)):
+            bits = bits_of(u[i])
+            above += bits >= end
+            if (bits >= base) & (bits < end):
+                counts[bits - base] += 1
+    return above, top
+
+
+@cached_njit(**_OPTIONS)
+def mark_growth(x, start, factor, scale, cut, out, places):
+    """Do the same as `mark` for growths.
+
+    A block in which no |x| exceeds the largest growth below the cut that was found so far has
+    neither entries to keep nor a larger one.
+    """
+    equal, below = 0, np.int32(-1)
+    grown = np.empty(_BLOCK, np.float32)
+    for begin in range(0, len(x), _BLOCK):
+        part = slice(begin, min(len(x), begin + _BLOCK))
+        highest, o = _largest_bits(x[part], scale), out[part]
+        if (highest < cut) & (highest <= below):
+            o[:] = False
+            continue
+        u = grown[: len(o)]
+        growths(x[part], start[part], factor, scale, u)
+        for i in range(len(u)):
+            bits = bits_of(u[i])
+            o[i] = bits > cut
+            below = max(below, bits if bits < cut else np.int32(-1))
+            if bits == cut:
+                if equal < len(places):
+                    places[equal] = begin + i
+                equal += 1
     return equal, below

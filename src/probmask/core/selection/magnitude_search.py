@@ -10,7 +10,7 @@ The bits of a nonnegative float, read as an integer, have the order of the float
 means this integer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from probmask.core.kernel_runner import Span, map_spans, storage_vectors
+from probmask.core.shrinkage import Growth
 
 # The sample has at least _SAMPLE entries, in runs of one cache line each. Every step-th run is
 # taken. The steps are prime: a step with a factor in common with the shape of a weight would
@@ -34,17 +35,104 @@ _LARGEST = 0x7FFFFFFF  # of all bits
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
-class MagnitudeSearch:
-    """One search through dense fp32 weights in CPU memory."""
+class Magnitudes:
+    """The values |w| scale of a dense fp32 tensor in CPU memory."""
 
-    def __init__(self, kernels: Any, weights: Sequence[Tensor], scales: Sequence[float]) -> None:
+    def __init__(self, kernels: Any, weight: Tensor, scale: float) -> None:
+        self.weight = weight
+        self._kernels, self._x, self._scale = kernels, _array(weight), np.float32(scale)
+
+    def count_window(self, begin: int, end: int, base: int, counts: Any) -> tuple[int, int]:
+        """Count the values in a window; return the number above it and the largest bits."""
+        above, top = self._kernels.count_window(self._x[begin:end], self._scale, base, counts)
+        return int(above), int(top)
+
+    def count_upper(self, begin: int, end: int, counts: Any) -> None:
+        """Add the histogram of the upper bits."""
+        self._kernels.count_upper(self._x[begin:end], self._scale, counts)
+
+    def count_lower(self, begin: int, end: int, upper: int, counts: Any) -> None:
+        """Add the histogram of the lower bits of the values with these upper bits."""
+        self._kernels.count_lower(self._x[begin:end], self._scale, np.int32(upper), counts)
+
+    def mark(self, begin: int, end: int, cut: Any, out: Any, places: Any) -> tuple[int, int]:
+        """Mark the values above the cut; return the number equal and the largest bits below."""
+        equal, below = self._kernels.mark(self._x[begin:end], self._scale, cut, out, places)
+        return int(equal), int(below)
+
+    def sample(self, step: int) -> Any:
+        """Return the values of every step-th run of entries."""
+        with np.errstate(over="ignore"):
+            return np.abs(_every_run(self._x, step)) * self._scale
+
+    def values(self) -> Any:
+        """Return all values, in the shape of the tensor."""
+        return np.abs(self.weight.numpy()) * self._scale
+
+
+class Growths:
+    """The values u scale, with the growth u of a dense fp32 tensor in CPU memory, for p = 3."""
+
+    def __init__(self, kernels: Any, weight: Tensor, growth: Growth, scale: float) -> None:
+        self.weight = weight
         self._kernels = kernels
-        self._weights = weights
-        self._entries = [
-            (_array(weight), np.float32(scale))
-            for weight, scale in zip(weights, scales, strict=True)
-        ]
-        self._sizes = [weight.numel() for weight in weights]
+        start = growth.initial
+        if storage_vectors(weight, start) is None:
+            start = torch.empty_like(weight).copy_(start)  # in the memory order of the weight
+        self._x, self._start = _array(weight), _array(start)
+        self._factor, self._scale = np.float32(growth.factor.item()), np.float32(scale)
+
+    def count_window(self, begin: int, end: int, base: int, counts: Any) -> tuple[int, int]:
+        """Count the values in a window; return the number above it and the largest bits."""
+        above, top = self._kernels.count_growth_window(
+            *self._part(begin, end), np.int32(base), counts
+        )
+        return int(above), int(top)
+
+    def count_upper(self, begin: int, end: int, counts: Any) -> None:
+        """Add the histogram of the upper bits."""
+        self._kernels.count_upper(self._grown(begin, end), np.float32(1), counts)
+
+    def count_lower(self, begin: int, end: int, upper: int, counts: Any) -> None:
+        """Add the histogram of the lower bits of the values with these upper bits."""
+        grown = self._grown(begin, end)
+        self._kernels.count_lower(grown, np.float32(1), np.int32(upper), counts)
+
+    def mark(self, begin: int, end: int, cut: Any, out: Any, places: Any) -> tuple[int, int]:
+        """Mark the values above the cut; return the number equal and the largest bits below."""
+        equal, below = self._kernels.mark_growth(*self._part(begin, end), cut, out, places)
+        return int(equal), int(below)
+
+    def sample(self, step: int) -> Any:
+        """Return the values of every step-th run of entries."""
+        x, start = (np.ascontiguousarray(_every_run(each, step)) for each in (self._x, self._start))
+        out = np.empty_like(x)
+        self._kernels.growths(x, start, self._factor, self._scale, out)
+        return out
+
+    def values(self) -> Any:
+        """Return all values, in the shape of the tensor."""
+        out = torch.empty_like(self.weight)
+        _array(out)[:] = self._grown(0, len(self._x))
+        return out.numpy()
+
+    def _part(self, begin: int, end: int) -> tuple[Any, ...]:
+        return self._x[begin:end], self._start[begin:end], self._factor, self._scale
+
+    def _grown(self, begin: int, end: int) -> Any:
+        out = np.empty(end - begin, np.float32)
+        self._kernels.growths(*self._part(begin, end), out)
+        return out
+
+
+class MagnitudeSearch:
+    """One search through the values of several tensors."""
+
+    def __init__(self, kernels: Any, entries: Sequence[Magnitudes | Growths]) -> None:
+        self._kernels = kernels
+        self._entries = entries
+        self._weights = [each.weight for each in entries]
+        self._sizes = [weight.numel() for weight in self._weights]
         self._bins = _WINDOW if sum(self._sizes) < _LARGE else 2 * _WINDOW
 
     def masks(
@@ -63,8 +151,7 @@ class MagnitudeSearch:
             if taken == equal <= _FEW:
                 _array(masks[k])[marked.places[k]] = True
             elif taken:
-                weight, scale = self._weights[k].numpy(), self._entries[k][1]
-                places = np.nonzero(np.abs(weight) * scale == value)  # in row-major order
+                places = np.nonzero(self._entries[k].values() == value)  # in row-major order
                 masks[k].numpy()[tuple(index[:taken] for index in places)] = True
             rest -= taken
             pruned = max(pruned, cut if taken < equal else -1)
@@ -120,12 +207,7 @@ class MagnitudeSearch:
         """The sorted bits of a sample of the magnitudes."""
         largest_step = max(1, sum(self._sizes) // _SAMPLE)
         step = next(step for step in _STEPS if step <= largest_step)
-        runs = []
-        for x, scale in self._entries:
-            whole = len(x) // (step * _RUN) * step * _RUN
-            sampled = x[:whole].reshape(-1, step, _RUN)[:, 0].ravel() if whole else x[::step]
-            with np.errstate(over="ignore"):
-                runs.append(np.abs(sampled) * scale)
+        runs = [each.sample(step) for each in self._entries]
         return np.sort(np.concatenate(runs).view(np.int32))
 
     def _count_window(self, base: int) -> tuple[Any, int, int]:
@@ -134,9 +216,8 @@ class MagnitudeSearch:
         def part(spans: list[Span]) -> tuple[Any, int, int]:
             counts, above, largest = np.zeros(self._bins, np.int32), 0, 0
             for k, begin, end in spans:
-                x, scale = self._entries[k]
-                more, most = self._kernels.count_window(x[begin:end], scale, base, counts)
-                above, largest = above + int(more), max(largest, int(most))
+                more, most = self._entries[k].count_window(begin, end, base, counts)
+                above, largest = above + more, max(largest, most)
             return counts, above, largest
 
         counts, above, largest = zip(*map_spans(self._sizes, part), strict=True)
@@ -145,21 +226,22 @@ class MagnitudeSearch:
     def _search_histograms(self, keep: int) -> tuple[int, int] | None:
         """Return the same as `_search_windows` for any distribution of finite values, else None."""
         low = self._kernels.LOW
-        upper = self._histogram(1 << 31 - low, self._kernels.count_upper)
+        upper = self._histogram(1 << 31 - low, lambda each, *part: each.count_upper(*part))
         # These upper bits belong to infinity and NaN. `select_top` handles both.
         if upper[_INFINITY >> low :].any():
             return None
         first, rest = _bin_of(upper, keep)
-        lower = self._histogram(1 << low, self._kernels.count_lower, np.int32(first))
+        lower = self._histogram(
+            1 << low, lambda each, begin, end, counts: each.count_lower(begin, end, first, counts)
+        )
         last, rest = _bin_of(lower, rest)
         return first << low | last, rest
 
-    def _histogram(self, bins: int, count: Any, *digit: Any) -> Any:
+    def _histogram(self, bins: int, count: Callable[..., None]) -> Any:
         def part(spans: list[Span]) -> Any:
             counts = np.zeros(bins, np.int32)
             for k, begin, end in spans:
-                x, scale = self._entries[k]
-                count(x[begin:end], scale, *digit, counts)
+                count(self._entries[k], begin, end, counts)
             return counts
 
         return np.sum(map_spans(self._sizes, part), 0)
@@ -170,12 +252,9 @@ class MagnitudeSearch:
         def part(spans: list[Span]) -> list[tuple[int, int, int, Any]]:
             found = []
             for k, begin, end in spans:
-                x, scale = self._entries[k]
                 places = np.empty(_FEW, np.int64)
-                equal, below = self._kernels.mark(
-                    x[begin:end], scale, cut, masks[k][begin:end], places
-                )
-                found.append((k, int(equal), int(below), begin + places[:equal]))
+                equal, below = self._entries[k].mark(begin, end, cut, masks[k][begin:end], places)
+                found.append((k, equal, below, begin + places[:equal]))
             return found
 
         all_places: list[list[int]] = [[] for _ in masks]
@@ -199,6 +278,12 @@ class _Marked(NamedTuple):
     equal: list[int]
     places: list[list[int]]
     below: int
+
+
+def _every_run(x: Any, step: int) -> Any:
+    """Return every step-th run of entries."""
+    whole = len(x) // (step * _RUN) * step * _RUN
+    return x[:whole].reshape(-1, step, _RUN)[:, 0].ravel() if whole else x[::step]
 
 
 def _array(x: Tensor) -> Any:

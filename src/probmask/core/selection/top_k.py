@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from probmask.core.selection.ordered_bits import float_from, ordered_bits
+from probmask.core.selection.sharded_top_k import select_in_groups
+from probmask.core.shards import WHOLE, Shards
 from probmask.errors import InputError, NonFiniteError
 
 _DIGIT = 11  # bits per histogram (16 KiB per tensor); float32 has three digits, float64 six
@@ -27,6 +30,7 @@ def select_top(
     ties: Sequence[Tensor] | None = None,
     minimum: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
+    shards: Shards = WHOLE,
 ) -> list[Tensor]:
     """argmax over masks m of Σ m·v subject to Σ m = keep: the ``keep`` largest entries jointly.
 
@@ -40,6 +44,8 @@ def select_top(
         minimum: the number of entries to keep at least in each tensor. Each tensor's largest
             entries are taken first; they count towards ``keep``.
         names: the names of the tensors, for error messages.
+        shards: the division of the tensors, if ``values`` are the shards of this rank. ``keep``
+            and ``minimum`` are those of the whole tensors.
 
     Returns:
         One boolean mask per tensor, True where an entry is kept.
@@ -53,6 +59,8 @@ def select_top(
         >>> [mask.tolist() for mask in masks]
         [[True, False], [False, True]]
     """
+    if shards.count > 1:
+        return _select_sharded(values, keep, ties, minimum, names, shards)
     n = sum(v.numel() for v in values)
     if not (0 <= keep <= n and keep == int(keep)):
         raise InputError(
@@ -70,8 +78,14 @@ def select_in_each(
     *,
     ties: Sequence[Tensor] | None = None,
     names: Sequence[str],
+    shards: Shards = WHOLE,
 ) -> list[Tensor]:
-    """Masks of the `counts[i]` largest entries of each tensor i, by `select_top` on it alone."""
+    """Masks of the `counts[i]` largest entries of each tensor i, as of `select_top` on it alone."""
+    if shards.count > 1:
+        groups = range(len(values))
+        return select_in_groups(
+            "select_in_each", values, groups, counts, shards, ties=ties, names=names
+        )
     return [
         select_top([value], count, ties=None if ties is None else [ties[i]], names=[names[i]])[0]
         for i, (value, count) in enumerate(zip(values, counts, strict=True))
@@ -139,6 +153,26 @@ def kept_counts(masks: Sequence[Tensor]) -> list[int]:
         [1, 2]
     """
     return [int(torch.count_nonzero(m)) for m in masks]
+
+
+def _select_sharded(
+    values: Sequence[Tensor],
+    keep: int,
+    ties: Sequence[Tensor] | None,
+    minimum: Sequence[int] | None,
+    names: Sequence[str] | None,
+    shards: Shards,
+) -> list[Tensor]:
+    """Do what `select_top` does: first the minimum of each tensor, then all tensors together."""
+    call, taken = f"select_top(keep={keep})", None
+    if minimum is not None and any(minimum):
+        each = range(len(values))
+        taken = select_in_groups(call, values, each, minimum, shards, ties=ties, names=names)
+        keep -= sum(minimum)
+    joint = [0] * len(values)
+    return select_in_groups(
+        call, values, joint, [keep], shards, ties=ties, taken=taken, names=names
+    )
 
 
 class _Budget:
@@ -277,7 +311,7 @@ def _threshold(budget: _Budget, entries: dict[int, Tensor]) -> float:
             return -math.inf
         low += (fitting - 1) << shift
         entries = {i: _with_digits(entries[i], shift, low) for i in counts}
-    return _float_from(low, dtype)
+    return float_from(low, dtype)
 
 
 def _lowest_fitting_bin(
@@ -296,28 +330,11 @@ def _counts_from(x: Tensor, shift: int, low: int) -> Tensor:
     """Return for d = 0, …, _BINS the number of entries in bin d or higher, bin 0 being at low."""
     histogram = torch.zeros(_BINS + 1, dtype=torch.int64, device=x.device)
     for chunk in torch.split(x, _CHUNK):
-        bins = (_ordered_bits(chunk) >> shift) - (low >> shift)
+        bins = (ordered_bits(chunk) >> shift) - (low >> shift)
         histogram += torch.bincount(bins, minlength=_BINS + 1)
     return histogram.flip(0).cumsum(0).flip(0).cpu()
 
 
 def _with_digits(x: Tensor, shift: int, low: int) -> Tensor:
     chunks = torch.split(x, _CHUNK)
-    return torch.cat([c[_ordered_bits(c) >> shift == low >> shift] for c in chunks])
-
-
-def _ordered_bits(x: Tensor) -> Tensor:
-    """Return integers in the order of the floats: the bits, reversed for negative numbers.
-
-    In this order -0.0 comes just below 0.0. A threshold between the two is harmless, because
-    `_take_prefix` compares the floats, which are equal.
-    """
-    bits = x.view(torch.int64 if x.dtype == torch.float64 else torch.int32)
-    return bits ^ ((bits >> (torch.iinfo(bits.dtype).bits - 1)) & torch.iinfo(bits.dtype).max)
-
-
-def _float_from(ordered: int, dtype: torch.dtype) -> float:
-    """Return the float with these `_ordered_bits`."""
-    integer = torch.int64 if dtype == torch.float64 else torch.int32
-    bits = ordered ^ torch.iinfo(integer).max if ordered < 0 else ordered
-    return float(torch.tensor(bits, dtype=integer).view(dtype))
+    return torch.cat([c[ordered_bits(c) >> shift == low >> shift] for c in chunks])

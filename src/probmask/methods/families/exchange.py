@@ -15,6 +15,8 @@ from probmask.core.allocation import Spread
 from probmask.core.noise import Stream, uniform_
 from probmask.core.schedules import cosine
 from probmask.core.selection import select_top
+from probmask.core.shards import WHOLE, Shards
+from probmask.masking.masker import Masker
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.stored import StoredWeight, activate_, active_masks, magnitude
@@ -42,51 +44,77 @@ def gradient_magnitude(weight: Tensor) -> Tensor:
     return torch.zeros_like(magnitude(weight)) if weight.grad is None else magnitude(weight.grad)
 
 
-def largest(scores: Tensor, among: Tensor, count: int) -> Tensor:
+def largest(scores: Tensor, among: Tensor, count: int, shards: Shards = WHOLE) -> Tensor:
     """Return the mask of the ``count`` largest scores (≥ 0) in ``among``; ties by lower index."""
     if count == 0:
         return torch.zeros_like(among)
-    (chosen,) = select_top([torch.where(among, scores.float(), -1.0)], count)
+    values = [torch.where(among, scores.float(), -1.0)]
+    (chosen,) = select_top(values, count, shards=shards)
     return chosen
 
 
-def at_random(among: Tensor, count: int, seed: int, *counters: int) -> Tensor:
-    """Return the mask of ``count`` uniformly drawn entries of ``among``."""
-    return largest(
-        uniform_(torch.empty(among.shape, device=among.device), seed, *counters), among, count
-    )
+def at_random(
+    among: Tensor,
+    count: int,
+    seed: int,
+    *counters: int,
+    shape: tuple[int, ...] | None = None,
+    shards: Shards = WHOLE,
+) -> Tensor:
+    """Return the mask of ``count`` uniformly drawn entries of ``among``.
+
+    ``among`` may be a shard of a tensor of this ``shape``. The noise is that of the whole tensor,
+    so that the result does not depend on the number of ranks.
+    """
+    noise = torch.empty(among.shape if shape is None else shape, device=among.device)
+    return largest(shards.part(uniform_(noise, seed, *counters)), among, count, shards)
 
 
-def random_masks(sites: Sequence[Site], counts: Sequence[int], seed: int) -> list[Tensor]:
+def random_masks(
+    sites: Sequence[Site], counts: Sequence[int], seed: int, shards: Shards = WHOLE
+) -> list[Tensor]:
     """Return masks of ``counts`` uniformly drawn weights of each layer, to start training with."""
     return [
         at_random(
-            torch.ones_like(site.weight, dtype=torch.bool), count, seed, Stream.SPARSE_START, index
+            torch.ones_like(site.rows, dtype=torch.bool),
+            count,
+            seed,
+            Stream.SPARSE_START,
+            index,
+            shape=site.shape,
+            shards=shards,
         )
         for index, (site, count) in enumerate(zip(sites, counts, strict=True))
     ]
 
 
 def activate_at_random_(
-    masked: Sequence[StoredWeight], sites: Sequence[Site], spread: Spread, keep: int, seed: int
+    masker: Masker,
+    masked: Sequence[StoredWeight],
+    sites: Sequence[Site],
+    spread: Spread,
+    keep: int,
+    seed: int,
 ) -> None:
     """Start training with ``keep`` random weights, distributed over the layers by ``spread``."""
     counts = spread.counts([site.shape for site in sites], keep)
-    activate_(masked, [site.weight for site in sites], random_masks(sites, counts, seed))
+    activate_(masked, masker.weights, random_masks(sites, counts, seed, masker.shards))
 
 
-def drop_smallest(sizes: Tensor, active: Tensor, count: int) -> Tensor:
+def drop_smallest(sizes: Tensor, active: Tensor, count: int, shards: Shards = WHOLE) -> Tensor:
     """Return ``active`` without its ``count`` smallest entries."""
-    return largest(sizes, active, int(active.sum()) - count)
+    return largest(sizes, active, shards.counts([active])[0] - count, shards)
 
 
-def exchange(sizes: Tensor, active: Tensor, scores: Tensor, count: int) -> Tensor:
+def exchange(
+    sizes: Tensor, active: Tensor, scores: Tensor, count: int, shards: Shards = WHOLE
+) -> Tensor:
     """Replace the ``count`` smallest entries of ``active`` by the ``count`` best-scored others.
 
     The others include the dropped weights, which can return immediately.
     """
-    survivors = drop_smallest(sizes, active, count)
-    return survivors | largest(scores, ~survivors, count)
+    survivors = drop_smallest(sizes, active, count, shards)
+    return survivors | largest(scores, ~survivors, count, shards)
 
 
 def switch_(
@@ -106,6 +134,7 @@ def regrow_by_gradient_(
     weights: Sequence[Tensor],
     counts: Sequence[int],
     optimizers: WeightOptimizers,
+    shards: Shards,
 ) -> None:
     """Exchange the smallest weights of each layer for those with the largest gradients.
 
@@ -113,7 +142,7 @@ def regrow_by_gradient_(
     """
     before = [active.clone() for active in active_masks(masked)]
     after = [
-        exchange(magnitude(weight), active, gradient_magnitude(weight), count)
+        exchange(magnitude(weight), active, gradient_magnitude(weight), count, shards)
         for weight, active, count in zip(weights, before, counts, strict=True)
     ]
     switch_(masked, weights, after, optimizers)

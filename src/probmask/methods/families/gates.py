@@ -33,7 +33,7 @@ class BernoulliWeight(MaskedWeight):
 
 def gate_parameter(site: Site, values: Tensor) -> nn.Parameter:
     """Return a trainable fp32 gate on the device of the site, with these initial values."""
-    return nn.Parameter(values.to(site.weight.device, torch.float32))
+    return nn.Parameter(values.to(site.rows.device, torch.float32))
 
 
 def straight_through_mask(mask: Tensor, gate: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def keep_highest(
     if border is not None:
         return [value > border for value in values]
     ties = [weight.detach().abs() for weight in masker.weights]
-    return select_top(values, masker.keep, ties=ties, names=masker.names)
+    return select_top(values, masker.keep, ties=ties, names=masker.names, shards=masker.shards)
 
 
 class SteeringSettings(Protocol):
@@ -142,10 +142,10 @@ def penalty_metrics(
     masker: Masker, kept_now: Callable[[], float], penalty_factor: float
 ) -> dict[str, float]:
     """Return the current sparsity and the factor on the penalty."""
-    kept = number_in_masks(masker.masked) if masker.frozen else kept_now()
+    kept = number_in_masks(masker) if masker.frozen else kept_now()
     return {"expected_sparsity": 1 - kept / masker.size, "penalty_factor": penalty_factor}
 
 
-def number_in_masks(masked: Sequence[MaskedWeight]) -> int:
+def number_in_masks(masker: Masker) -> int:
     """Return the number of weights that frozen masks keep."""
-    return sum(int(each.mask.sum()) for each in masked)
+    return sum(masker.shards.counts([each.mask for each in masker.masked]))

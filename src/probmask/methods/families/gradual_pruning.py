@@ -16,6 +16,7 @@ from probmask.methods.families.stored import (
     active_magnitudes,
     active_sparsity,
     largest_active,
+    select_by,
     zero_inactive_,
 )
 
@@ -67,7 +68,7 @@ class MagnitudeMasker(Masker):
             activate_(
                 self.masked,
                 self.weights,
-                self.spread.select(values, self.keep, self.names, spare=spare),
+                select_by(self, values, self.spread, spare=spare),
             )
 
     def choose(self) -> list[Tensor]:
@@ -76,4 +77,4 @@ class MagnitudeMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from probmask.core.noise import Stream, fold
+from probmask.core.shards import WHOLE
 from probmask.errors import InputError
+from probmask.masking.sharding import shards_of
 from probmask.masking.sites import Site, is_transformers_conv1d
 
 
@@ -23,11 +25,17 @@ def check_fan_in(caller: str, advice: str, sites: Sequence[Site]) -> None:
 
 def kaiming_normal_(sites: Sequence[Site], seed: int) -> None:
     """Draw every weight from N(0, 2 / fan_in)."""
+    shards = shards_of([site.weight for site in sites])
     for index, site in enumerate(sites):
-        generator = torch.Generator(device=site.weight.device)
+        generator = torch.Generator(device=site.rows.device)
         generator.manual_seed(fold(seed, Stream.REINITIALIZATION, index))
         deviation = math.sqrt(2) / math.sqrt(fan_in(site))
-        nn.init.normal_(site.weight, std=deviation, generator=generator)
+        if shards is WHOLE:
+            nn.init.normal_(site.weight, std=deviation, generator=generator)
+            continue
+        whole = torch.empty(site.shape, dtype=site.rows.dtype, device=site.rows.device)
+        nn.init.normal_(whole, std=deviation, generator=generator)
+        site.rows.copy_(shards.part(whole))
 
 
 def fan_in(site: Site) -> int:

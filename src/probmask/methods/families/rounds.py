@@ -17,7 +17,12 @@ from probmask.errors import InputError
 from probmask.masking.masker import Masker
 from probmask.masking.method import Phase
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.methods.families.stored import StoredWeight, activate_, active_magnitudes
+from probmask.methods.families.stored import (
+    StoredWeight,
+    activate_,
+    active_magnitudes,
+    select_by,
+)
 
 RoundFraction = Annotated[
     float, Range(0.001, 0.999, "the fraction of the remaining weights that a round prunes")
@@ -87,4 +92,4 @@ def largest_after_round(
     # the round before, layer by layer.
     spare = (kept - masker.keep) / max(1, masker.size - masker.keep)
     values = active_magnitudes(masked, masker.weights)
-    return spread.select(values, masker.keep, masker.names, spare=spare)
+    return select_by(masker, values, spread, spare=spare)

@@ -10,6 +10,10 @@ from probmask.core.allocation import Spread
 from probmask.masking.masker import Masker
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
+from probmask.methods.families.stored import (
+    count_active,
+    select_by,
+)
 
 
 class ScoredWeight(MaskedWeight):
@@ -23,8 +27,8 @@ class ScoredWeight(MaskedWeight):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.score = nn.Parameter(torch.zeros_like(site.weight, dtype=torch.float32))
-        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.score = nn.Parameter(torch.zeros_like(site.rows, dtype=torch.float32))
+        self.active = torch.ones_like(site.rows, dtype=torch.bool, requires_grad=False)
 
     def training_weight(self, weight: Tensor) -> Tensor:
         """Return the active weights."""
@@ -55,7 +59,8 @@ def highest_scores(
 ) -> list[Tensor]:
     """Return masks of the ``keep`` highest scores; equal scores are decided by magnitude."""
     ties = [weight.detach().abs() for weight in masker.weights]
-    return spread.select([each.score for each in masked], keep, masker.names, ties=ties)
+    scores = [each.score for each in masked]
+    return select_by(masker, scores, spread, keep=keep, ties=ties)
 
 
 def set_active_scores(masked: Sequence[ScoredWeight], active: Sequence[Tensor]) -> None:
@@ -64,12 +69,7 @@ def set_active_scores(masked: Sequence[ScoredWeight], active: Sequence[Tensor]) 
         each.set_active(chosen)
 
 
-def number_active(masked: Sequence[ScoredWeight]) -> int:
-    """Return the number of active weights of all sites."""
-    return sum(int(each.active.sum()) for each in masked)
-
-
 def score_metrics(masker: Masker, masked: Sequence[ScoredWeight]) -> dict[str, float]:
     """Return the metric ``expected_sparsity``."""
-    kept = masker.keep if masker.frozen else number_active(masked)
+    kept = masker.keep if masker.frozen else count_active(masker, masked)
     return {"expected_sparsity": 1 - kept / masker.size}

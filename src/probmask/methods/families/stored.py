@@ -13,6 +13,8 @@ from torch import Tensor
 
 from probmask.core.allocation import Spread
 from probmask.core.selection import select_top
+from probmask.core.shards import WHOLE
+from probmask.masking.distributed import averaged
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Method
 from probmask.masking.optimizers import WeightOptimizers
@@ -32,7 +34,7 @@ class StoredWeight(MaskedWeight):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
+        self.active = torch.ones_like(site.rows, dtype=torch.bool, requires_grad=False)
         self.outside = 0.0
 
     def training_weight(self, weight: Tensor) -> Tensor:
@@ -76,14 +78,14 @@ def active_masks(masked: Sequence[ActiveWeight]) -> list[Tensor]:
     return [each.active for each in masked]
 
 
-def count_active(masked: Sequence[ActiveWeight]) -> int:
+def count_active(masker: Masker, masked: Sequence[ActiveWeight]) -> int:
     """Return the number of active weights of all sites."""
-    return sum(int(each.active.sum()) for each in masked)
+    return sum(masker.shards.counts(active_masks(masked)))
 
 
-def active_sparsity(masked: Sequence[ActiveWeight], size: int) -> dict[str, float]:
+def active_sparsity(masker: Masker, masked: Sequence[ActiveWeight]) -> dict[str, float]:
     """Return the metric ``expected_sparsity``."""
-    return {"expected_sparsity": 1 - count_active(masked) / size}
+    return {"expected_sparsity": 1 - count_active(masker, masked) / masker.size}
 
 
 def set_active(masked: Sequence[ActiveWeight], active: Sequence[Tensor]) -> None:
@@ -132,10 +134,39 @@ def largest_active(
     masker: Masker, masked: Sequence[ActiveWeight], spread: Spread | None = None
 ) -> list[Tensor]:
     """Return the active weights, or the ``keep`` largest if there are more of them."""
-    if count_active(masked) == masker.keep:
+    if count_active(masker, masked) == masker.keep:
         return [each.active.clone() for each in masked]
     values = active_magnitudes(masked, masker.weights)
-    return (spread or Spread.over("global")).select(values, masker.keep, masker.names)
+    return select_by(masker, values, spread or Spread.over("global"))
+
+
+def agreed(masker: Masker, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the mean of each tensor over all ranks: before the first update they may differ.
+
+    Shards are returned unchanged: every rank has other rows.
+    """
+    return averaged(values) if masker.shards is WHOLE else values
+
+
+def select_by(
+    masker: Masker,
+    values: Sequence[Tensor],
+    spread: Spread,
+    *,
+    keep: int | None = None,
+    spare: float = 0.0,
+    ties: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """Return masks of the ``keep`` largest values, by default of the masker's budget."""
+    return spread.select(
+        values,
+        masker.keep if keep is None else keep,
+        masker.names,
+        spare=spare,
+        ties=ties,
+        shapes=masker.shapes,
+        shards=masker.shards,
+    )
 
 
 class StoredMasker(Masker):
@@ -169,7 +200,7 @@ class StoredMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return the sparsity."""
-        return active_sparsity(self.masked, self.size)
+        return active_sparsity(self, self.masked)
 
 
 def keep_largest_scores(

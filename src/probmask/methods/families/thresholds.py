@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from probmask.core.schedules import kept_fraction
 from probmask.core.selection import cut_by_magnitude
@@ -17,6 +17,7 @@ from probmask.masking.masker import Masker
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
+from probmask.methods.families.clipping import clip_joint_norm_
 
 Rule = Callable[[Tensor, Tensor, Tensor], Tensor]
 GradientRule = Callable[[Tensor, Tensor], Tensor]
@@ -83,9 +84,9 @@ class ThresholdedWeight(MaskedWeight):
         super().__init__(site)
         self.rule = rule
         self.outside = outside
-        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
-        self.threshold = torch.zeros((), device=site.weight.device)
-        self.final_threshold = torch.zeros((), device=site.weight.device)
+        self.active = torch.ones_like(site.rows, dtype=torch.bool, requires_grad=False)
+        self.threshold = torch.zeros((), device=site.rows.device)
+        self.final_threshold = torch.zeros((), device=site.rows.device)
         self.dense = True
 
     def training_weight(self, weight: Tensor) -> Tensor:
@@ -160,11 +161,13 @@ def _largest(
     The masks may be those of ``into``, overwritten.
     """
     scales = scales or (1.0,) * len(masker.weights)
-    masks, threshold = cut_by_magnitude(masker.weights, scales, keep, masker.names, into=into)
+    masks, threshold = cut_by_magnitude(
+        masker.weights, scales, keep, masker.names, into=into, shards=masker.shards
+    )
     return masks, [threshold / scale for scale in scales]
 
 
 def clip_gradient(masker: Masker, optimizers: WeightOptimizers, norm: float | None) -> None:
     """Clip the joint gradient of all trained parameters, unless the sparsity is 0."""
     if norm is not None and masker.keep < masker.size:
-        nn.utils.clip_grad_norm_(optimizers.parameters, norm)
+        clip_joint_norm_(optimizers.parameters, norm, masker.shards)

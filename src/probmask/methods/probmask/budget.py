@@ -11,6 +11,7 @@ from probmask.core.schedules import kept_fraction
 from probmask.core.selection import select_in_each, select_top, select_within
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.masking.method import Context, Method, is_abrupt
+from probmask.masking.sharding import shards_of
 from probmask.masking.sites import Site
 
 
@@ -32,6 +33,7 @@ class Budget:
         least_per_layer: int,
     ) -> None:
         self.names = tuple(site.name for site in sites)
+        self.shards = shards_of([site.weight for site in sites])
         self.sizes = tuple(site.size for site in sites)
         self.per_layer = per_layer
         self.costs = tuple(float(c) for c in context.macs_per_weight()) if flops else None
@@ -46,12 +48,21 @@ class Budget:
     ) -> list[Tensor]:
         """Return the masks of the largest values within this amount; ``ties`` rank equal values."""
         if self.per_layer:
-            return select_in_each(values, self.shares(amount), ties=ties, names=self.names)
+            return select_in_each(
+                values, self.shares(amount), ties=ties, names=self.names, shards=self.shards
+            )
         if self.costs is not None:
             return select_within(
                 values, self.costs, amount, ties=ties, minimum=self.least, names=self.names
             )
-        return select_top(values, round(amount), ties=ties, minimum=self.least, names=self.names)
+        return select_top(
+            values,
+            round(amount),
+            ties=ties,
+            minimum=self.least,
+            names=self.names,
+            shards=self.shards,
+        )
 
     def shares(self, amount: float) -> list[int]:
         """Return the number of weights kept per layer: the same fraction, at least ``least``."""
@@ -97,5 +108,5 @@ def warn_of_early_choice(
             f"training, when {100 * kept:.3g} % of the weights are kept; all but "
             f"{100 * final:.3g} % are then pruned at once. End the ramp earlier.",
             EarlyEndWarning,
-            stacklevel=6,  # where attach was called
+            stacklevel=7,  # where attach was called
         )

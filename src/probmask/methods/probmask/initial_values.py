@@ -7,6 +7,8 @@ depend on how useful the weight is.
 import torch
 from torch import Tensor, nn
 
+from probmask.core.shards import WHOLE, Shards
+
 # Tolerance of the batch counters: the version counter of a buffer restarts when it changes devices.
 _FEW_BATCHES = 64
 # A smaller change of a half-precision weight would be lost in rounding.
@@ -61,13 +63,15 @@ def _number_of_changes(layer: nn.modules.batchnorm._BatchNorm) -> int:
     return 0 if counter is None else counter._version
 
 
-def squared_norm(initial: Tensor) -> Tensor:
+def squared_norm(initial: Tensor, shards: Shards = WHOLE) -> Tensor:
     """‖w₀‖², never zero. `fade_` takes it as an argument, because it is constant."""
     flat = _wide(initial).reshape(-1)
-    return torch.dot(flat, flat).clamp_min(torch.finfo(flat.dtype).tiny)
+    return _dot(flat, flat, shards).clamp_min(torch.finfo(flat.dtype).tiny)
 
 
-def fade_(weight: Tensor, initial: Tensor, square: Tensor, left: float) -> None:
+def fade_(
+    weight: Tensor, initial: Tensor, square: Tensor, left: float, shards: Shards = WHOLE
+) -> None:
     """w ← w - max(⟨w, w₀⟩ / ‖w₀‖² - left, 0) w₀: leave at most ``left`` of w₀ in w.
 
     The current fraction of w₀ in w is measured, because weight decay reduces it too. Subtracting a
@@ -75,13 +79,20 @@ def fade_(weight: Tensor, initial: Tensor, square: Tensor, left: float) -> None:
     """
     w = _wide(weight)
     along = initial.to(w.dtype)  # the precision may have changed since training began
-    fraction = torch.dot(w.reshape(-1), along.reshape(-1)) / square.to(w.dtype)
+    fraction = _dot(w.reshape(-1), along.reshape(-1), shards) / square.to(w.dtype)
     excess = (fraction - left).clamp_min(0.0)
     if w is not weight and left > 0:
         excess = torch.where(excess < _COARSE, 0.0, excess)
     w.addcmul_(along, excess, value=-1)
     if w is not weight:
         weight.copy_(w)
+
+
+def _dot(x: Tensor, y: Tensor, shards: Shards) -> Tensor:
+    """⟨x, y⟩ over all shards; sums over several shards are in fp64."""
+    if shards.count == 1:
+        return torch.dot(x, y)
+    return shards.total((x.double() * y.double()).sum()).to(x.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:

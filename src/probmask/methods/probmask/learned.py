@@ -23,6 +23,7 @@ from probmask.core.noise import draw_key, logistic
 from probmask.core.projection import project_
 from probmask.core.relaxation import masked_draw
 from probmask.core.selection import select_top
+from probmask.core.shards import WHOLE
 from probmask.errors import InputError
 from probmask.masking.distributed import rank
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
@@ -30,6 +31,7 @@ from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
+from probmask.methods.families.clipping import clip_joint_norm_
 from probmask.methods.families.kaiming import check_fan_in, fix_weights, kaiming_normal_
 from probmask.methods.probmask.budget import Budget, warn_of_early_choice
 from probmask.methods.probmask.normalized_sgd import NormalizedSGD
@@ -201,6 +203,16 @@ class ProbMask(Method):
         """Return the settings with the recipe's values."""
         return {**self.settings(), **asdict(self.resolved)}
 
+    def refuses_shards(self) -> str:
+        """Return the setting that needs whole weights, if there is one."""
+        if self.compat == "official":
+            return "compat='official' is written for whole weights"
+        if self.cost == "flops":
+            return "cost='flops' selects weights of different costs one by one"
+        if not self.train_weights:
+            return "train_weights=False gives FSDP2 no gradient to reduce"
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> Masker:
         """Start with every probability at 1."""
         per_epoch = self.resolved.every == "epoch" or self.compat == "official"
@@ -276,9 +288,9 @@ class ProbMaskedWeight(MaskedWeight):
     def __init__(self, site: Site, *, straight_through: bool) -> None:
         super().__init__(site)
         self.straight_through = straight_through
-        self.prob = nn.Parameter(torch.ones_like(site.weight, dtype=torch.float32))
-        self.key = torch.zeros(2, dtype=torch.int64, device=site.weight.device)
-        self.temperature = torch.ones((), device=site.weight.device)
+        self.prob = nn.Parameter(torch.ones_like(site.rows, dtype=torch.float32))
+        self.key = torch.zeros(2, dtype=torch.int64, device=site.rows.device)
+        self.temperature = torch.ones((), device=site.rows.device)
 
     @property
     def noise(self) -> Tensor:
@@ -341,10 +353,14 @@ class ProbMasker(Masker):
         )
         # Lines 5 and 6, the iteration and its mini-batch, are the user's training loop.
         # Line 7: sample g₁ - g₀, on each rank its own; g is a function of seed, rank, step, site.
-        for index, masked in enumerate(self.masked):
+        # Ranks that have shards of the weights sample one mask together, from that of rank 0.
+        sampler = rank() if self.shards is WHOLE else 0
+        for index, (masked, shape) in enumerate(zip(self.masked, self.shapes, strict=True)):
             masked.temperature.fill_(self._temperature)
-            first, second = draw_key(self.seed, rank(), now.step, draw, index)
-            masked.key[0], masked.key[1] = first, second
+            first, second = draw_key(self.seed, sampler, now.step, draw, index)
+            # The noise of a position depends on its sum with the first word.
+            masked.key[0] = (first + self.shards.first_position(shape)) % 2**32
+            masked.key[1] = second
 
     def trainables(self) -> list[Trainables]:
         """Line 8: z = s - η ∂L/∂s. The sparsifier steps the optimizer; its rate follows a cosine.
@@ -353,7 +369,7 @@ class ProbMasker(Masker):
         """
         optimizer: torch.optim.Optimizer
         if self.settings.estimator == "straight-through":
-            optimizer = NormalizedSGD(self.probs, lr=self.prob_lr)
+            optimizer = NormalizedSGD(self.probs, lr=self.prob_lr, shards=self.shards)
         else:
             fused = all(prob.device.type in _FUSED_DEVICES for prob in self.probs)
             optimizer = torch.optim.Adam(self.probs, lr=self.prob_lr, fused=fused or None)
@@ -366,7 +382,8 @@ class ProbMasker(Masker):
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Clip the joint gradient of weights and probabilities."""
         if self.clip_norm is not None and self.keep < self.size:
-            nn.utils.clip_grad_norm_([*optimizers.parameters, *self.probs], self.clip_norm)
+            parameters = [*optimizers.parameters, *self.probs]
+            clip_joint_norm_(parameters, self.clip_norm, self.shards, also_rows=self.probs)
 
     def after_update(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Line 8: project s onto C. Line 9, the step on w, was made by the user's optimizer."""
@@ -374,29 +391,29 @@ class ProbMasker(Masker):
             return
         self._project(self._kept_fraction)
         if now.step % self._check_every == 0:
-            self._warn_unless_protected([float(prob.detach().sum()) for prob in self.probs])
+            self._warn_unless_protected(self.shards.sums(self.probs))
         if now.fraction >= self.settings.freeze_at:
             self.freeze()
 
     def choose(self) -> list[Tensor]:
         """Return the final masks: exactly the budget by probability, or a sample ("return")."""
         if self.settings.select == "sample":
-            return sample_masks(self.probs, self.seed)
+            return sample_masks(self.probs, self.seed, self.shapes, self.shards)
         ties = [weight.detach().abs() for weight in self.weights]
         return self.budget.select(self.probs, self.budget.final, ties=ties)
 
     def freeze(self) -> None:
         """Make the masks final; warn about layers that keep no weight."""
         super().freeze()
-        self._warn_unless_protected([float(masked.mask.sum()) for masked in self.masked])
+        self._warn_unless_protected(self.shards.counts([masked.mask for masked in self.masked]))
 
     def metrics(self) -> dict[str, float]:
         """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
-        return prob_metrics(self.probs, self.keep, self._temperature, self._kept_fraction)
+        return prob_metrics(self, self.probs, self._temperature, self._kept_fraction)
 
     def histograms(self) -> dict[str, Histogram]:
         """Return the histogram of the probabilities while they are trained."""
-        return {} if self.frozen else prob_histogram(self.probs)
+        return {} if self.frozen else prob_histogram(self, self.probs)
 
     def _project(self, fraction: float) -> None:
         sites = range(len(self.masked))
@@ -410,12 +427,13 @@ class ProbMasker(Masker):
         """Project the probabilities of these sites onto this fraction of their cost."""
         probs = [self.probs[i] for i in which]
         costs = self.budget.costs or (1.0,) * len(self.masked)
-        amount = fraction * sum(costs[i] * self.probs[i].numel() for i in which)
+        amount = fraction * sum(costs[i] * self.budget.sizes[i] for i in which)
         project_(
             probs,
             amount,
             costs=[costs[i] for i in which] if self.budget.costs else None,
             names=[self.names[i] for i in which],
+            shards=self.shards,
         )
         if any(self.budget.least):
             self._feed_starved(which, amount, costs)
@@ -428,11 +446,13 @@ class ProbMasker(Masker):
         weights.
         """
         fed: set[int] = set()
-        while starved := {i for i in which if i not in fed and self._is_starved(i)}:
+        while starved := self._starved(which) - fed:
             fed |= starved
             for i in starved:
                 tie = self.weights[i].detach().abs()
-                (best,) = select_top([self.probs[i]], self.budget.least[i], ties=[tie])
+                (best,) = select_top(
+                    [self.probs[i]], self.budget.least[i], ties=[tie], shards=self.shards
+                )
                 self.probs[i].copy_(best)
             others = [i for i in which if i not in fed]
             project_(
@@ -440,10 +460,12 @@ class ProbMasker(Masker):
                 max(0.0, amount - sum(costs[i] * self.budget.least[i] for i in fed)),
                 costs=[costs[i] for i in others],
                 names=[self.names[i] for i in others],
+                shards=self.shards,
             )
 
-    def _is_starved(self, index: int) -> bool:
-        return float(self.probs[index].sum(dtype=torch.float64)) < self.budget.least[index]
+    def _starved(self, which: range) -> set[int]:
+        sums = self.shards.sums([self.probs[i] for i in which])
+        return {i for i, kept in zip(which, sums, strict=True) if kept < self.budget.least[i]}
 
     def _warn_unless_protected(self, kept: Sequence[float]) -> None:
         if not any(self.budget.least):  # otherwise every layer keeps some weights

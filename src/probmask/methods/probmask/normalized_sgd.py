@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from probmask.core.shards import WHOLE, Shards
+
 _MOMENTUM = 0.9
 _MEMORY = 0.99  # decay of the mean square
 _TINY = 1e-30  # instead of an RMS of zero, where all gradients have been zero
@@ -22,10 +24,12 @@ class NormalizedSGD(Optimizer):
     Args:
         params: The parameters.
         lr: The learning rate: the RMS of a step if the gradients do not change.
+        shards: The division of the parameters, if they are the shards of this rank.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+    def __init__(self, params: Iterable[Tensor], lr: float, *, shards: Shards = WHOLE) -> None:
         super().__init__(params, {"lr": lr})
+        self._shards = shards
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -39,15 +43,25 @@ class NormalizedSGD(Optimizer):
         return loss
 
     def _step_group(self, params: list[Tensor], lr: float) -> None:
-        states = [self._updated_state(p) for p in params]
         device = params[0].device
+        squares, size = self._squares(params)
+        states = [self._updated_state(p, s) for p, s in zip(params, squares, strict=True)]
         mean = torch.stack([state["square"].to(device) for state in states]).sum()
-        mean /= sum(p.numel() for p in params) * (1 - _MEMORY ** float(states[0]["step"]))
+        mean /= size * (1 - _MEMORY ** float(states[0]["step"]))
         scale = lr / mean.sqrt().clamp_min(_TINY)
         for p, state in zip(params, states, strict=True):
             p.addcmul_(state["momentum_buffer"], scale.to(p.device, p.dtype), value=-1)
 
-    def _updated_state(self, p: Tensor) -> dict[str, Any]:
+    def _squares(self, params: list[Tensor]) -> tuple[Tensor, int]:
+        """Return the squared norm of each gradient, and the number of all entries."""
+        device = params[0].device
+        norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in params]
+        sizes = torch.tensor([sum(p.numel() for p in params)], dtype=torch.float64, device=device)
+        found = torch.cat([torch.stack([norm.to(device) for norm in norms]).square(), sizes])
+        found = self._shards.total(found)
+        return found[:-1], int(found[-1])
+
+    def _updated_state(self, p: Tensor, square: Tensor) -> dict[str, Any]:
         """Return the state of a parameter, updated by its gradient."""
         state: dict[str, Any] = self.state[p]
         grad = p.grad
@@ -58,6 +72,5 @@ class NormalizedSGD(Optimizer):
             state["square"] = torch.zeros((), dtype=p.dtype, device=p.device)  # as it is loaded
         state["step"] += 1
         state["momentum_buffer"].lerp_(grad, 1 - _MOMENTUM)
-        square = torch.linalg.vector_norm(grad, dtype=torch.float64).square()
-        state["square"].lerp_(square.to(p.dtype), 1 - _MEMORY)
+        state["square"].lerp_(square.to(p.device, p.dtype), 1 - _MEMORY)
         return state

@@ -176,8 +176,8 @@ class OfficialMasker(Masker):
 
     def metrics(self) -> dict[str, float]:
         """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
-        return prob_metrics(self.probs, self.keep, self._temperature, self._kept_fraction)
+        return prob_metrics(self, self.probs, self._temperature, self._kept_fraction)
 
     def histograms(self) -> dict[str, Histogram]:
         """Return the histogram of the probabilities while they are trained."""
-        return {} if self.frozen else prob_histogram(self.probs)
+        return {} if self.frozen else prob_histogram(self, self.probs)

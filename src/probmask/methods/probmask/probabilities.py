@@ -7,7 +7,8 @@ from torch import Tensor
 
 from probmask.core.noise import Stream, logistic_
 from probmask.core.relaxation import bernoulli_mask
-from probmask.masking.masker import Histogram
+from probmask.core.shards import WHOLE, Shards
+from probmask.masking.masker import Histogram, Masker
 
 _BINS = 20
 _UNDECIDED = (0.05, 0.95)  # a probability between these is neither close to 0 nor to 1
@@ -17,36 +18,45 @@ COLLAPSE_ADVICE = (
 )
 
 
-def count_undecided(probs: Sequence[Tensor]) -> int:
+def count_undecided(masker: Masker, probs: Sequence[Tensor]) -> int:
     """Return the number of probabilities that are neither close to 0 nor to 1."""
     low, high = _UNDECIDED
-    return sum(int(((prob > low) & (prob < high)).count_nonzero()) for prob in probs)
+    return sum(masker.shards.counts([(prob > low) & (prob < high) for prob in probs]))
 
 
 def prob_metrics(
-    probs: Sequence[Tensor], keep: int, temperature: float, kept_fraction: float
+    masker: Masker, probs: Sequence[Tensor], temperature: float, kept_fraction: float
 ) -> dict[str, float]:
     """Return temperature, budget, sparsity and undecided probabilities per kept weight."""
-    size = sum(prob.numel() for prob in probs)
-    expected = sum(float(prob.sum(dtype=torch.float64)) for prob in probs)
     return {
         "temperature": temperature,
         "kept_fraction": kept_fraction,
-        "expected_sparsity": 1 - expected / size,
-        "undecided_per_kept": count_undecided(probs) / max(1, keep),
+        "expected_sparsity": 1 - sum(masker.shards.sums(probs)) / masker.size,
+        "undecided_per_kept": count_undecided(masker, probs) / max(1, masker.keep),
     }
 
 
-def prob_histogram(probs: Sequence[Tensor]) -> dict[str, Histogram]:
+def prob_histogram(masker: Masker, probs: Sequence[Tensor]) -> dict[str, Histogram]:
     """Return the histogram of the probabilities of all layers."""
     counts = torch.stack([torch.histc(prob.detach(), _BINS, min=0, max=1) for prob in probs])
-    return {"prob": Histogram(0, 1, tuple(int(count) for count in counts.double().sum(0)))}
+    total = masker.shards.total(counts.double().sum(0))
+    return {"prob": Histogram(0, 1, tuple(int(count) for count in total))}
 
 
-def sample_masks(probs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """m ~ Bernoulli(s), equal on all ranks."""
-    noise = [torch.empty_like(prob) for prob in probs]
-    return [
-        bernoulli_mask(prob, logistic_(out, seed, Stream.FINAL_SAMPLE, index))
-        for index, (prob, out) in enumerate(zip(probs, noise, strict=True))
-    ]
+def sample_masks(
+    probs: Sequence[Tensor],
+    seed: int,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    shards: Shards = WHOLE,
+) -> list[Tensor]:
+    """m ~ Bernoulli(s), equal on all ranks.
+
+    ``probs`` may be shards of tensors of these ``shapes``. The noise is that of whole tensors.
+    """
+    masks = []
+    for index, prob in enumerate(probs):
+        shape = prob.shape if shapes is None else shapes[index]
+        noise = torch.empty(shape, dtype=prob.dtype, device=prob.device)
+        noise = shards.part(logistic_(noise, seed, Stream.FINAL_SAMPLE, index))
+        masks.append(bernoulli_mask(prob, noise))
+    return masks

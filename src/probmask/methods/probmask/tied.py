@@ -6,23 +6,24 @@ Without noise, and if the weight w receives the gradient g of the effective weig
 
     -Σ ∂L/∂m = (1/η) Σ w Δw = (w² - w₀²) / (2η) + O(η)
 
-So w² accumulates what the paper's Adam accumulates in s, without its noise. One
-threshold on |w| for all layers, after the initial value w₀ has faded out, is the paper's
-projection. The method is ours; docs/methods/probmask-tied.md derives it and compares the two.
+So w² - w₀² accumulates what the paper's Adam accumulates in s, without its noise. One threshold on
+it for all layers is the paper's projection. The initial value w₀ is subtracted in one of two ways:
+it fades out of w, or the growth sign(w) (|w|^p - c |w₀|^p)^(1/p) takes the place of w. The method
+is ours; docs/methods/probmask-tied.md derives it and compares the two.
 
     s = (1 - (θ / |w|)^p)^(1/p)  where |w| > θ, else 0,   p = 1 / temperature
 
 The network computes with w s, which is continuous at the threshold. For p = 2, (w s)² = w² - θ² is
 Theorem 1's "subtract one v and clip at 0", applied to w²; p = 3, the default, is its neighbor.
 
-One update: `TiedMasker.before_forward` sets θ so that the budget is met,
+One update: `TiedMasker.before_forward` sets c and θ so that the budget is met,
 `TiedWeight.training_weight` computes w s, its backward pass returns the gradient straight to w, and
-`TiedMasker.after_update` fades the initial values out. Near the end of the training it also makes
-the final selection of weights.
+`TiedMasker.after_update` fades the initial values out, if they do fade. Near the end of the
+training it also makes the final selection of weights.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from probmask.checks import (
     GradientFraction,
+    InitialFraction,
     Positive,
     Temperature,
     TrainingFraction,
@@ -38,27 +40,26 @@ from probmask.checks import (
 )
 from probmask.core import schedules
 from probmask.core.selection import cut_between, cut_by_magnitude
-from probmask.core.shrinkage import bound_pruned_gradient, kept_part, power_grow, power_shrink
 from probmask.errors import InputError
 from probmask.masking.masker import Histogram, Masker, Progress
 from probmask.masking.method import Context, Method
 from probmask.masking.optimizers import WeightOptimizers
-from probmask.masking.parametrization import MaskedWeight
 from probmask.masking.sites import Site
-from probmask.methods.families.thresholds import clip_gradient, straight_through, usual_outside
+from probmask.methods.families.thresholds import clip_gradient, usual_outside
 from probmask.methods.probmask.budget import Budget, warn_of_early_choice
-from probmask.methods.probmask.initial_values import Freshness, fade_, squared_norm
+from probmask.methods.probmask.initial_values import Freshness
 from probmask.methods.probmask.probabilities import (
     COLLAPSE_ADVICE,
     count_undecided,
     prob_histogram,
 )
+from probmask.methods.probmask.tied_weight import TiedWeight
 
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # fraction of the training by which random initial values have faded out
+_DISCOUNT = 1.0  # of the initial values where they do not fade out
 _FADES = 1250  # at most this many updates fade; longer trainings fade every n-th update
 _LEAST = 2.0**-20  # least magnitude of a kept weight, as a fraction of the final threshold
-_MOST = 3.0  # bound on the gradients of pruned weights, in units of the RMS of kept weights
 _CHOSEN_BEFORE = 0.05  # fraction of the training between the final selection and the freeze
 
 
@@ -85,6 +86,9 @@ class TiedProbMask(Method):
         forget_by: Fraction of the training by which the initial values have faded out; 0 keeps
             them. None: 0.5 if the network is fresh (its BatchNorm has seen no data) and SGD trains
             it, else 0. The decision is logged once (logger ``probmask``, level INFO).
+        discount: How much less the initial values w₀ count as the budget falls: |w|^p - c |w₀|^p
+            takes the place of |w|^p, where c is ``discount`` times the present sparsity. None: 1 if
+            ``forget_by`` is None and the initial values do not fade out, else 0.
         choose_at: Fraction of the training at which the final selection of weights is made. The
             threshold then falls to zero until ``freeze_at``, so that the probabilities of the kept
             weights go to 1. None: 0.05 before ``freeze_at``.
@@ -115,6 +119,7 @@ class TiedProbMask(Method):
     every: Literal["step", "epoch"] = "step"
     outside: GradientFraction | None = None
     forget_by: TrainingFraction | None = None
+    discount: InitialFraction | None = None
     choose_at: TrainingFraction | None = None
     freeze_at: TrainingFraction = 0.95
     min_keep_per_layer: WeightCount = 0
@@ -128,6 +133,11 @@ class TiedProbMask(Method):
             raise InputError(
                 f"TiedProbMask(temperature_start={self.temperature_start:g}, temperature_end="
                 f"{self.temperature_end:g}): the temperature must not rise."
+            )
+        if self.forget_by and self.discount:
+            raise InputError(
+                f"TiedProbMask(forget_by={self.forget_by:g}, discount={self.discount:g}): initial "
+                "values that fade out cannot be discounted too; pass one of the two."
             )
         if self.choose_at is not None and self.choose_at > self.freeze_at:
             raise InputError(
@@ -143,6 +153,14 @@ class TiedProbMask(Method):
             return self.choose_at
         return max(0.0, self.freeze_at - _CHOSEN_BEFORE)
 
+    def refuses_shards(self) -> str:
+        """Return the setting that needs whole weights, if there is one."""
+        if self.cost == "flops":
+            return "cost='flops' selects weights of different costs one by one"
+        if self.min_keep_per_layer:
+            return "min_keep_per_layer gives layers thresholds of their own"
+        return ""
+
     def begin(self, sites: Sequence[Site], context: Context) -> "TiedMasker":
         """Start dense."""
         if self.every == "epoch" and not context.epochs_known:
@@ -153,99 +171,17 @@ class TiedProbMask(Method):
         return TiedMasker(self, sites, context)
 
 
-class TiedWeight(MaskedWeight):
-    """One site: the effective weight w s, and the gradient that w receives.
-
-    Thresholds and powers are tensors, so that a compiled graph does not depend on their values.
-    """
-
-    saved = ("active", "threshold", "power", "outside", "initial")
-
-    def __init__(self, site: Site, power: float, outside: float) -> None:
-        super().__init__(site)
-        device = site.weight.device
-        self.active = torch.ones_like(site.weight, dtype=torch.bool, requires_grad=False)
-        self.threshold = torch.zeros((), device=device)  # of the current budget, for training
-        self.final_threshold = torch.zeros((), device=device)  # of the final one, for evaluation
-        self.power = torch.full((), power, device=device)
-        self.outside = torch.full((), outside, device=device)  # 0 after the final selection
-        self.initial: Tensor | None = None  # the initial value, until it has faded out
-        self._initial_square: Tensor | None = None
-
-    def training_weight(self, weight: Tensor) -> Tensor:
-        """w s at the current threshold."""
-        return straight_through(
-            weight, self.active, self.threshold, self._shrunk, self._bounded_gradient
-        )
-
-    def final_weight(self, weight: Tensor) -> Tensor:
-        """w s at the threshold of the final budget."""
-        return straight_through(
-            weight, self.mask, self.final_threshold, self._shrunk, self._bounded_gradient
-        )
-
-    def _shrunk(self, weight: Tensor, active: Tensor, threshold: Tensor) -> Tensor:
-        return power_shrink(weight, active, threshold, self.power)
-
-    def _bounded_gradient(self, grad: Tensor, active: Tensor) -> Tensor:
-        """Return the gradient, bounded for pruned weights by the RMS of the kept ones.
-
-        In a channel without weights BatchNorm divides by a standard deviation of zero, and an
-        unbounded gradient would lift all of its pruned weights beyond the threshold at once. The
-        bound is applied here, so that a training loop that clips gradients sees it applied.
-        """
-        return bound_pruned_gradient(grad, active, self.outside, most=_MOST)
-
-    def prob(self, weight: Tensor, *, final: bool = False) -> Tensor:
-        """Return s at the current threshold, or at that of the final budget."""
-        kept = self.mask if final else self.active
-        threshold = self.final_threshold if final else self.threshold
-        return torch.where(kept, kept_part(weight.detach().float(), threshold, self.power), 0.0)
-
-    def set_active(self, active: Tensor, threshold: float) -> None:
-        """Compute with these weights in training until the next call."""
-        if active is not self.active:
-            self.active.copy_(active)
-        self.threshold.fill_(threshold)
-
-    def set_initial(self, initial: Tensor | None) -> None:
-        """Set the initial value to fade out, or None once it has faded."""
-        self.initial, self._initial_square = initial, None
-
-    def fade_initial_(self, weight: Tensor, left: float) -> None:
-        """Leave at most this fraction of the initial value in the weight."""
-        if self.initial is not None:
-            if self._initial_square is None:
-                self._initial_square = squared_norm(self.initial)
-            fade_(weight, self.initial, self._initial_square, left)
-        if left == 0:
-            self.set_initial(None)
-
-    def lower_threshold_(self, weight: Tensor, threshold: Tensor, least: float) -> None:
-        """Lower θ, and shrink the kept weights so that w s stays the same.
-
-        A kept weight below the threshold falls with it, but not below ``least``: a kept weight is
-        never zero, or the network would keep fewer weights than requested. Pruned weights stay
-        below the threshold, so that a copy with averaged weights (EMA) selects the same weights
-        by their magnitudes.
-        """
-        if not self.trained:
-            self.threshold.copy_(threshold)
-            return
-        kept = weight[self.active]  # few weights, whose powers are cheap
-        wide = kept if kept.dtype == torch.float64 else kept.float()
-        effective = power_shrink(wide, self.active[self.active], self.threshold, self.power)
-        least = max(least, torch.finfo(weight.dtype).tiny)  # fp16 would round it to zero
-        grown = power_grow(effective.abs(), threshold, self.power).clamp_min(least)
-        weight.clamp_(-threshold, threshold)
-        weight[self.active] = torch.where(wide < 0, -grown, grown).to(weight.dtype)
-        self.threshold.copy_(threshold)
-
-
 class TiedMasker(Masker):
     """Masker of TiedProbMask."""
 
-    saved = ("forgotten", "forget_by", "_undecided", "_temperature", "_thresholds_at_choice")
+    saved = (
+        "forgotten",
+        "forget_by",
+        "discount",
+        "_undecided",
+        "_temperature",
+        "_thresholds_at_choice",
+    )
     collapse_advice = COLLAPSE_ADVICE
     masked: tuple[TiedWeight, ...]
 
@@ -267,6 +203,7 @@ class TiedMasker(Masker):
         self.scales = (1.0,) * len(sites) if costs is None else tuple(c**-0.5 for c in costs)
         self.clip_norm = method.clip_norm
         self.forget_by = method.forget_by
+        self.discount = method.discount
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._freshness = Freshness(context.model, len(sites), pretrained=context.pretrained)
         self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
@@ -303,6 +240,15 @@ class TiedMasker(Masker):
             self.freeze()
         elif self._thresholds_at_choice is None:
             self._cut(self._keep_at(done))
+
+    def gradients_arrived(self, gradients: Mapping[int, Tensor]) -> None:
+        """Compute the RMS of the gradients of kept weights, for the bound of the others."""
+        pairs = [(self.masked[index], gradient) for index, gradient in gradients.items()]
+        kept = [g[masked.mask if masked.frozen else masked.active] for masked, g in pairs]
+        facts = [[float(g.double().square().sum()), float(len(g))] for g in kept]
+        sums = self.shards.total(torch.tensor(facts, dtype=torch.float64)).tolist()
+        for (masked, _), (square, count) in zip(pairs, sums, strict=True):
+            masked.rms = (square / max(1.0, count)) ** 0.5
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Record the initial values before the first update; clip the joint gradient."""
@@ -345,7 +291,7 @@ class TiedMasker(Masker):
             return
         self.refresh_masks()
         pairs = zip(self.masked, self.weights, strict=True)
-        self._undecided = count_undecided([m.prob(weight, final=True) for m, weight in pairs])
+        self._undecided = count_undecided(self, [m.prob(w, final=True) for m, w in pairs])
         # This changes the weights, so the base class selects again, at a threshold of zero.
         self._lower_thresholds(0.0)
         super().freeze()
@@ -356,8 +302,8 @@ class TiedMasker(Masker):
     def metrics(self) -> dict[str, float]:
         """Return temperature, sparsity, undecided probabilities per kept weight, and the fading."""
         masks = [masked.mask if self.frozen else masked.active for masked in self.masked]
-        kept = sum(int(mask.count_nonzero()) for mask in masks)
-        undecided = self._undecided if self.frozen else count_undecided(self.probs)
+        kept = sum(self.shards.counts(masks))
+        undecided = self._undecided if self.frozen else count_undecided(self, self.probs)
         return {
             "temperature": self._temperature,
             "expected_sparsity": 1 - kept / self.size,
@@ -367,7 +313,7 @@ class TiedMasker(Masker):
 
     def histograms(self) -> dict[str, Histogram]:
         """Return the histogram of the probabilities until the masks are frozen."""
-        return {} if self.frozen else prob_histogram(self.probs)
+        return {} if self.frozen else prob_histogram(self, self.probs)
 
     def _temperature_at(self, done: float) -> float:
         """τ is constant while the budget falls; then ln τ falls linearly."""
@@ -384,6 +330,7 @@ class TiedMasker(Masker):
 
     def _cut(self, keep: int) -> None:
         """Compute with the ``keep`` largest weights in training."""
+        self._set_discount(keep)
         earlier, last = self._last_thresholds
         near = last * last / earlier if earlier > 0 else last  # if it continues to change as it did
         masks, thresholds = self._select(
@@ -404,16 +351,24 @@ class TiedMasker(Masker):
         amount = budget.final if keep == self.keep else keep / self.size * budget.total
         if budget.per_layer:
             return self._select_in_each(budget.shares(amount))
+        growths = [masked.growth for masked in self.masked]
         if budget.costs is None:
             masks, threshold = cut_by_magnitude(
-                self.weights, self.scales, keep, self.names, into=into, near=near
+                self.weights,
+                self.scales,
+                keep,
+                self.names,
+                into=into,
+                near=near,
+                growths=growths,
+                shards=self.shards,
             )
             pairs = zip(masks, budget.least, strict=True)
             if all(least == 0 or int(mask.count_nonzero()) >= least for mask, least in pairs):
                 return masks, [threshold] * len(masks)
         values = [
-            weight.detach().abs().float() * scale
-            for weight, scale in zip(self.weights, self.scales, strict=True)
+            masked.grown(weight.detach()).abs().float() * scale
+            for masked, weight, scale in zip(self.masked, self.weights, self.scales, strict=True)
         ]
         masks = budget.select(values, amount)
         shared = cut_between(values, masks)
@@ -424,34 +379,56 @@ class TiedMasker(Masker):
 
     def _select_in_each(self, counts: Sequence[int]) -> tuple[list[Tensor], list[float]]:
         cuts = [
-            cut_by_magnitude([weight], [1.0], count, [name])
-            for weight, count, name in zip(self.weights, counts, self.names, strict=True)
+            cut_by_magnitude(
+                [weight], [1.0], count, [name], growths=[masked.growth], shards=self.shards
+            )
+            for masked, weight, count, name in zip(
+                self.masked, self.weights, counts, self.names, strict=True
+            )
         ]
         return [mask for (mask,), _ in cuts], [threshold for _, threshold in cuts]
 
     def _record_initial_values(self, optimizers: WeightOptimizers) -> None:
-        """Copy the weights that will fade out, at the first update: all ranks have the same now."""
-        if self.forget_by is None:
-            self.forget_by = self._usual_forget_by(optimizers)
-        trained = {id(p) for p in optimizers.parameters if p.requires_grad}
+        """Copy the initial weights at the first update: all ranks have the same now."""
+        self._decide_about_initial_values(optimizers)
+        if not (self.forget_by or self.discount):
+            return
         for masked, weight in zip(self.masked, self.weights, strict=True):
             # An optimizer with a closure may call this again after the weights have moved.
-            if self.forget_by and id(weight) in trained and masked.initial is None:
-                masked.set_initial(weight.detach().clone())
+            if optimizers.trains(weight) and masked.initial is None:
+                masked.set_initial(weight.detach().clone(), discounted=bool(self.discount))
 
-    def _usual_forget_by(self, optimizers: WeightOptimizers) -> float:
-        if not self._freshness.still_holds():
-            _LOG.info("TiedProbMask keeps the initial values: the weights may be pretrained.")
-            return 0.0
-        if not optimizers.move_by_gradient(self.weights):
-            _LOG.info("TiedProbMask keeps the initial values: the optimizer is not SGD.")
-            return 0.0
-        _LOG.info(
-            "TiedProbMask fades the initial values out by %g of the training: BatchNorm has seen "
-            "no data, so they are random. Pass forget_by=0 to keep them.",
-            _FORGET_BY,
-        )
-        return _FORGET_BY
+    def _decide_about_initial_values(self, optimizers: WeightOptimizers) -> None:
+        """Set ``forget_by`` and ``discount`` unless the user has, and log the decision."""
+        if self.forget_by is not None:
+            self.discount = self.discount or 0.0
+            return
+        if self.discount:
+            self.forget_by = 0.0
+            return
+        fresh = self._freshness.still_holds()
+        fades = fresh and optimizers.move_by_gradient(self.weights)
+        self.forget_by = _FORGET_BY if fades else 0.0
+        if self.discount is None:
+            self.discount = 0.0 if fades else _DISCOUNT
+        if fades:
+            _LOG.info(
+                "TiedProbMask fades the initial values out by %g of the training: BatchNorm has "
+                "seen no data, so they are random. Pass forget_by=0 to keep them.",
+                _FORGET_BY,
+            )
+        elif self.discount:
+            reason = "the optimizer is not SGD" if fresh else "the weights may be pretrained"
+            _LOG.info(
+                "TiedProbMask discounts the initial values instead of fading them out: %s. Pass "
+                "discount=0 to keep them.",
+                reason,
+            )
+
+    def _set_discount(self, keep: int) -> None:
+        """c is the present sparsity, times the setting."""
+        for masked in self.masked:
+            masked.discount.fill_((self.discount or 0.0) * (1 - keep / self.size))
 
     def _fade(self, forgotten: float) -> None:
         """Fade the initial values out up to this fraction."""
@@ -467,6 +444,8 @@ class TiedMasker(Masker):
         weights, so the network's output does not change, and their probabilities go to 1.
         """
         if self._thresholds_at_choice is None:
+            for masked, weight in zip(self.masked, self.weights, strict=True):
+                masked.fold_discount_(weight)
             masks, self._thresholds_at_choice = self._select(self.keep)
             for masked, active, threshold in zip(
                 self.masked, masks, self._thresholds_at_choice, strict=True
@@ -481,7 +460,7 @@ class TiedMasker(Masker):
 
     def _warn_unless_protected(self, masks: Sequence[Tensor]) -> None:
         if not any(self.budget.least):  # otherwise every layer keeps some weights
-            self.warn_of_collapse([float(mask.count_nonzero()) for mask in masks])
+            self.warn_of_collapse(self.shards.counts(masks))
 
 
 def _threshold(value: Tensor, mask: Tensor, shared: float) -> float:

@@ -16,6 +16,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from probmask.core.kernel_cache import cached_njit
+from probmask.runtime.kernels.attention import attend
 from probmask.runtime.kernels.elementwise import (
     activate,
     combine,
@@ -26,7 +27,9 @@ from probmask.runtime.kernels.elementwise import (
     unpack,
 )
 from probmask.runtime.kernels.layer_kernels import convolve, linear, pool
+from probmask.runtime.kernels.normalization import normalize
 from probmask.runtime.kernels.operation_table import (
+    BIAS,
     CURVE,
     ENTRIES,
     EXTERNAL,
@@ -43,6 +46,7 @@ from probmask.runtime.kernels.operation_table import (
     TARGET,
     Kind,
 )
+from probmask.runtime.kernels.rearrangement import rearrange
 from probmask.runtime.kernels.vectors import WIDTH
 
 _PACK, _UNPACK, _INTERLEAVE = int(Kind.PACK), int(Kind.UNPACK), int(Kind.INTERLEAVE)
@@ -51,9 +55,12 @@ _CONVOLVE, _LINEAR, _SPLIT_PHASES = (
 )
 _MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
 _MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
+_ADD_CONSTANT, _MULTIPLY_CONSTANT = int(Kind.ADD_CONSTANT), int(Kind.MULTIPLY_CONSTANT)
+_REARRANGE, _NORMALIZE, _ATTEND = int(Kind.REARRANGE), int(Kind.NORMALIZE), int(Kind.ATTEND)
 # The files whose code is compiled into the driver.
 _COMPILED = (
-    "driver", "elementwise", "layer_kernels", "operation_table", "tiles", "vectors",
+    "attention", "curves", "driver", "elementwise", "layer_kernels", "normalization",
+    "operation_table", "rearrangement", "tiles", "vectors",
 )  # fmt: skip
 _LONG = ir.IntType(64)
 # Number of times that a waiting thread reads the counter before it yields the processor.
@@ -151,6 +158,12 @@ def _execute(
         unpack(op, arena, external[op[EXTERNAL]], image, first, last)
     elif kind == _INTERLEAVE:
         interleave(op, arena, lane, first, last)
+    elif kind == _REARRANGE:
+        rearrange(op, arena, longs, consts, external, image, nonfinite, first, last)
+    elif kind == _NORMALIZE:
+        normalize(op, arena, consts, position_bits, low, nonfinite, first, last)
+    elif kind == _ATTEND:
+        attend(op, arena, longs, consts, position_bits, low, nonfinite, first, last, thread)
     else:
         start, size = first * op[SOURCE_PLANE], (last - first) * op[SOURCE_PLANE]
         x = arena[op[SOURCE] + start : op[SOURCE] + start + size]
@@ -160,6 +173,9 @@ def _execute(
         elif kind == _COPY:
             for i in range(size):
                 y[i] = x[i]
+        elif kind in (_ADD_CONSTANT, _MULTIPLY_CONSTANT):
+            z = consts[op[BIAS] + start : op[BIAS] + start + size]
+            combine(x, z, y, kind == _MULTIPLY_CONSTANT, low, high, nonfinite)
         else:
             z = arena[op[OTHER] + start : op[OTHER] + start + size]
             combine(x, z, y, kind == _MULTIPLY, low, high, nonfinite)

@@ -7,6 +7,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from probmask.runtime.kernels.curves import curve_of_vectors
 from probmask.runtime.kernels.operation_table import (
     HEIGHT,
     IMAGE_WIDTH,
@@ -24,91 +25,42 @@ from probmask.runtime.kernels.operation_table import (
     TARGET_LEAD,
     TARGET_PLANE,
     TARGET_STRIDE,
+    TOKENS,
     Curve,
 )
-from probmask.runtime.kernels.vectors import copy_every_second
+from probmask.runtime.kernels.vectors import WIDTH, copy_every_second
 
 # LLVM may reorder and contract sums, but may not assume that NaN and infinity do not occur.
 FAST_SUMS = {"contract", "reassoc", "nsz"}
-_SILU, _GELU, _GELU_TANH = int(Curve.SILU), int(Curve.GELU), int(Curve.GELU_TANH)
-_HARDSWISH = int(Curve.HARDSWISH)
-
-
-@intrinsic
-def _two_to_the(typing_context: Any, exponent: Any) -> Any:
-    """Compute 2 ** exponent for an exponent in [-126, 127] from its bit pattern."""
-
-    def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
-        int32 = ir.IntType(32)
-        biased = builder.add(arguments[0], ir.Constant(int32, 127))
-        bits = builder.shl(biased, ir.Constant(int32, 23))
-        return builder.bitcast(bits, ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@njit(inline="always", error_model="numpy")
-def _exp(x):
-    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    return (p * r * r + r + np.float32(1.0)) * _two_to_the(np.int32(n))
-
-
-@njit(inline="always", error_model="numpy")
-def _sigmoid(x):
-    # Below -87, where `_exp` is clamped, the result is not 0; times a large x the error would show.
-    value = np.float32(1.0) / (np.float32(1.0) + _exp(-x))
-    return value if x > np.float32(-87.0) else np.float32(0.0)
-
-
-@njit(inline="always", error_model="numpy")
-def _erf(x):
-    """Approximate erf by Abramowitz and Stegun 7.1.26, with an error of at most 1.5e-7."""
-    a = abs(x)
-    t = np.float32(1.0) / (np.float32(1.0) + np.float32(0.3275911) * a)
-    p = np.float32(1.061405429)
-    p = p * t - np.float32(1.453152027)
-    p = p * t + np.float32(1.421413741)
-    p = p * t - np.float32(0.284496736)
-    p = p * t + np.float32(0.254829592)
-    y = np.float32(1.0) - p * t * _exp(-a * a)
-    return y if x >= 0 else -y
+_NONE = int(Curve.NONE)
 
 
 @njit(error_model="numpy", fastmath=FAST_SUMS)
 def activate(x, y, curve, low, high, nonfinite):
     """y = curve(x), or x clamped to [low, high]; either maps 0 to 0, so padding stays zero."""
     n = len(x)
+    if curve != _NONE:
+        vectors = n // WIDTH
+        curve_of_vectors(curve, x.ctypes.data, y.ctypes.data, vectors, nonfinite.ctypes.data)
+        if vectors * WIDTH < n:
+            _activate_rest(x[vectors * WIDTH :], y[vectors * WIDTH :], curve, nonfinite)
+        return
     total = np.float32(0.0)
     for i in range(n):
         total += x[i]
+        y[i] = min(max(x[i], low), high)
     nonfinite[0] += total * np.float32(0.0)
-    if curve == _SILU:
-        for i in range(n):
-            y[i] = x[i] * _sigmoid(x[i])
-    elif curve == _GELU:
-        for i in range(n):
-            v = x[i]
-            y[i] = np.float32(0.5) * v * (np.float32(1.0) + _erf(v * np.float32(0.70710678)))
-    elif curve == _GELU_TANH:
-        for i in range(n):
-            v = x[i]
-            inner = np.float32(1.5957691216) * (v + np.float32(0.044715) * v * v * v)
-            y[i] = v * _sigmoid(inner)
-    elif curve == _HARDSWISH:
-        for i in range(n):
-            gate = min(max(x[i] + np.float32(3.0), np.float32(0.0)), np.float32(6.0))
-            y[i] = x[i] * gate / np.float32(6.0)
-    else:
-        for i in range(n):
-            y[i] = min(max(x[i], low), high)
+
+
+@njit(error_model="numpy")
+def _activate_rest(x, y, curve, nonfinite):
+    """y = curve(x) for less than a vector."""
+    rest = np.zeros(WIDTH, np.float32)
+    for i in range(len(x)):
+        rest[i] = x[i]
+    curve_of_vectors(curve, rest.ctypes.data, rest.ctypes.data, 1, nonfinite.ctypes.data)
+    for i in range(len(x)):
+        y[i] = rest[i]
 
 
 @njit(error_model="numpy", fastmath=FAST_SUMS)
@@ -166,7 +118,13 @@ def unpack(op, arena, external, image, first, last):
         for y in range(height):
             source = start + y * op[SOURCE_STRIDE] * lanes
             target = image * size + (c * height + y) * width
-            if lanes == 1:
+            if op[TOKENS]:  # always in groups; REARRANGE copies the tokens of single images
+                place = image * size + y * width * op[ROWS] + c
+                for x in range(width):
+                    for lane in range(lanes):
+                        value = arena[source + x * lanes + lane]
+                        whole[place + lane * size + x * op[ROWS]] = value
+            elif lanes == 1:
                 for x in range(width):
                     whole[target + x] = arena[source + x]
             else:

@@ -21,6 +21,19 @@ class Kind(IntEnum):
     MULTIPLY = 9  # two tensors, elementwise
     ACTIVATE = 10
     COPY = 11  # copy planes to another offset, for concatenation
+    ADD_CONSTANT = 12
+    MULTIPLY_CONSTANT = 13
+    REARRANGE = 14  # copy elements between tensors of any strides
+    NORMALIZE = 15  # LayerNorm and RMSNorm
+    ATTEND = 16
+
+
+class Place(IntEnum):
+    """Where the elements of a REARRANGE come from or go to."""
+
+    ARENA = 0
+    CONSTANT = 1
+    EXTERNAL = 2
 
 
 class Curve(IntEnum):
@@ -74,6 +87,22 @@ class Field(IntEnum):
     BLOCKS = 35  # number of blocks of input channels; each block has its own weights
     WHOLE_RUN = 36  # length of the run if one window covers the image; otherwise 0
     WINDOW_HEIGHT = 37  # height of the tallest pooling window
+    SOURCE_IS = 38  # place of the source and of the target of REARRANGE
+    TARGET_IS = 39
+    IMAGE_SIZE = 40  # floats per image of the external tensor
+    UNCHECKED = 41  # whether elements of REARRANGE may be infinite
+    CHANNELS = 42  # number of channels that are normalized; ROWS counts vectors
+    CENTERED = 43  # whether the mean is subtracted
+    VALUES = 44  # arena offset of the values of an attention; its keys are OTHER
+    VALUES_PLANE = 45
+    KEYS = 46  # number of keys; ROWS counts heads and blocks of queries
+    DEPTH = 47  # number of channels per head
+    CAUSAL = 48  # whether queries see only the keys up to their own position
+    MASK = 49  # offset of the additive mask, in the arena or the constants; -1 if there is none
+    MASK_PLANE = 50  # floats from one key to the next; 1 if all queries have the same mask
+    MASK_HEADS = 51  # number of heads that have a mask of their own, or 1
+    MASK_IS_CONSTANT = 52
+    TOKENS = 53  # whether channels are last in the external tensor of UNPACK
 
 
 COLUMNS = len(Field)
@@ -98,3 +127,11 @@ TARGET_LANES, SOURCE_WIDTH = _COLUMN["TARGET_LANES"], _COLUMN["SOURCE_WIDTH"]
 WINDOW_WIDTH, WINDOW_HEIGHT = _COLUMN["WINDOW_WIDTH"], _COLUMN["WINDOW_HEIGHT"]
 PADDING_LEFT = _COLUMN["PADDING_LEFT"]
 LINES, BLOCKS, WHOLE_RUN = _COLUMN["LINES"], _COLUMN["BLOCKS"], _COLUMN["WHOLE_RUN"]
+SOURCE_IS, TARGET_IS, IMAGE_SIZE = (
+    _COLUMN[name] for name in ("SOURCE_IS", "TARGET_IS", "IMAGE_SIZE")
+)
+UNCHECKED, CHANNELS, CENTERED = (_COLUMN[name] for name in ("UNCHECKED", "CHANNELS", "CENTERED"))
+VALUES, VALUES_PLANE, KEYS = _COLUMN["VALUES"], _COLUMN["VALUES_PLANE"], _COLUMN["KEYS"]
+DEPTH, CAUSAL, TOKENS = _COLUMN["DEPTH"], _COLUMN["CAUSAL"], _COLUMN["TOKENS"]
+MASK, MASK_PLANE = _COLUMN["MASK"], _COLUMN["MASK_PLANE"]
+MASK_HEADS, MASK_IS_CONSTANT = _COLUMN["MASK_HEADS"], _COLUMN["MASK_IS_CONSTANT"]

@@ -3,6 +3,7 @@
 Activations and sums become a part of the layer before them if nothing else reads its output.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -32,32 +33,38 @@ from probmask.runtime.lower.nodes import (
     unset_call,
 )
 
+# Returns the activation that an operation applies, or None if no kernel can.
+ActivationOf = Callable[[fx.Node], Activation | None]
 
-def build_activation(activation: Activation) -> Builder:
+
+def build_activation(activation_of: ActivationOf) -> Builder:
     """Return a builder of an activation function."""
 
     def build(graph: Graph, node: fx.Node) -> Built:
-        return _add_activation(graph, node, activation)
+        activation = activation_of(node)
+        return None if activation is None else _add_activation(graph, node, activation)
 
     return build
 
 
-def build_hardtanh(graph: Graph, node: fx.Node) -> Built:
-    """Build a clamp that maps 0 to 0. Other clamps have no kernel."""
+def hardtanh(node: fx.Node) -> Activation | None:
+    """Return a clamp that maps 0 to 0. Other clamps have no kernel."""
     arguments = arguments_of(node)
     low, high = float(arguments["min_val"]), float(arguments["max_val"])
-    return _add_activation(graph, node, Activation(low, high)) if low <= 0 <= high else None
+    return Activation(low, high) if low <= 0 <= high else None
 
 
-def build_gelu(graph: Graph, node: fx.Node) -> Built:
-    """Build GELU, exact or approximated by tanh."""
+def gelu(node: fx.Node) -> Activation:
+    """Return GELU, exact or approximated by tanh."""
     tanh = arguments_of(node)["approximate"] == "tanh"
-    return _add_activation(graph, node, Activation(curve=Curve.GELU_TANH if tanh else Curve.GELU))
+    return Activation(curve=Curve.GELU_TANH if tanh else Curve.GELU)
 
 
 def _add_activation(graph: Graph, node: fx.Node, activation: Activation) -> Built:
     source = graph.source(node.args[0])
     layer = graph.nodes.get(source)
+    if layer is not None and layer.views:  # build_token_activation keeps its views
+        return None
     if (
         isinstance(layer, Convolution | Combine)
         and graph.used_once(source)
@@ -68,7 +75,7 @@ def _add_activation(graph: Graph, node: fx.Node, activation: Activation) -> Buil
         graph.rename(layer, node.name)
         return True
     form = graph.form_of(source)
-    if form is None:
+    if form is None or form.tokens:
         return None
     return Activate(
         node.name,
@@ -132,7 +139,9 @@ def _names_of_same_form(graph: Graph, node: fx.Node) -> tuple[str, str] | None:
     if any(name in graph.constants for name in names):
         return None
     forms = {form for form in map(graph.form_of, names) if form is not None}
-    return names if len(forms) == 1 else None
+    tokens = any(form.tokens for form in forms)
+    views = any(name in graph.nodes and graph.nodes[name].views for name in names)
+    return names if len(forms) == 1 and not tokens and not views else None
 
 
 def _combine(graph: Graph, node: fx.Node, pair: tuple[str, str], *, product: bool) -> Node:
@@ -172,7 +181,7 @@ def build_concatenation(graph: Graph, node: fx.Node) -> Built:
     names = [graph.source(part) for part in arguments["tensors"]]
     forms = [graph.form_of(name) for name in names]
     form = image_form_of_any_rank(value)
-    if form is None or any(other is None or other.flat for other in forms):
+    if form is None or any(o is None or o.flat or o.tokens for o in forms):
         return None
     known = [other for other in forms if other is not None]
     if any(
@@ -199,7 +208,7 @@ def build_reshape(graph: Graph, node: fx.Node) -> Built:
     source = graph.source(node.args[0])
     before = graph.form_of(source)
     value = node.meta["val"]
-    if before is None or len(before.leading) != 1 or not value.dim():
+    if before is None or before.tokens or len(before.leading) != 1 or not value.dim():
         return None
     if str(value.shape[0]) != before.leading[0]:
         return None

@@ -3,7 +3,8 @@
 import operator
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 from probmask.errors import InputError
 from probmask.messages import one_line
 from probmask.runtime.lower.nodes import Fallback, Form, Node, Pair
+from probmask.runtime.lower.views import VARYING, Axis, Factor, View, concrete, merged
 
 _CONSTANT = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # Views need strides that tensors from the kernels may not have. Reshapes do not.
@@ -80,6 +82,14 @@ class Graph:
         self.constants = self.signature.constants
         self.nodes: dict[str, Node] = {}
         self.aliases: dict[str, str] = {}
+        # Values that are elements of another node's output, in another order.
+        self.views: dict[str, View] = {}
+        # Operations that only move the elements of a node's output.
+        self.moves: set[str] = set()
+        # Values of the program, by the name of the node that holds them in the order of a root.
+        self.values: dict[str, str] = {}
+        # Constants that are repeated for each image, with a batch of one.
+        self.shared: dict[str, Tensor] = {}
         self.fx_nodes = {node.name: node for node in program.graph.nodes}
 
     def eager(self, node: fx.Node, reason: str) -> Fallback:
@@ -111,18 +121,54 @@ class Graph:
             return None
         return self.constants.get(self.resolve(argument.name))
 
+    def shared_constant(self, argument: Any) -> Tensor | None:
+        """Return the value of a constant argument that is the same for all images."""
+        if not isinstance(argument, fx.Node):
+            return None
+        return self.shared.get(argument.name, self.constant(argument))
+
+    def view_of(self, argument: Any) -> View | None:
+        """Return how a value lies in planes, or None if no kernel can read it so."""
+        if not isinstance(argument, fx.Node) or argument.name in self.shared:
+            return None
+        source = self.resolve(argument.name)
+        known = self.views.get(argument.name, self.views.get(source))
+        if known is not None:
+            return replace(known, root=self.resolve(known.root))
+        value = argument.meta.get("val")
+        if source in self.constants or not isinstance(value, Tensor):
+            return None
+        form = self.form_of(source) or token_form(value)
+        if form is None or len(form.leading) != 1 or value.dtype != torch.float32:
+            return None
+        return whole_view(source, form).reshaped([concrete(size) for size in value.shape])
+
+    def form_of_root(self, view: View) -> Form:
+        """Return the form of a view's root: that of its node, or of tokens from PyTorch."""
+        form = self.form_of(view.root)
+        if form is not None:
+            return form
+        tokens = view.positions > 1
+        return Form((view.leading,), view.channels, 1, view.positions, tokens=tokens)
+
     def form_of(self, name: str) -> Form | None:
         """Return the form of a node's output, or None if no kernel can read it."""
         node = self.nodes.get(name)
         return node.form if node is not None else None
 
     def used_once(self, name: str) -> bool:
-        """Return whether exactly one operation reads a value; aliases are not counted."""
+        """Return whether exactly one operation reads a value; aliases and views are not counted."""
+        if name not in self.fx_nodes:
+            if name not in self.values:
+                return False
+            name = self.values[name]
         users = list(self.fx_nodes[name].users)
         count = 0
         while users:
             user = users.pop()
-            if user.name in self.aliases and self.resolve(user.name) == self.resolve(name):
+            if user.name in self.moves or (
+                user.name in self.aliases and self.resolve(user.name) == self.resolve(name)
+            ):
                 users.extend(user.users)
             else:
                 count += 1
@@ -271,6 +317,32 @@ def row_form(value: Any) -> Form | None:
     if not isinstance(features, int) or not features:
         return None
     return Form(tuple(str(size) for size in leading), features)
+
+
+def token_form(value: Any) -> Form | None:
+    """Return the form of a float32 tensor of batch, positions of any dimensions, channels."""
+    if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.dim() < 2:
+        return None
+    batch, *sizes = map(size_of, value.shape)
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    if len(known) < len(sizes) or concrete(value.shape[0]) not in (VARYING, batch):
+        return None
+    positions = prod(known[:-1])
+    return Form((str(batch),), known[-1], 1, positions, tokens=positions > 1)
+
+
+def whole_view(name: str, form: Form) -> View:
+    """Return the view of a whole root, with the dimensions batch, positions and channels.
+
+    Channels come before positions if the tensor has them so.
+    """
+    leading = form.leading[0]
+    view = View(name, form.channels, form.positions, leading, form.tokens, ())
+    batch = merged([Factor(view.batch, Axis.BATCH, 1)])
+    channels = merged([Factor(form.channels, Axis.CHANNEL, 1)])
+    positions = merged([Factor(form.positions, Axis.POSITION, 1)])
+    order = (positions, channels) if form.tokens else (channels, positions)
+    return replace(view, dimensions=(batch, *order))
 
 
 def size_of(size: Any) -> int | str:

@@ -28,6 +28,7 @@ from probmask.runtime.lower.nodes import (
     pytorch_call,
     unset_call,
 )
+from probmask.runtime.lower.token_nodes import build_token_linear
 
 # Products of weights and inputs below this cannot overflow, nor can sums of hundreds of them.
 _MODERATE = 2.0**60
@@ -71,11 +72,35 @@ def build_linear(graph: Graph, node: fx.Node) -> Built:
     """Build a linear layer on the last dimension. A single vector has no kernel."""
     arguments = arguments_of(node)
     x, known = arguments["input"], _constant_weights(graph, arguments)
+    return _linear(graph, node, x, known)
+
+
+def build_addmm(graph: Graph, node: fx.Node) -> Built:
+    """Build a product with a constant matrix plus a constant vector: `Conv1D` of transformers."""
+    arguments = arguments_of(node)
+    weight, bias = graph.constant(arguments["mat2"]), graph.constant(arguments["self"])
+    if weight is None or bias is None or bias.dim() != 1 or len(bias) != weight.shape[1]:
+        return None
+    if (
+        arguments["alpha"] != 1
+        or arguments["beta"] != 1
+        or graph.constant(arguments["mat1"]) is not None
+    ):
+        return None
+    return _linear(graph, node, arguments["mat1"], (weight.t(), bias))
+
+
+def _linear(
+    graph: Graph, node: fx.Node, x: fx.Node, known: tuple[Tensor, Tensor | None] | None
+) -> Built:
     before, after = row_form(x.meta["val"]), row_form(node.meta["val"])
     if known is None or before is None or after is None:
         return None
     weight, bias = known
     source = graph.source(x)
+    if _is_over_tokens(graph, x):
+        arrays = _as_array(weight), _bias_or_zeros(bias, len(weight))
+        return build_token_linear(graph, node, *arrays, x)
     layer = Convolution(
         node.name,
         (source,),
@@ -90,6 +115,12 @@ def build_linear(graph: Graph, node: fx.Node) -> Built:
     )
     layer.call = pytorch_call(layer)
     return layer
+
+
+def _is_over_tokens(graph: Graph, x: fx.Node) -> bool:
+    """Return whether a linear layer reads tokens, or a view, and not an image or a vector."""
+    own, view = graph.form_of(graph.source(x)), graph.view_of(x)
+    return view is not None and (own.tokens if own is not None else view.positions > 1)
 
 
 def _constant_weights(
@@ -186,7 +217,7 @@ def _fold(layer: Convolution, scale: Any, shift: Any) -> bool:
     overflow where the product does not, or the product where they do not, or it can underflow.
     """
     assert layer.form is not None
-    channels_first = layer.rank > 0 or len(layer.form.leading) == 1
+    channels_first = layer.rank > 0 or (len(layer.form.leading) == 1 and not layer.views)
     if not channels_first or not layer.activation.is_identity or len(layer.inputs) > 1:
         return False
     with np.errstate(all="ignore"):

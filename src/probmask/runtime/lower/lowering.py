@@ -1,35 +1,38 @@
-"""Lowering: from a model to an exported program, and from there to a list of nodes.
+"""Lowering: from an exported program to a list of nodes.
 
 `BUILDERS` lists the operations that have kernels.
 """
 
-import inspect
 import operator
 import pickle
-import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
 from probmask.messages import one_line
 from probmask.runtime.kernels.operation_table import Curve
+from probmask.runtime.lower.attention_nodes import build_attention, build_product
+from probmask.runtime.lower.copy_nodes import build_concatenated_rows, build_padding
 from probmask.runtime.lower.elementwise_nodes import (
+    ActivationOf,
     build_activation,
     build_add,
     build_concatenation,
-    build_gelu,
-    build_hardtanh,
     build_identity,
     build_multiply,
     build_reshape,
+    gelu,
+    hardtanh,
 )
-from probmask.runtime.lower.graph import Builder, Constant, Graph, size_of
+from probmask.runtime.lower.export import Export
+from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
     build_adaptive_pool,
+    build_addmm,
     build_average_pool,
     build_batch_norm,
     build_convolution,
@@ -39,103 +42,117 @@ from probmask.runtime.lower.layer_nodes import (
     build_normalized,
 )
 from probmask.runtime.lower.nodes import Activation, Network, Node
+from probmask.runtime.lower.token_elementwise import (
+    build_negation,
+    build_token_activation,
+    build_token_add,
+    build_token_divide,
+    build_token_multiply,
+)
+from probmask.runtime.lower.token_nodes import build_layer_norm, build_rms_norm, build_token_mean
+from probmask.runtime.lower.view_nodes import (
+    build_embedding,
+    build_expansion,
+    build_move,
+    build_part,
+    drop_nothing,
+    keep,
+    narrow,
+    permute,
+    repeat,
+    reshape,
+    select,
+    transpose,
+)
 
 _aten = torch.ops.aten
+
+
+def _first_of(*builders: Builder) -> Builder:
+    """Return a builder that tries several."""
+
+    def build(graph: Graph, node: fx.Node) -> Built:
+        return next((made for b in builders if (made := b(graph, node)) is not None), None)
+
+    return build
+
+
+def _activation(of: Activation | ActivationOf) -> Builder:
+    """Return a builder of an activation function, on images and on tokens."""
+    activation_of = (lambda _: of) if isinstance(of, Activation) else of
+    return _first_of(build_activation(activation_of), build_token_activation(activation_of))
+
+
 BUILDERS: dict[Any, Builder] = {
     _aten.conv1d.default: build_convolution,
     _aten.conv1d.padding: build_convolution,
     _aten.conv2d.default: build_convolution,
     _aten.conv2d.padding: build_convolution,
     _aten.linear.default: build_linear,
+    _aten.addmm.default: build_addmm,
     BATCH_NORM: build_batch_norm,
-    operator.getitem: build_normalized,
-    _aten.relu.default: build_activation(Activation(low=0.0)),
-    _aten.relu6.default: build_activation(Activation(low=0.0, high=6.0)),
-    _aten.hardtanh.default: build_hardtanh,
-    _aten.silu.default: build_activation(Activation(curve=Curve.SILU)),
-    _aten.hardswish.default: build_activation(Activation(curve=Curve.HARDSWISH)),
-    _aten.gelu.default: build_gelu,
-    _aten.add.Tensor: build_add,
-    _aten.mul.Tensor: build_multiply,
+    operator.getitem: _first_of(build_normalized, build_part),
+    _aten.relu.default: _activation(Activation(low=0.0)),
+    _aten.relu6.default: _activation(Activation(low=0.0, high=6.0)),
+    _aten.hardtanh.default: _activation(hardtanh),
+    _aten.silu.default: _activation(Activation(curve=Curve.SILU)),
+    _aten.hardswish.default: _activation(Activation(curve=Curve.HARDSWISH)),
+    _aten.gelu.default: _activation(gelu),
+    _aten.add.Tensor: _first_of(build_add, build_token_add),
+    _aten.mul.Tensor: _first_of(build_multiply, build_token_multiply),
+    _aten.div.Tensor: build_token_divide,
+    _aten.neg.default: build_negation,
     _aten.max_pool1d.default: build_max_pool(1),
     _aten.max_pool2d.default: build_max_pool(2),
     _aten.avg_pool1d.default: build_average_pool(1),
     _aten.avg_pool2d.default: build_average_pool(2),
     _aten.adaptive_avg_pool1d.default: build_adaptive_pool(1),
     _aten.adaptive_avg_pool2d.default: build_adaptive_pool(2),
-    _aten.mean.dim: build_mean,
-    _aten.cat.default: build_concatenation,
-    _aten.view.default: build_reshape,
-    _aten.reshape.default: build_reshape,
-    _aten.flatten.using_ints: build_reshape,
-    _aten.squeeze.dims: build_reshape,
-    _aten.dropout.default: build_identity,
-    _aten.clone.default: build_identity,
-    _aten.contiguous.default: build_identity,
+    _aten.mean.dim: _first_of(build_mean, build_token_mean),
+    _aten.cat.default: _first_of(build_concatenation, build_concatenated_rows),
+    _aten.constant_pad_nd.default: build_padding,
+    _aten.layer_norm.default: build_layer_norm,
+    _aten.rms_norm.default: build_rms_norm,
+    _aten.scaled_dot_product_attention.default: build_attention,
+    _aten.matmul.default: build_product,
+    _aten.embedding.default: build_embedding,
+    _aten.expand.default: build_expansion,
+    _aten.view.default: _first_of(build_reshape, build_move(reshape)),
+    _aten.reshape.default: _first_of(build_reshape, build_move(reshape)),
+    _aten.flatten.using_ints: _first_of(build_reshape, build_move(reshape)),
+    _aten.squeeze.dims: _first_of(build_reshape, build_move(reshape)),
+    _aten._unsafe_view.default: build_move(reshape),
+    _aten.squeeze.dim: build_move(reshape),
+    _aten.unsqueeze.default: build_move(reshape),
+    _aten.unflatten.int: build_move(reshape),
+    _aten.transpose.int: build_move(transpose),
+    _aten.t.default: build_move(transpose),
+    _aten.permute.default: build_move(permute),
+    _aten.select.int: build_move(select),
+    _aten.slice.Tensor: build_move(narrow),
+    _aten.repeat_interleave.self_int: build_move(repeat),
+    _aten.dropout.default: _first_of(build_identity, build_move(drop_nothing)),
+    _aten.clone.default: _first_of(build_identity, build_move(keep)),
+    _aten.contiguous.default: _first_of(build_identity, build_move(keep)),
+    _aten._to_copy.default: build_move(keep),
 }
+# Operations whose first argument may be constant.
+_TAKE_CONSTANTS = (
+    _aten.add.Tensor, _aten.mul.Tensor, _aten.addmm.default, _aten.expand.default,
+    _aten.embedding.default,
+)  # fmt: skip
 
 
-def export(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """Export the model for any batch size, or for the examples' if the model fixes it."""
-    examples = tuple(example.contiguous() for example in examples)
-    # An input of size 1 next to larger ones is shared by the whole batch, so its size is fixed.
-    batch = max((len(example) for example in examples if example.dim()), default=0)
-    varies = [bool(example.dim()) and len(example) >= min(2, batch) for example in examples]
-    wide = tuple(_at_least_two(x) if v else x for x, v in zip(examples, varies, strict=True))
-    dynamic = _match_forward(model, [{0: torch.export.Dim.AUTO} if v else {} for v in varies])
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        try:
-            program = torch.export.export(model, wide, dynamic_shapes=dynamic)
-            if not _has_dynamic_batch(program):
-                program = torch.export.export(model, examples)
-        except Exception:
-            try:
-                program = torch.export.export(model, examples)
-            except Exception as error:
-                reason = one_line(error)[:300]
-                raise InputError(
-                    f"runtime.compile({type(model).__name__}): torch.export cannot export it: "
-                    f"{reason}"
-                ) from error
-        functional: torch.export.ExportedProgram = program.run_decompositions({})
-    return functional
-
-
-def _match_forward(model: nn.Module, items: list[Any]) -> tuple[Any, ...]:
-    """Group the items of inputs that ``*args`` of `forward` collects into a tuple."""
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        return tuple(items)
-    named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-    return (*items[:named], tuple(items[named:]))
-
-
-def _has_dynamic_batch(program: torch.export.ExportedProgram) -> bool:
-    """Return whether the first dimension of some input may vary."""
-    values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
-    return any(
-        isinstance(v, Tensor) and v.dim() and isinstance(size_of(v.shape[0]), str) for v in values
-    )
-
-
-def _at_least_two(example: Tensor) -> Tensor:
-    """Repeat a batch of one: `torch.export` would treat its size as a constant."""
-    if not example.dim() or len(example) >= 2:
-        return example
-    return example.expand(2, *example.shape[1:]).contiguous()
-
-
-def lower(program: torch.export.ExportedProgram) -> Network:
+def lower(exported: Export) -> Network:
     """Turn an exported program into nodes.
 
     BatchNorm is folded into the layer before it. Residual sums and activations are fused into it.
     """
-    graph = Graph(program)
-    for node in program.graph.nodes:
+    graph = Graph(exported.program)
+    for node in exported.program.graph.nodes:
         if node.op == "call_function":
             _add(graph, node)
-    return _network(graph)
+    return _network(graph, exported.fixed_by)
 
 
 def _add(graph: Graph, node: fx.Node) -> None:
@@ -143,7 +160,9 @@ def _add(graph: Graph, node: fx.Node) -> None:
     if _is_constant(graph, node):
         graph.constants[node.name] = graph.eager(node, "").call()
         return
-    build = BUILDERS.get(node.target) if not _reads_constants(graph, node) else None
+    build = BUILDERS.get(node.target)
+    if node.target not in _TAKE_CONSTANTS and _reads_constants(graph, node):
+        build = None
     built = build(graph, node) if build is not None else None
     if built is True:  # it became part of another node
         return
@@ -157,7 +176,9 @@ def _is_constant(graph: Graph, node: fx.Node) -> bool:
     """Return whether the operation computes one tensor from constants, the same at each call."""
     sources = [graph.resolve(argument.name) for argument in node.all_input_nodes]
     random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    known = bool(sources) and all(name in graph.constants for name in sources)
+    known = all(name in graph.constants for name in sources)
+    # An operation without inputs, such as arange, makes a constant; a branch has no such tag.
+    known = known and (bool(sources) or isinstance(node.target, torch._ops.OpOverload))
     return known and not random and isinstance(node.meta.get("val"), Tensor)
 
 
@@ -167,7 +188,7 @@ def _reads_constants(graph: Graph, node: fx.Node) -> bool:
     return isinstance(first, fx.Node) and graph.resolve(first.name) in graph.constants
 
 
-def _network(graph: Graph) -> Network:
+def _network(graph: Graph, batch_fixed_by: str) -> Network:
     """Collect the nodes that the outputs depend on."""
     signature = graph.signature
     outputs = [_output(graph, output) for output in signature.outputs]
@@ -184,6 +205,8 @@ def _network(graph: Graph) -> Network:
         changed_inputs=changed,
         input_shapes=tuple(tuple(map(size_of, value.shape)) for value in inputs),
         input_dtypes=tuple(value.dtype for value in inputs),
+        batch_fixed_by=batch_fixed_by,
+        returns_constants=any(isinstance(output, Constant) for output in outputs),
     )
 
 

@@ -6,7 +6,7 @@ Every node can run in PyTorch by its ``call``. Nodes with a ``form`` can also ru
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.runtime.kernels.operation_table import Curve
+from probmask.runtime.lower.views import View
 
 Floats = npt.NDArray[np.float32]
 Pair = tuple[int, int]
@@ -26,7 +27,8 @@ class Form:
 
     ``leading`` names the sizes of the leading dimensions, which are counted as images. These are
     the batch and, for a linear layer on a sequence, its positions. A ``flat`` tensor has its
-    channels, rows and columns in one dimension.
+    channels, rows and columns in one dimension. In a tensor of ``tokens``, the channels are the
+    last dimension, after the positions.
     """
 
     leading: tuple[str, ...]
@@ -34,6 +36,7 @@ class Form:
     height: int = 1
     width: int = 1
     flat: bool = False
+    tokens: bool = False
 
     @property
     def positions(self) -> int:
@@ -61,6 +64,10 @@ class Node(ABC):
     trailing: tuple[int, ...] = ()
     # Why the node has no kernel.
     reason: str = ""
+    # Which part of each input the node reads; empty if it reads them as they are.
+    views: tuple[View, ...] = ()
+    # Whether a kernel can process groups of interleaved images.
+    takes_groups: ClassVar[bool] = True
 
 
 @final
@@ -129,9 +136,11 @@ class Pool(Node):
 @final
 @dataclass
 class Combine(Node):
-    """The sum or the product of two tensors of the same form."""
+    """The sum or the product of two tensors of the same form, or of a tensor and a constant."""
 
     product: bool = False
+    # The second tensor if it is constant, by position and channel.
+    constant: Floats | None = None
     activation: Activation = field(default_factory=Activation)
 
 
@@ -147,6 +156,59 @@ class Activate(Node):
 @dataclass
 class Concatenate(Node):
     """Tensors concatenated along the channels."""
+
+
+@final
+@dataclass
+class Normalize(Node):
+    """LayerNorm, or RMSNorm if it is not ``centered``, over the channels of each position."""
+
+    scale: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    bias: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    epsilon: float = 1e-5
+    centered: bool = True
+
+
+@final
+@dataclass
+class Attention(Node):
+    """Attention of queries, keys and values, and optionally a mask that is added to the scores.
+
+    ``heads`` has the first channels of each head's queries, keys and values. A mask, constant or
+    the fourth input, has queries as positions and heads · keys as channels.
+    """
+
+    heads: tuple[tuple[int, int, int], ...] = ()
+    depth: int = 0
+    keys: int = 0
+    scale: float = 1.0
+    causal: bool = False
+    mask_heads: int = 1
+    mask: Floats | None = None
+
+    takes_groups: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a rearranged tensor: a view of an input, or a constant, and where it goes.
+
+    Both run over the same loops: the factors of ``source`` and ``target`` have the same sizes.
+    """
+
+    target: View
+    source: View | None = None
+    constant: Floats | None = None
+
+
+@final
+@dataclass
+class Rearrange(Node):
+    """Parts of tensors and constants, copied to their places in a new one."""
+
+    parts: tuple[Part, ...] = ()
+
+    takes_groups: ClassVar[bool] = False
 
 
 @final
@@ -169,6 +231,10 @@ class Network:
     # Shapes of the inputs. A size that may vary is a name; sizes of one name are equal.
     input_shapes: tuple[tuple[int | str, ...], ...]
     input_dtypes: tuple[Any, ...]
+    # The operation that fixes the batch size, if one does.
+    batch_fixed_by: str = ""
+    # Whether some output does not depend on the inputs.
+    returns_constants: bool = False
 
 
 def unset_call(*_: Any) -> Any:
@@ -189,7 +255,31 @@ def pytorch_call(node: Convolution) -> Callable[..., Tensor]:
     """Return a function that computes a convolution node in PyTorch, with its current weights."""
     per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
     same_positions = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
+    if node.views:
+        return OnRows(node, _DenseConvolution(node))
     return _ChannelScaling(node) if per_channel and same_positions else _DenseConvolution(node)
+
+
+class OnRows:
+    """A function of tensors of batch × positions × channels, applied to the views of a node."""
+
+    def __init__(self, node: Node, function: Callable[..., Tensor]) -> None:
+        self.node, self.function = node, function
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the output of the node."""
+        rows = [_rows(view, x) for view, x in zip(self.node.views, inputs, strict=True)]
+        result = self.function(*rows)
+        return result.reshape(len(rows[0]), *self.node.trailing)
+
+
+def _rows(view: View, root: Tensor) -> Tensor:
+    """Return the channels that a whole view runs over, as batch × positions × channels."""
+    if view.tokens:
+        rows = root.reshape(len(root), view.positions, view.channels)
+    else:
+        rows = root.reshape(len(root), view.channels, view.positions).transpose(1, 2)
+    return rows[..., view.channel : view.channel + view.width()]
 
 
 class _DenseConvolution:

@@ -25,9 +25,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotPart:
-    """A position within a slot."""
+    """A position within a slot, or within a part of one."""
 
-    slot: Slot
+    slot: "Slot | SlotPart"
     shift: int
 
     @property
@@ -40,9 +40,16 @@ class SlotPart:
 class PlacedTensor:
     """A tensor in a slot."""
 
-    slot: Slot
+    slot: Slot | SlotPart
     layout: Layout
     channels: int
+
+    def part(self, channel: int, channels: int) -> "PlacedTensor":
+        """Return a range of channels."""
+        if (channel, channels) == (0, self.channels):
+            return self
+        shift = channel * self.layout.plane
+        return PlacedTensor(SlotPart(self.slot, shift), self.layout, channels)
 
 
 class Arena:
@@ -67,6 +74,7 @@ class Arena:
         self.overwritten: set[tuple[str, int]] = set()
         # Tensors of single images that groups read.
         self.interleaved: list[str] = []
+        self.workspace: Slot | None = None
         self.reads = self._count_reads()
 
     def root(self, name: str) -> str:
@@ -107,10 +115,18 @@ class Arena:
         return tensor
 
     def _take_slot(self, layout: Layout, channels: int) -> Slot:
-        """Return the slot that was freed last, which is most likely still in the cache."""
+        """Return the smallest free slot that is large enough, or enlarge the largest.
+
+        Of equal ones, take the one that was freed last: it is most likely still in the cache. The
+        fewer bytes all tensors have together, the more of them are.
+        """
         free = self.free.setdefault(layout, [])
         if free:
-            slot = free.pop()
+            fitting = [slot for slot in free if slot.channels >= channels]
+            sizes = [slot.channels for slot in fitting or free]
+            wanted = min(sizes) if fitting else max(sizes)
+            index = max(i for i, slot in enumerate(free) if slot.channels == wanted)
+            slot = free.pop(index)
             slot.channels = max(slot.channels, channels)
             return slot
         slot = Slot(layout, channels)
@@ -129,13 +145,23 @@ class Arena:
         for name in map(self.root, names):
             self.reads[name, lanes] -= 1
             if not self.reads[name, lanes] and (name, lanes) not in self.overwritten:
-                self._free_slot(self.tensors[name, lanes].slot)
+                slot = self.tensors[name, lanes].slot
+                assert isinstance(slot, Slot)
+                self._free_slot(slot)
 
     def allocate_scratch(self, floats: int) -> Slot:
         """Allocate a slot that is not shared."""
         slot = Slot(Layout(1, floats, floats, 0, floats, 1), 1)
         self.slots.append(slot)
         return slot
+
+    def allocate_workspace(self, floats: int) -> Slot:
+        """Return the slot of all operations that need memory only while they run."""
+        if self.workspace is None:
+            self.workspace = self.allocate_scratch(0)
+        largest = max(floats, self.workspace.layout.plane)
+        self.workspace.layout = Layout(1, largest, largest, 0, largest, 1)
+        return self.workspace
 
     def overwrite_residual(self, node: Convolution, lanes: int) -> PlacedTensor | None:
         """Return the residual's tensor for the result, if nothing else reads the residual.
@@ -144,6 +170,8 @@ class Arena:
         """
         if len(node.inputs) < 2 or not self.reads[node.name, lanes]:
             return None
+        if node.views and node.views[1].channels != node.views[1].width():
+            return None  # the residual is a part of a tensor
         source, residual = map(self.root, node.inputs)
         if self.reads[residual, lanes] != 1 or residual == source:
             return None

@@ -34,10 +34,12 @@ class Choices:
         sparse: Names of the nodes that run on the kernels.
         ungrouped: For the first node of a step, the number of the step's nodes that run for one
             image at a time. The others run for groups. Default: all nodes of the step.
+        model: Whether the model itself runs, as a whole, in PyTorch.
     """
 
     sparse: frozenset[str]
     ungrouped: Mapping[str, int]
+    model: bool = False
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the choices as JSON, with the name of this processor.
@@ -63,6 +65,7 @@ class Choices:
             "processor": processor(),
             "sparse": sorted(self.sparse),
             "lone": dict(sorted(self.ungrouped.items())),
+            "model": self.model,
         }
         write_atomically(path, json.dumps(content, indent=2).encode(), overwrite=overwrite)
 
@@ -74,6 +77,7 @@ def read_choices(path: str | os.PathLike[str], network: Network) -> Choices:
         sparse = frozenset(str(name) for name in content["sparse"])
         ungrouped = {str(name): int(count) for name, count in content["lone"].items()}
         measured_on = str(content["processor"])
+        model = bool(content.get("model", False))
     except OSError as error:
         raise InputError(f"choices={path}: cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -91,7 +95,7 @@ def read_choices(path: str | os.PathLike[str], network: Network) -> Choices:
             f"choices={path}: measured on {measured_on}, but this is {processor()}. Compile "
             "without choices and save them again."
         )
-    return Choices(sparse, ungrouped)
+    return Choices(sparse, ungrouped, model)
 
 
 def processor() -> str:
@@ -104,19 +108,20 @@ class Timing:
     """Seconds that a node takes for the whole batch.
 
     Attributes:
-        sparse: On the kernels, one image at a time.
+        sparse: On the kernels, one image at a time; None if the node has no kernel.
         grouped: On the kernels, for groups of images; None if the node cannot process groups.
         dense: In PyTorch.
     """
 
-    sparse: float
+    sparse: float | None
     grouped: float | None
     dense: float
 
     @property
-    def on_kernels(self) -> float:
+    def on_kernels(self) -> float | None:
         """The faster way on the kernels."""
-        return self.sparse if self.grouped is None else min(self.sparse, self.grouped)
+        times = [seconds for seconds in (self.sparse, self.grouped) if seconds is not None]
+        return min(times, default=None)
 
 
 def candidates(network: Network) -> set[str]:
@@ -125,12 +130,29 @@ def candidates(network: Network) -> set[str]:
 
 
 def first_small(nodes: Sequence[Node]) -> int:
-    """Return the index from which on all nodes have small planes."""
-    for i in range(len(nodes), 0, -1):
+    """Return the index from which on all nodes have small planes and can process groups."""
+    for i in range(len(nodes), first_grouped(nodes), -1):
         forms = (nodes[i - 1].form, *nodes[i - 1].input_forms)
         if any(form is not None and form.positions > _SMALL_PLANE for form in forms):
             return i
-    return 0
+    return first_grouped(nodes)
+
+
+def first_vector(nodes: Sequence[Node]) -> int:
+    """Return the index from which on all nodes have a single position and can process groups.
+
+    For vectors, groups are always faster: their elements fill the registers.
+    """
+    for i in range(len(nodes), first_grouped(nodes), -1):
+        forms = (nodes[i - 1].form, *nodes[i - 1].input_forms)
+        if any(form is not None and form.positions > 1 for form in forms):
+            return i
+    return first_grouped(nodes)
+
+
+def first_grouped(nodes: Sequence[Node]) -> int:
+    """Return the index from which on all nodes can process groups."""
+    return max((i + 1 for i, node in enumerate(nodes) if not node.takes_groups), default=0)
 
 
 def choose_sparse(network: Network, timings: dict[str, Timing]) -> set[str]:
@@ -147,7 +169,7 @@ def choose_sparse(network: Network, timings: dict[str, Timing]) -> set[str]:
         crossing = _CROSSING + _PER_ELEMENT * sum(sizes.get(name, 0) for name in live[i])
         timing = timings.get(node.name)
         costs = {False: timing.dense if timing is not None else 0.0}
-        if timing is not None:
+        if timing is not None and timing.on_kernels is not None:
             costs[True] = timing.on_kernels
         following = {}
         for state, cost in costs.items():
@@ -271,7 +293,7 @@ def choose_ungrouped(step: Step, timings: dict[str, Timing]) -> int:
     """Return the number of the step's nodes to run for one image at a time, before groups."""
     nodes = step.nodes
     first = first_small(nodes)
-    single = [timings[node.name].sparse for node in nodes]
+    single = [timings[node.name].sparse or 0.0 for node in nodes]
     grouped = [timings[node.name].grouped for node in nodes]
     if any(seconds is None for seconds in grouped[first:]):
         return len(nodes)

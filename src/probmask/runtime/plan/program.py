@@ -1,26 +1,38 @@
 """A step as a program for the compiled driver: a table of operations and the data they read."""
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.operation_table import COLUMNS, Curve, Field, Kind
+from probmask.runtime.kernels.attention import scratch_size
+from probmask.runtime.kernels.operation_table import COLUMNS, Curve, Field, Kind, Place
 from probmask.runtime.lower.nodes import (
+    INFINITY,
     Activate,
     Activation,
+    Attention,
     Combine,
     Concatenate,
     Convolution,
+    Form,
     Node,
+    Normalize,
     Pool,
+    Rearrange,
     Reshape,
 )
 from probmask.runtime.plan.arena import Arena, PlacedTensor, Slot, SlotPart
 from probmask.runtime.plan.partition import ExternalTensor, Step
+from probmask.runtime.plan.program_data import Data
 from probmask.runtime.plan.tensor_layout import Layout, Longs, Tap, blocks_of, tiling_of
+from probmask.runtime.plan.token_operations import (
+    attention_fields,
+    constant_planes,
+    copy_fields,
+    rearrangement_fields,
+)
 from probmask.runtime.plan.weights import (
     direct_offsets,
     phases_of,
@@ -35,7 +47,7 @@ class Program:
     """Input of the driver. `operation_table` describes the table and what it refers to."""
 
     table: Longs
-    # Lower and upper clamp of each operation.
+    # Lower and upper clamp of each operation; epsilon of NORMALIZE, scale of ATTEND.
     limits: npt.NDArray[np.float32]
     # Number of operations that run for one image at a time.
     ungrouped: int
@@ -68,7 +80,7 @@ class _Operation:
     """A row of the table. Arena offsets are given by slots, which are placed last."""
 
     fields: dict[Field, Any]
-    activation: Activation
+    limits: tuple[float, float]
     owner: str
 
 
@@ -79,8 +91,12 @@ class _Builder:
         names = [output.name for output in step.outputs]
         self.arena = Arena(step.nodes, names, lanes, ungrouped)
         self.operations: list[_Operation] = []
-        self.data = _Data()
+        self.data = Data()
         self.position_bits: dict[Layout, int] = {}
+        # Inputs that are masks of an attention: they may be infinite.
+        self.masks = {
+            name for node in step.nodes if isinstance(node, Attention) for name in node.inputs[3:]
+        }
 
     def program(self) -> Program:
         nodes = self.step.nodes
@@ -98,7 +114,7 @@ class _Builder:
         if has_groups:
             self._unpack(self.lanes)
         arena_size = self.arena.place_slots()
-        limits = [(o.activation.low, o.activation.high) for o in self.operations]
+        limits = [operation.limits for operation in self.operations]
         return Program(
             table=self._table(),
             limits=np.array(limits, np.float32).reshape(-1, 2),
@@ -121,10 +137,21 @@ class _Builder:
         return table
 
     def _emit(
-        self, owner: str, fields: dict[Field, Any], activation: Activation | None = None
+        self,
+        owner: str,
+        fields: dict[Field, Any],
+        limits: tuple[float, float] = (-INFINITY, INFINITY),
     ) -> None:
-        fields = {Field.OTHER: -1, **fields}
-        self.operations.append(_Operation(fields, activation or Activation(), owner))
+        fields = {Field.OTHER: -1, Field.MASK: -1, **fields}
+        self.operations.append(_Operation(fields, limits, owner))
+
+    def _input(self, node: Node, index: int, lanes: int) -> PlacedTensor:
+        """Return an input of a node, or the channels of it that the node reads."""
+        tensor = self.arena.get(node.inputs[index], lanes)
+        if index >= len(node.views):
+            return tensor
+        view = node.views[index]
+        return tensor.part(view.channel, view.width())
 
     def _from_to(self, source: PlacedTensor, target: PlacedTensor) -> dict[Field, Any]:
         return {
@@ -145,7 +172,35 @@ class _Builder:
     def _pack(self, index: int, external: ExternalTensor) -> None:
         tensor = self.arena.allocate(external.name, 1, external.form)
         fields = {**self._from_to(tensor, tensor), Field.KIND: Kind.PACK, Field.EXTERNAL: index}
+        if external.form.tokens:
+            fields = self._token_copy(tensor, external.form, index, into_arena=True)
+            fields[Field.UNCHECKED] = external.name in self.masks
         self._emit("(input)", fields)
+
+    def _token_copy(
+        self, tensor: PlacedTensor, form: Form, external: int, *, into_arena: bool
+    ) -> dict[Field, Any]:
+        """Return the copy between a tensor of tokens and an external tensor, channels last."""
+        inside = [
+            (form.height, tensor.layout.stride),
+            (form.width, 1),
+            (form.channels, tensor.layout.plane),
+        ]
+        outside = [form.width * form.channels, form.channels, 1]
+        loops = [
+            (size, step, other) if not into_arena else (size, other, step)
+            for (size, step), other in zip(inside, outside, strict=True)
+        ]
+        arena = SlotPart(tensor.slot, tensor.layout.lead)
+        fields: dict[Field, Any] = {
+            Field.SOURCE: 0 if into_arena else arena,
+            Field.TARGET: arena if into_arena else 0,
+            Field.SOURCE_IS: Place.EXTERNAL if into_arena else Place.ARENA,
+            Field.TARGET_IS: Place.ARENA if into_arena else Place.EXTERNAL,
+            Field.EXTERNAL: external,
+            Field.IMAGE_SIZE: form.size,
+        }
+        return fields | copy_fields(loops, self.data)
 
     def _unpack(self, lanes: int) -> None:
         for index, external in enumerate(self.step.outputs):
@@ -154,11 +209,15 @@ class _Builder:
             if is_single != (lanes == 1) or (name, lanes) not in self.arena.tensors:
                 continue
             tensor = self.arena.get(external.name, lanes)
+            number = len(self.step.inputs) + index
             fields = {
                 **self._from_to(tensor, tensor),
                 Field.KIND: Kind.UNPACK,
-                Field.EXTERNAL: len(self.step.inputs) + index,
+                Field.EXTERNAL: number,
+                Field.TOKENS: external.form.tokens,
             }
+            if external.form.tokens and lanes == 1:
+                fields = self._token_copy(tensor, external.form, number, into_arena=False)
             self._emit("(output)", fields)
             self.arena.mark_read((external.name,), lanes)
 
@@ -186,6 +245,12 @@ class _Builder:
             self._pool(node, lanes)
         elif isinstance(node, Concatenate):
             self._concatenate(node, lanes)
+        elif isinstance(node, Normalize):
+            self._normalize(node, lanes)
+        elif isinstance(node, Attention):
+            self._attend(node)
+        elif isinstance(node, Rearrange):
+            self._rearrange(node)
         else:
             assert isinstance(node, Combine | Activate)
             self._elementwise(node, lanes)
@@ -193,8 +258,8 @@ class _Builder:
 
     def _convolution(self, node: Convolution, lanes: int) -> None:
         assert node.form is not None
-        source = self.arena.get(node.inputs[0], lanes)
-        residual = self.arena.get(node.inputs[1], lanes) if len(node.inputs) > 1 else None
+        source = self._input(node, 0, lanes)
+        residual = self._input(node, 1, lanes) if len(node.inputs) > 1 else None
         target = self.arena.overwrite_residual(node, lanes) or self.arena.allocate(
             node.name, lanes, node.form
         )
@@ -216,7 +281,8 @@ class _Builder:
         fields[Field.KIND] = Kind.LINEAR if is_linear else Kind.CONVOLVE
         if residual is not None:
             fields |= {Field.OTHER: residual.slot, Field.OTHER_PLANE: residual.layout.plane}
-        self._emit(node.name, fields, Activation() if has_curve else node.activation)
+        clamp = Activation() if has_curve else node.activation
+        self._emit(node.name, fields, (clamp.low, clamp.high))
         if has_curve:
             activate = self._from_to(target, target)
             activate |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
@@ -281,7 +347,7 @@ class _Builder:
 
     def _pool(self, node: Pool, lanes: int) -> None:
         assert node.form is not None
-        source = self.arena.get(node.inputs[0], lanes)
+        source = self._input(node, 0, lanes)
         target = self.arena.allocate(node.name, lanes, node.form)
         width, stride, padding = _regular_columns(node) if lanes == 1 else (0, 1, 0)
         row = source.layout.width * lanes
@@ -318,18 +384,58 @@ class _Builder:
 
     def _elementwise(self, node: Combine | Activate, lanes: int) -> None:
         assert node.form is not None
-        source = self.arena.get(node.inputs[0], lanes)
+        source = self._input(node, 0, lanes)
         target = self.arena.allocate(node.name, lanes, node.form)
         fields = self._from_to(source, target)
-        if isinstance(node, Combine):
-            other = self.arena.get(node.inputs[1], lanes)
+        if isinstance(node, Combine) and node.constant is not None:
+            planes = constant_planes(node.constant, target.layout)
+            fields |= {
+                Field.KIND: Kind.MULTIPLY_CONSTANT if node.product else Kind.ADD_CONSTANT,
+                Field.BIAS: self.data.add("constants", planes),
+            }
+        elif isinstance(node, Combine):
+            other = self._input(node, 1, lanes)
             fields |= {
                 Field.KIND: Kind.MULTIPLY if node.product else Kind.ADD,
                 Field.OTHER: other.slot,
             }
         else:
             fields |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
-        self._emit(node.name, fields, node.activation)
+        self._emit(node.name, fields, (node.activation.low, node.activation.high))
+
+    def _normalize(self, node: Normalize, lanes: int) -> None:
+        assert node.form is not None
+        source = self._input(node, 0, lanes)
+        target = self.arena.allocate(node.name, lanes, node.form)
+        fields = self._from_to(source, target) | {
+            Field.KIND: Kind.NORMALIZE,
+            Field.ROWS: target.layout.vectors,
+            Field.CHANNELS: source.channels,
+            Field.CENTERED: node.centered,
+            Field.BIAS: self.data.add("constants", np.concatenate([node.scale, node.bias])),
+            Field.POSITION_BITS: self._position_bits(target.layout),
+        }
+        self._emit(node.name, fields, (node.epsilon, INFINITY))
+
+    def _attend(self, node: Attention) -> None:
+        assert node.form is not None
+        sources = [self.arena.get(name, 1) for name in node.inputs]
+        target = self.arena.allocate(node.name, 1, node.form)
+        fields = self._from_to(sources[0], target)
+        fields |= attention_fields(node, sources, target, self.data)
+        fields |= {
+            Field.POSITION_BITS: self._position_bits(target.layout),
+            Field.SCRATCH: self.arena.allocate_workspace(self.threads * scratch_size(node.keys)),
+        }
+        self._emit(node.name, fields, (node.scale, INFINITY))
+
+    def _rearrange(self, node: Rearrange) -> None:
+        assert node.form is not None
+        target = self.arena.allocate(node.name, 1, node.form)
+        names = iter(node.inputs)
+        for part in node.parts:
+            source = None if part.source is None else self.arena.get(next(names), 1)
+            self._emit(node.name, rearrangement_fields(part, source, target, self.data))
 
 
 def _regular_columns(node: Pool) -> tuple[int, int, int]:
@@ -348,33 +454,3 @@ def _regular_columns(node: Pool) -> tuple[int, int, int]:
     ]
     is_regular = padding >= 0 and regular == list(node.columns)
     return (size, stride, padding) if is_regular else (0, 1, 0)
-
-
-class _Data:
-    """Arrays that operations refer to by offset: weights, windows, constants, position bits."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[Any]] = {k: [] for k in ("longs", "constants", "position_bits")}
-        self.sizes: Counter[str] = Counter()
-        self.offsets: list[npt.NDArray[np.int32]] = []
-        self.values: list[npt.NDArray[np.float32]] = []
-        self.weights = 0
-
-    def add(self, kind: str, numbers: Any) -> int:
-        """Append numbers to the array of a kind; return their offset."""
-        offset = self.sizes[kind]
-        self.parts[kind].append(numbers)
-        self.sizes[kind] += len(numbers)
-        return offset
-
-    def add_weights(self, offsets: Any, values: Any) -> int:
-        """Append the non-zero weights of a layer; return their offset."""
-        offset = self.weights
-        self.offsets.append(offsets.astype(np.int32))
-        self.values.append(values.astype(np.float32))
-        self.weights += len(values)
-        return offset
-
-    def joined(self, kind: str, dtype: Any) -> Any:
-        """Return the array of a kind."""
-        return np.concatenate([np.zeros(0, dtype), *self.parts[kind]]).astype(dtype)

@@ -21,6 +21,8 @@ from probmask.runtime.plan.partition import (
     candidates,
     choose_sparse,
     choose_ungrouped,
+    first_grouped,
+    first_vector,
     steps_of,
 )
 from probmask.runtime.plan.program import build_program
@@ -29,7 +31,7 @@ from probmask.runtime.run.kernel_step import KernelStep, NonFiniteResultError
 from probmask.runtime.run.profile import describe, measure, print_table, shortest
 from probmask.runtime.run.threads import Threads
 
-# The measured mixture is used if it is this many times faster than PyTorch alone.
+# The measured mixture is used if it is this many times faster than PyTorch and the model alone.
 _MIN_SPEEDUP = 1.05
 # Seconds for comparing the two.
 _COMPARISON_SECONDS = 0.2
@@ -59,8 +61,15 @@ class Engine:
 
     compile_seconds: float = 0.0
 
-    def __init__(self, network: Network, examples: tuple[Tensor, ...], threads: Threads) -> None:
+    def __init__(
+        self,
+        network: Network,
+        examples: tuple[Tensor, ...],
+        threads: Threads,
+        model: nn.Module | None = None,
+    ) -> None:
         self.network = network
+        self._model = model
         self.threads = threads.count
         self.choices = Choices(frozenset(), {})
         self._examples, self._threads = examples, threads
@@ -74,7 +83,9 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Engine":
         """Return an engine with its own memory and threads; calls never change the network."""
-        return copy.copy(self)
+        copied = copy.copy(self)
+        copied._model = self._model
+        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Engine.__init__(self, state["network"], state["_examples"], Threads(state["threads"]))
@@ -100,14 +111,21 @@ class Engine:
         """
         arrays = any(isinstance(item, np.ndarray) for item in inputs)
         values = check_inputs(self.network, inputs)
-        with torch.no_grad():
-            results = self._run_finite(values)
-            if results is None:
-                results = self._run(self._dense, values)
-            for name, new_value in self.network.changed_inputs.items():
-                values[name].copy_(results[new_value])
-        packed = self.network.pack_outputs(results)
+        if self.choices.model and self._model is not None:
+            packed = self._model(*values.values())  # neither its weights nor its inputs need grads
+        else:
+            with torch.no_grad():
+                packed = self._computed(values)
         return pytree.tree_map_only(Tensor, Tensor.numpy, packed) if arrays else packed
+
+    def _computed(self, values: dict[str, Any]) -> Any:
+        """Run the nodes, and change the inputs that the model's `forward` changes."""
+        results = self._run_finite(values)
+        if results is None:
+            results = self._run(self._dense, values)
+        for name, new_value in self.network.changed_inputs.items():
+            values[name].copy_(results[new_value])
+        return self.network.pack_outputs(results)
 
     def takes(self, *inputs: Any) -> bool:
         """Return whether the number, shapes and dtypes of the inputs fit the network.
@@ -138,14 +156,19 @@ class Engine:
         """
         started = time.perf_counter()
         values = check_inputs(self.network, example_tensors(example))
-        other = Engine(self.network, tuple(values.values()), self._threads)
+        other = Engine(self.network, tuple(values.values()), self._threads, self._model)
         other.use_fastest()
         other.compile_seconds = time.perf_counter() - started
         return other
 
     def explain(self) -> None:
-        """Print a table of the nodes: where each runs, why, and how long it takes."""
-        print_table(self.describe(), self.compile_seconds, self.threads)
+        """Print a table of the nodes: where each runs, why, and how long it takes.
+
+        The total is the time of a call, measured on the example. What the nodes do not take of it
+        is a row of its own.
+        """
+        call = 1e3 * shortest(lambda: self(*self._examples), budget=_COMPARISON_SECONDS, least=3)
+        print_table(self.describe(), call, self.compile_seconds, self.threads)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the rows of the table that `explain` prints.
@@ -168,10 +191,19 @@ class Engine:
         self.choices = choices
         self._tasks = self._plan(choices)
 
+    def use_kernels(self) -> None:
+        """Run every node that has a kernel on the kernels; vectors in groups."""
+        sparse = candidates(self.network)
+        steps = [step for step in steps_of(self.network, sparse) if step.sparse]
+        ungrouped = {step.nodes[0].name: first_vector(step.nodes) for step in steps}
+        self.use(Choices(frozenset(sparse), ungrouped))
+
     def use_fastest(self) -> None:
-        """Time all nodes and use the fastest mixture, or PyTorch alone if that is as fast."""
-        if not candidates(self.network):
-            return
+        """Time all nodes and use the fastest mixture, unless PyTorch alone is about as fast.
+
+        PyTorch alone is the model itself or the nodes in PyTorch, whichever is faster: the model
+        may use fused kernels, the nodes have BatchNorm folded.
+        """
         self._timings = self._measure()
         sparse = choose_sparse(self.network, self._timings)
         ungrouped = {
@@ -179,9 +211,54 @@ class Engine:
             for step in steps_of(self.network, sparse)
             if step.sparse
         }
-        self.use(Choices(frozenset(sparse), ungrouped))
-        if self._is_hardly_faster_than_pytorch():
-            self.use(Choices(frozenset(), {}))
+        self._use_fastest_of(Choices(frozenset(sparse), ungrouped))
+
+    def _use_fastest_of(self, mixture: Choices) -> None:
+        """Use the mixture if it is fast enough, otherwise PyTorch alone."""
+        alternatives = [Choices(frozenset(), {})]
+        if self._can_run_model():
+            alternatives.append(Choices(frozenset(), {}, model=True))
+        if mixture.sparse:
+            self.use(mixture)
+            values = dict(zip(self.network.inputs, self._examples, strict=True))
+            with torch.no_grad():
+                if self._run_finite(values) is None:
+                    return  # the example says nothing about the speed
+        choices = [mixture, *alternatives] if mixture.sparse else alternatives
+        seconds = self._seconds_of(choices)
+        others = seconds[-len(alternatives) :]
+        fastest = alternatives[others.index(min(others))]
+        enough = mixture.sparse and _MIN_SPEEDUP * seconds[0] <= min(others)
+        self.use(mixture if enough else fastest)
+
+    def _can_run_model(self) -> bool:
+        """Return whether calls of the model do the same: no shared outputs, no changed inputs."""
+        return (
+            self._model is not None
+            and not self.network.changed_inputs
+            and not self.network.returns_constants
+        )
+
+    def _seconds_of(self, choices: Sequence[Choices]) -> list[float]:
+        """Return the shortest call with each of several choices, timed in turn."""
+        functions = [self._function(chosen) for chosen in choices]
+        times: list[list[float]] = [[] for _ in functions]
+        started = time.perf_counter()
+        with torch.no_grad():
+            while len(times[0]) < 3 or time.perf_counter() - started < _COMPARISON_SECONDS:
+                for function, taken in zip(functions, times, strict=True):
+                    taken.append(shortest(function, budget=0))
+        return [min(taken) for taken in times]
+
+    def _function(self, choices: Choices) -> Callable[[], Any]:
+        """Return a function that runs the example as chosen."""
+        if choices.model:
+            model = self._model
+            assert model is not None
+            return lambda: model(*self._examples)
+        tasks = self._tasks if choices == self.choices else self._plan(choices)
+        values = dict(zip(self.network.inputs, self._examples, strict=True))
+        return lambda: self.network.pack_outputs(self._run(tasks, values))
 
     def _run_finite(self, values: dict[str, Any]) -> dict[str, Any] | None:
         """Run as chosen; return None if a result is not finite."""
@@ -202,19 +279,6 @@ class Engine:
         with torch.no_grad():
             return measure(self.network, self._examples)
 
-    def _is_hardly_faster_than_pytorch(self) -> bool:
-        values = dict(zip(self.network.inputs, self._examples, strict=True))
-        with torch.no_grad():
-            if self._run_finite(values) is None:
-                return False
-            ours: list[float] = []
-            theirs: list[float] = []
-            started = time.perf_counter()
-            while len(ours) < 3 or time.perf_counter() - started < _COMPARISON_SECONDS:
-                ours.append(shortest(lambda: self._run(self._tasks, values), budget=0))
-                theirs.append(shortest(lambda: self._run(self._dense, values), budget=0))
-        return _MIN_SPEEDUP * min(ours) > min(theirs)
-
     def _plan(self, choices: Choices) -> list["_Task"]:
         """Return the tasks of a call: steps on the kernels, and single nodes in PyTorch."""
         tasks = []
@@ -228,6 +292,7 @@ class Engine:
 
     def _kernel_step(self, step: Step, choices: Choices) -> KernelStep:
         ungrouped = choices.ungrouped.get(step.nodes[0].name, len(step.nodes))
+        ungrouped = max(ungrouped, first_grouped(step.nodes))
         single = build_program(step, threads=self.threads)
         grouped = None
         if ungrouped < len(step.nodes):

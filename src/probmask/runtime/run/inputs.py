@@ -46,7 +46,8 @@ def check_inputs(network: Network, inputs: Sequence[Any]) -> dict[str, Tensor]:
             expected = "×".join(str(size) if isinstance(size, int) else "N" for size in shape)
             raise InputError(
                 f"the network takes {name} of {expected} {_name_of(dtype)} on the CPU, not "
-                f"{_description(item)}.{_batch_hint(tensor, shape)}"
+                f"{_description(item)}."
+                f"{_batch_hint(tensor, shape, network.batch_fixed_by)}"
             )
         if torch.is_grad_enabled() and isinstance(item, Tensor) and item.requires_grad:
             raise InputError(
@@ -68,7 +69,9 @@ def _as_tensor(item: Any) -> Tensor | None:
             return torch.from_numpy(native)
         except TypeError:  # texts, objects, dates
             return None
-    return item.detach() if isinstance(item, Tensor) and _is_dense(item) else None
+    if not isinstance(item, Tensor) or not _is_dense(item):
+        return None
+    return item.detach() if item.requires_grad else item
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -99,16 +102,17 @@ def _fits(
     )
 
 
-def _batch_hint(tensor: Tensor | None, shape: tuple[int | str, ...]) -> str:
+def _batch_hint(tensor: Tensor | None, shape: tuple[int | str, ...], fixed_by: str) -> str:
     """Return a sentence if only the batch size is wrong, and the model's code fixes it."""
     if tensor is None or tensor.dim() != len(shape) or not shape:
         return ""
     (given, *rest), (batch, *others) = tensor.shape, shape
     if not isinstance(batch, int) or given == batch or rest != others:
         return ""
+    reason = f" ({fixed_by})" if fixed_by else ""
     return (
-        f" The model's forward fixes the batch size at {batch}, for example by float(len(x)). "
-        "Compile an engine for each batch size."
+        f" The model's forward fixes the batch size at {batch}{reason}. Compile an engine for each "
+        "batch size."
     )
 
 

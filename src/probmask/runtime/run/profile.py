@@ -27,10 +27,10 @@ _BUDGET = 2e-3
 
 
 def measure(network: Network, examples: Sequence[Tensor]) -> dict[str, Timing]:
-    """Time each node that has a kernel, on the tensors that the examples lead to."""
+    """Time each node, on the tensors that the examples lead to."""
     values: dict[str, Any] = dict(zip(network.inputs, examples, strict=True))
     dense = {node.name: _time_dense(node, values) for node in network.nodes}
-    timings = {}
+    timings = {name: Timing(None, None, seconds) for name, seconds in dense.items()}
     for step in steps_of(network, candidates(network)):
         if step.sparse:
             sparse, grouped = _time_step(step, values)
@@ -44,8 +44,6 @@ def _time_dense(node: Node, values: dict[str, Any]) -> float:
     """Run a node in PyTorch and add its result to the values; time all runs but the first."""
     inputs = [values[name] for name in node.inputs]
     values[node.name] = node.call(*inputs)
-    if node.form is None:
-        return 0.0
     return shortest(lambda: node.call(*inputs), budget=4 * _BUDGET, least=2)
 
 
@@ -98,39 +96,45 @@ def describe(
     network: Network, choices: Choices, timings: dict[str, Timing]
 ) -> list[dict[str, Any]]:
     """Return, for each node, where it runs and why, and its times in milliseconds."""
-    return [_describe(node, choices, timings.get(node.name)) for node in network.nodes]
+    return [_describe(node, choices, timings[node.name]) for node in network.nodes]
 
 
-def _describe(node: Node, choices: Choices, timing: Timing | None) -> dict[str, Any]:
+def _describe(node: Node, choices: Choices, timing: Timing) -> dict[str, Any]:
     sparse = node.name in choices.sparse
+    on_kernels = timing.on_kernels
     return {
         "node": node.name,
         "layer": node.label,
         "output": "×".join(map(str, node.trailing)) if node.form is not None else "",
         "density": node.density if isinstance(node, Convolution) else None,
-        "runs": "kernels" if sparse else "PyTorch",
-        "why": _reason(node, sparse, timing),
-        "kernels_ms": None if timing is None else 1e3 * timing.on_kernels,
-        "pytorch_ms": None if timing is None else 1e3 * timing.dense,
+        "runs": "model" if choices.model else "kernels" if sparse else "PyTorch",
+        "why": _reason(node, choices, timing),
+        "kernels_ms": None if on_kernels is None else 1e3 * on_kernels,
+        "pytorch_ms": 1e3 * timing.dense,
     }
 
 
-def _reason(node: Node, sparse: bool, timing: Timing | None) -> str:
-    if timing is None:
-        return node.reason or "not measured"
+def _reason(node: Node, choices: Choices, timing: Timing) -> str:
+    if choices.model:
+        return "the model as a whole is faster"
+    if timing.on_kernels is None:
+        return node.reason or "no kernel"
     faster = timing.on_kernels < timing.dense
-    if sparse:
+    if node.name in choices.sparse:
         return "faster" if faster else "its neighbors run on the kernels"
     return "its neighbors run in PyTorch" if faster else "faster in PyTorch"
 
 
-def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int) -> None:
-    """Print the rows and the total time, in microseconds if it is below a millisecond."""
-    used = sum(row["kernels_ms" if row["runs"] == "kernels" else "pytorch_ms"] or 0 for row in rows)
-    dense = sum(row["pytorch_ms"] or 0 for row in rows)
-    unit, time = ("ms", _milliseconds) if used >= 1 else ("µs", _microseconds)
+def print_table(
+    rows: list[dict[str, Any]], call: float, compile_seconds: float, threads: int
+) -> None:
+    """Print the rows, the rest of a call that takes ``call`` milliseconds, and its total.
+
+    Times are in microseconds if the call takes less than a millisecond.
+    """
+    unit, time = ("ms", _milliseconds) if call >= 1 else ("µs", _microseconds)
     headings = ("layer", "output", "kept", "runs in", f"kernels {unit}", f"PyTorch {unit}", "why")
-    cells = [headings, *(_cells(row, time) for row in rows)]
+    cells = [headings, *(_cells(row, time) for row in rows), *_rest(rows, call, time)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
         aligned = [
@@ -138,11 +142,24 @@ def print_table(rows: list[dict[str, Any]], compile_seconds: float, threads: int
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(aligned).rstrip())
+    dense = sum(row["pytorch_ms"] for row in rows)
     print(
-        f"\n{time(used)} {unit} in total as chosen, {time(dense)} {unit} if every layer ran in "
-        f"PyTorch (each layer timed alone, on one thread); {threads} thread{'s' * (threads > 1)}; "
-        f"compiled in {compile_seconds:.1f} s"
+        f"\n{time(call)} {unit} per call; {time(dense)} {unit} for all operations in PyTorch, one "
+        f"by one; {threads} thread{'s' * (threads > 1)}; compiled in {compile_seconds:.1f} s"
     )
+
+
+def _rest(
+    rows: list[dict[str, Any]], call: float, time: Callable[[float], str]
+) -> list[tuple[str, ...]]:
+    """Return the row of the time that no operation takes: copies between them, and the call."""
+    if any(row["runs"] == "model" for row in rows):
+        return []
+    used = sum(row["kernels_ms" if row["runs"] == "kernels" else "pytorch_ms"] for row in rows)
+    why = "copies of inputs and outputs, the call, and caches that other layers have filled"
+    on_kernels = any(row["runs"] == "kernels" for row in rows)
+    times = (time(call - used), "") if on_kernels else ("", time(call - used))
+    return [("(the rest of a call)", "", "", "", *times, why)]
 
 
 def _cells(row: dict[str, Any], time: Callable[[float], str]) -> tuple[str, ...]:

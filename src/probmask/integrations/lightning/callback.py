@@ -1,44 +1,43 @@
-"""Sparse training with Lightning's ``Trainer``."""
+"""The callback: when it attaches, trains, saves and finishes the masks."""
 
-import math
 import os
-import random
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
-import numpy as np
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from probmask.artifact import save
 from probmask.errors import EarlyEndWarning, InputError
-from probmask.files import writable_target
+from probmask.integrations.callback_arguments import check_artifact, check_callback_arguments
+from probmask.integrations.lightning.random_replay import RandomReplay, random_state
+from probmask.integrations.lightning.trainer_checks import (
+    check_data,
+    check_not_scaled,
+    check_strategy,
+)
+from probmask.integrations.lightning.training_length import (
+    check_same_length,
+    remaining_updates,
+    updates_per_epoch,
+    warn_of_few_updates,
+)
 from probmask.masking.attach import attach
 from probmask.masking.distributed import gathered, rank
 from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
 from probmask.masking.method import Method
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.probe import Probe
-from probmask.masking.sites import name_patterns
+from probmask.masking.sites import Frozen, name_patterns
 from probmask.masking.sparsifier import Sparsifier
 from probmask.masking.summary import Summary
-
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.utilities import rank_zero_info
-except ImportError as error:
-    raise InputError(
-        f"probmask.integrations.lightning needs {error.name}; run pip install -c constraints.txt "
-        "'probmask[lightning]'."
-    ) from error
-
-# Strategies that divide a weight among the ranks; the masks need whole weights.
-_SHARDED = {"DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"}
 
 
 class SparsityCallback(Callback):
@@ -58,6 +57,8 @@ class SparsityCallback(Callback):
         overwrite: Replace an existing artifact.
         include: Name patterns of further parameters to mask; see `find_sites`.
         exclude: Name patterns of parameters not to mask.
+        frozen: Whether weights that have ``requires_grad=False`` when ``fit`` starts are masked
+            ("mask"), or left as they are ("skip").
         total_steps: Number of updates of the training. By default it follows from the ``Trainer``.
         steps_per_epoch: Number of updates per epoch. By default it follows from the ``Trainer``.
         example_inputs: A batch for ``forward``, needed to budget in FLOPs. The default is the
@@ -86,13 +87,14 @@ class SparsityCallback(Callback):
         overwrite: bool = False,
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
+        frozen: Frozen = "mask",
         total_steps: int | None = None,
         steps_per_epoch: int | None = None,
         example_inputs: Any = None,
         probe: Probe | None = None,
         seed: int | None = None,
     ) -> None:
-        _check_method(method)
+        check_callback_arguments("Lightning", method=method, frozen=frozen)
         if isinstance(data, str) and data != "train":
             raise InputError(
                 f"SparsityCallback(data={data!r}): expected an iterable of batches, or 'train' for "
@@ -104,6 +106,7 @@ class SparsityCallback(Callback):
         self.overwrite = overwrite
         self.include = name_patterns("include", include)
         self.exclude = name_patterns("exclude", exclude)
+        self.frozen = frozen
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch
         self.example_inputs = example_inputs
@@ -111,18 +114,18 @@ class SparsityCallback(Callback):
         self.seed = seed
         self.sparsifier: Sparsifier | None = None
         self.summary: Summary | None = None
-        self._frozen: FrozenMasks | None = None  # while a finished network is trained further
+        self._fixed_masks: FrozenMasks | None = None  # while a finished network is trained further
         self._module: weakref.ref[LightningModule] | None = None
         self._first_step = 0  # updates that the trainer had made before the masks were attached
         self._max_epochs: int | None = None
         self._checkpoint: dict[str, Any] = {}  # the state to resume from, until it is loaded
-        self._replay: _Replay | None = None
+        self._replay: RandomReplay | None = None
         self._penalized: int | None = None  # the last update with the penalty in its gradients
         self._epoch_began: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Strategies that spawn processes pickle the callback. Masks are attached in each of them.
-        transient = {"sparsifier": None, "_frozen": None, "_module": None}
+        transient = {"sparsifier": None, "_fixed_masks": None, "_module": None}
         return {**vars(self), **transient}
 
     # Start of a training
@@ -132,9 +135,9 @@ class SparsityCallback(Callback):
         self._checkpoint, self._replay = {}, None
         if stage != "fit":
             return
-        _check_strategy(trainer)
-        if self.artifact is not None:
-            writable_target(self.artifact, overwrite=self.overwrite or self.summary is not None)
+        check_strategy(trainer)
+        if self.artifact is not None and trainer.is_global_zero:
+            check_artifact(self.artifact, overwrite=self.overwrite or self.summary is not None)
         self._max_epochs = trainer.max_epochs
         _move_behind_others(trainer, self)
 
@@ -152,12 +155,12 @@ class SparsityCallback(Callback):
         """Attach the masks, or those of a finished network again."""
         state, self._checkpoint = self._checkpoint, {}
         trainer.fit_loop.setup_data()
-        _check_data(self.data, trainer)
+        check_data(self.data, trainer)
         self._attach_masks(trainer, pl_module, state)
         if state:  # the dataloader was set up before Lightning restores its position
             trainer.fit_loop._combined_loader = None
         if "random" in state and len(state["random"]) == trainer.world_size:
-            self._replay = _Replay(state["random"][rank()])
+            self._replay = RandomReplay(state["random"][rank()])
 
     def _attach_masks(
         self, trainer: Trainer, pl_module: LightningModule, state: Mapping[str, Any]
@@ -167,7 +170,7 @@ class SparsityCallback(Callback):
         if state.get("finished") or (ours and not attached and "sparsifier" not in state):
             self._attach_frozen(pl_module)
             return
-        if attached and self._frozen is not None:
+        if attached and self._fixed_masks is not None:
             return
         saved = state.get("sparsifier")
         if not attached:
@@ -177,7 +180,7 @@ class SparsityCallback(Callback):
         if saved is not None:
             self.sparsifier.load_state_dict(saved)
         if self.sparsifier.own_optimizers and len(trainer.optimizers) > 1:
-            _check_not_scaled(self.method, trainer)
+            check_not_scaled(self.method, trainer)
         self.sparsifier.use(*trainer.optimizers)
         _delegate_zero_grad(pl_module)
 
@@ -204,11 +207,13 @@ class SparsityCallback(Callback):
     ) -> None:
         total_steps, steps_per_epoch = self.total_steps, self.steps_per_epoch
         if total_steps is None:
-            total_steps = self._remaining_steps(trainer, pl_module)
+            total_steps = remaining_updates(
+                trainer, pl_module, max_epochs=self._max_epochs, made=self._first_step
+            )
         if steps_per_epoch is None:
-            steps_per_epoch = _steps_per_epoch(trainer)
+            steps_per_epoch = updates_per_epoch(trainer)
         if saved is not None:
-            _check_same_length(saved["training"]["total_steps"], total_steps)
+            check_same_length(saved["training"]["total_steps"], total_steps)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.sparsifier = self._attached_to(pl_module, total_steps, steps_per_epoch, scaler)
         self._module = weakref.ref(pl_module)
@@ -229,6 +234,7 @@ class SparsityCallback(Callback):
             steps_per_epoch=steps_per_epoch,
             include=self.include,
             exclude=self.exclude,
+            frozen=self.frozen,
             example_inputs=pl_module.example_input_array if given is None else given,
             probe=self.probe,
             scaler=scaler,
@@ -243,34 +249,9 @@ class SparsityCallback(Callback):
             "trained. A new SparsityCallback would prune it again."
         )
         if self.method.sparsity > 0:
-            self._frozen = freeze_masks(pl_module, include=self.include, exclude=self.exclude)
-
-    def _remaining_steps(self, trainer: Trainer, pl_module: LightningModule) -> int:
-        """Return the number of updates from here to the end of the training."""
-        # StochasticWeightAveraging may have added an epoch that makes no updates.
-        added, trainer.fit_loop.max_epochs = trainer.fit_loop.max_epochs, self._max_epochs
-        try:
-            steps = trainer.estimated_stepping_batches
-        finally:
-            trainer.fit_loop.max_epochs = added
-        optimizers = 1 if pl_module.automatic_optimization else len(trainer.optimizers)
-        kinds = {type(callback).__name__ for callback in trainer.callbacks}  # type: ignore[attr-defined]
-        varies = "GradientAccumulationScheduler" in kinds
-        counted = optimizers == 1 or trainer.max_steps == -1  # max_steps counts those of each
-        if not 0 < steps < math.inf or varies or not counted:
-            raise InputError(
-                f"SparsityCallback(total_steps=None): the number of updates does not follow from "
-                f"this Trainer (max_epochs={self._max_epochs}, max_steps={trainer.max_steps}) and "
-                "its data; pass it as total_steps=."
+            self._fixed_masks = freeze_masks(
+                pl_module, include=self.include, exclude=self.exclude, frozen=self.frozen
             )
-        remaining = int(steps) - self._first_step // max(1, optimizers)
-        if remaining < 1:
-            raise InputError(
-                f"SparsityCallback: the Trainer has made {self._first_step:,} updates and makes no "
-                f"more (max_epochs={self._max_epochs}, max_steps={trainer.max_steps}), so that "
-                "nothing would be trained; raise max_epochs, or use a new Trainer."
-            )
-        return remaining
 
     # Training
 
@@ -311,7 +292,7 @@ class SparsityCallback(Callback):
         self._log(trainer, pl_module)
         began, self._epoch_began = self._epoch_began, None
         if began is not None and self.sparsifier is not None and self.total_steps is None:
-            _warn_of_few_updates(self.sparsifier, began)
+            warn_of_few_updates(self.sparsifier, began)
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.sparsifier is None or trainer.barebones:
@@ -328,9 +309,10 @@ class SparsityCallback(Callback):
             return {
                 "sparsifier": self.sparsifier.state_dict(),
                 "first_step": self._first_step,
-                "random": gathered(_random_state()),
+                "random": gathered(random_state()),
             }
-        return {"finished": True} if self.summary is not None or self._frozen is not None else {}
+        is_finished = self.summary is not None or self._fixed_masks is not None
+        return {"finished": True} if is_finished else {}
 
     # End of a training
 
@@ -343,14 +325,14 @@ class SparsityCallback(Callback):
         self._finish(trainer, pl_module)
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        masks = self.sparsifier or self._frozen
+        masks = self.sparsifier or self._fixed_masks
         if masks is None:
             return
         _invalidate_masks(pl_module)  # a callback may have copied averaged weights to the module
         data = _train_batches(trainer) if isinstance(self.data, str) else self.data
         with trainer.precision_plugin.forward_context():
             self.summary = masks.finalize(data)
-        self.sparsifier = self._frozen = None
+        self.sparsifier = self._fixed_masks = None
         kept, size = self.summary.kept, self.summary.size
         rank_zero_info(
             f"SparsityCallback: {kept:,} of {size:,} weights kept, "
@@ -375,77 +357,6 @@ class SparsityCallback(Callback):
             sparsifier.finalize()
 
 
-def _check_method(method: object) -> None:
-    if not isinstance(method, Method):
-        raise InputError(
-            f"SparsityCallback(method={method!r}): expected a method such as "
-            "probmask.TiedProbMask(sparsity=0.9)."
-        )
-    draws = method.full_settings().get("draws", 1)
-    if draws != 1:
-        raise InputError(
-            f"SparsityCallback({type(method).__name__}(draws={draws})): Lightning computes one "
-            "loss per batch, and this method needs one for each of its masks; pass draws=1 if the "
-            "method allows it, or train in your own loop."
-        )
-
-
-def _check_strategy(trainer: Trainer) -> None:
-    names = {kind.__name__ for kind in type(trainer.strategy).__mro__}
-    if names & _SHARDED:
-        raise InputError(
-            f"SparsityCallback: {type(trainer.strategy).__name__} divides weights among the "
-            "processes, and the masks need whole weights; pass strategy='ddp'."
-        )
-
-
-def _check_not_scaled(method: Method, trainer: Trainer) -> None:
-    if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise InputError(
-            f"SparsityCallback({type(method).__name__}): the method trains parameters of its own, "
-            "which several optimizers with scaled fp16 gradients do not allow; pass "
-            "precision='bf16-mixed', or choose TiedProbMask."
-        )
-
-
-def _check_data(data: object, trainer: Trainer) -> None:
-    """Raise now, not after the training, if the train dataloader cannot be read at its end."""
-    if not isinstance(data, str):
-        return
-    single = not isinstance(trainer.train_dataloader, list | tuple | dict)
-    if not single or trainer.num_training_batches == math.inf:
-        raise InputError(
-            "SparsityCallback(data='train'): this needs one train dataloader that has a length; "
-            "pass a list of batches instead."
-        )
-
-
-def _check_same_length(before: int, here: int) -> None:
-    if before != here:
-        raise InputError(
-            f"fit(ckpt_path=…): the checkpoint is from a training of {before:,} updates, and this "
-            f"one makes {here:,}. Train for as many epochs as before, or pass "
-            f"SparsityCallback(total_steps={before}) to follow the earlier schedule; after its end "
-            "the masks stay as they are."
-        )
-
-
-def _warn_of_few_updates(sparsifier: Sparsifier, began: int) -> None:
-    """Warn after the first epoch if the training will end before the schedule of the masks."""
-    now = sparsifier.now
-    made = now.step - began
-    if now.step < now.total_steps and made < 0.75 * now.steps_per_epoch < now.total_steps:
-        expected = round(now.total_steps * made / now.steps_per_epoch)
-        warnings.warn(
-            f"SparsityCallback: the first epoch made {made:,} updates instead of "
-            f"{now.steps_per_epoch:,}. The masks follow a schedule of {now.total_steps:,} updates, "
-            f"and the training will end after about {expected:,}. Stop it and pass the number of "
-            "updates of the whole training as total_steps=.",
-            EarlyEndWarning,
-            stacklevel=3,
-        )
-
-
 def _move_behind_others(trainer: Any, callback: Callback) -> None:
     """Let the callback act after all others but the checkpoints.
 
@@ -466,11 +377,6 @@ def _delegate_zero_grad(module: LightningModule) -> None:
     wrappers = module.optimizers()
     for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
         vars(wrapper)["zero_grad"] = vars(wrapper)["_optimizer"].zero_grad
-
-
-def _steps_per_epoch(trainer: Trainer) -> int | None:
-    batches = trainer.num_training_batches
-    return None if batches == math.inf else math.ceil(batches / trainer.accumulate_grad_batches)
 
 
 def _invalidate_masks(module: LightningModule) -> None:
@@ -505,51 +411,3 @@ def _train_batches(trainer: Trainer) -> Iterator[Any]:
     loader: Any = trainer.train_dataloader
     for batch in islice(loader, int(trainer.num_training_batches)):
         yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
-
-
-class _Replay:
-    """Continues an interrupted training with the random numbers that it would have used.
-
-    Lightning does not restore them. A dataloader draws random numbers when its iterator is created.
-    In an uninterrupted training this happens when an epoch begins. In a resumed one Lightning has
-    created the iterator of the first epoch before.
-    """
-
-    def __init__(self, saved: Mapping[str, Any]) -> None:
-        self._saved = self._with_iterator = saved
-        _set_random_state(saved)
-
-    def continue_epoch(self) -> None:
-        """Set the generators for the rest of an epoch. The iterator exists now."""
-        self._with_iterator = _random_state()
-        _set_random_state(self._saved)
-
-    def begin_epoch(self, trainer: Trainer) -> None:
-        """Set the generators for a whole epoch."""
-        loop = trainer.fit_loop
-        has_iterator = loop.is_resuming or loop.epoch_loop.restarting
-        _set_random_state(self._with_iterator if has_iterator else self._saved)
-
-
-def _random_state() -> dict[str, Any]:
-    """Return the states of the global generators as numbers and tensors."""
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    position = {"key": legacy["state"]["key"].tolist(), "pos": legacy["state"]["pos"]}
-    version, internal, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": {**legacy, "state": position},
-        "python": [version, list(internal), gauss],
-    }
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    position = state["numpy"]["state"]
-    key = np.array(position["key"], dtype=np.uint32)
-    np.random.set_state({**state["numpy"], "state": {**position, "key": key}})  # noqa: NPY002
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probmask.data.source import (
+from probmask.data.splits import (
     evenly_spaced,
     select_stratified,
     select_test,

@@ -1,0 +1,183 @@
+"""Operations that only move elements: views, and copies where a kernel needs another order.
+
+A view costs nothing on the kernels: the operations that read it read its root instead. PyTorch's
+own operation is also added as a node; it is dropped if nothing in PyTorch reads it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
+from probmask.runtime.lower.nodes import Fallback, Node
+from probmask.runtime.lower.views import View, concrete
+
+Move = Callable[[View, dict[str, Any], tuple[int, ...]], View | None]
+
+
+def build_move(move: Move) -> Callable[[Graph, fx.Node], Built]:
+    """Return a builder of an operation that only moves elements."""
+
+    def build(graph: Graph, node: fx.Node) -> Built:
+        value = node.meta["val"]
+        view = graph.view_of(node.args[0]) if isinstance(value, Tensor) else None
+        if view is not None and value.dtype == torch.float32:
+            moved = move(view, arguments_of(node), tuple(concrete(size) for size in value.shape))
+            if moved is not None:
+                graph.views[node.name] = moved
+                graph.moves.add(node.name)
+        return None
+
+    return build
+
+
+def reshape(view: View, _: dict[str, Any], shape: tuple[int, ...]) -> View | None:
+    """Move the elements of a reshape; also of squeezes and flattening."""
+    return view.reshaped(shape)
+
+
+def transpose(view: View, arguments: dict[str, Any], _: tuple[int, ...]) -> View:
+    """Swap two dimensions."""
+    order = list(range(len(view.dimensions)))
+    first, second = arguments.get("dim0", 0), arguments.get("dim1", 1)
+    order[first], order[second] = order[second], order[first]
+    return view.permuted(order)
+
+
+def permute(view: View, arguments: dict[str, Any], _: tuple[int, ...]) -> View:
+    """Reorder dimensions."""
+    return view.permuted([dim % len(view.dimensions) for dim in arguments["dims"]])
+
+
+def keep(view: View, _: dict[str, Any], __: tuple[int, ...]) -> View:
+    """Return the elements as they are: copies, dropout in evaluation."""
+    return view
+
+
+def drop_nothing(view: View, arguments: dict[str, Any], _: tuple[int, ...]) -> View | None:
+    """Return the elements of a dropout that is not in training."""
+    return None if arguments["train"] else view
+
+
+def select(view: View, arguments: dict[str, Any], _: tuple[int, ...]) -> View | None:
+    """Select one index of a dimension."""
+    index = arguments["index"]
+    dim = arguments["dim"] % len(view.dimensions)
+    return view.selected(dim, index) if isinstance(index, int) else None
+
+
+def narrow(view: View, arguments: dict[str, Any], shape: tuple[int, ...]) -> View | None:
+    """Take a part of a dimension."""
+    dim = arguments["dim"] % len(view.dimensions)
+    start, step = arguments["start"] or 0, arguments["step"]
+    if not isinstance(start, int) or not shape[dim]:
+        return None
+    size = view.shape[dim]
+    start = min(max(start + size, 0) if start < 0 else start, size)
+    return view.sliced(dim, start, shape[dim], step)
+
+
+def expand(view: View, _: dict[str, Any], shape: tuple[int, ...]) -> View | None:
+    """Repeat dimensions of size 1, but not along the batch."""
+    expanded = view.expanded(shape)
+    return expanded if expanded.has_batch() else None
+
+
+def repeat(view: View, arguments: dict[str, Any], _: tuple[int, ...]) -> View | None:
+    """Repeat each element of a dimension, as grouped heads do."""
+    dim, repeats = arguments["dim"], arguments["repeats"]
+    return view.repeated(dim % len(view.dimensions), repeats) if isinstance(dim, int) else None
+
+
+def build_part(graph: Graph, node: fx.Node) -> Built:
+    """Register the view of one output of a split, a chunk or an unbind."""
+    whole, index = node.args
+    if not isinstance(whole, fx.Node) or whole.target not in _SPLITS:
+        return None
+    view, arguments = graph.view_of(whole.args[0]), arguments_of(whole)
+    if view is None or not isinstance(index, int):
+        return None
+    dim = arguments["dim"] % len(view.dimensions)
+    parts = whole.meta["val"]
+    if whole.target is torch.ops.aten.unbind.int:
+        part = view.selected(dim, index)
+    else:
+        sizes = [concrete(value.shape[dim]) for value in parts]
+        part = view.sliced(dim, sum(sizes[:index]), sizes[index])
+    if part is not None:
+        graph.views[node.name] = part
+        graph.moves |= {node.name, whole.name}
+    return None
+
+
+_SPLITS = (
+    torch.ops.aten.split.Tensor,
+    torch.ops.aten.split_with_sizes.default,
+    torch.ops.aten.chunk.default,
+    torch.ops.aten.unbind.int,
+)
+
+
+def build_expansion(graph: Graph, node: fx.Node) -> Built:
+    """Register an expansion: of a constant over the batch, or of a view."""
+    constant = graph.shared_constant(node.args[0])
+    if constant is None:
+        return build_move(expand)(graph, node)
+    sizes = [1 if not str(size).isdecimal() else int(size) for size in node.meta["val"].shape]
+    try:
+        graph.shared[node.name] = constant.expand(sizes)
+    except RuntimeError:  # a size that may vary is not that of the batch
+        return None
+    return None
+
+
+def build_embedding(graph: Graph, node: fx.Node) -> Built:
+    """Register the embeddings of constant indices, such as positions."""
+    weight, indices = node.args[:2]
+    table = graph.constant(weight)
+    if table is not None and isinstance(indices, fx.Node) and indices.name in graph.shared:
+        graph.shared[node.name] = table[graph.shared[indices.name]]
+    return None
+
+
+def add_result(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:
+    """Add a node whose output is a value of the program, in the order of a new root.
+
+    If the value has another order, PyTorch can still get it, from a view.
+    """
+    canonical = view.is_canonical()
+    name = node.name if canonical else f"{node.name}_rows"
+    made.name = name
+    made.trailing = trailing_of(node) if canonical else _rows_shape(view)
+    return _register(graph, node, made, replace(view, root=name))
+
+
+def fuse(graph: Graph, node: fx.Node, layer: Node, view: View) -> Built:
+    """Let a layer also compute an operation, and hold its result in the order of a root."""
+    canonical = view.is_canonical()
+    name = node.name if canonical else f"{node.name}_rows"
+    graph.rename(layer, name)
+    layer.trailing = trailing_of(node) if canonical else _rows_shape(view)
+    built = _register(graph, node, layer, replace(view, root=name))
+    return True if built is layer else built
+
+
+def _register(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:
+    graph.views[node.name] = view
+    graph.values[made.name] = node.name
+    if made.name == node.name:
+        return made
+    graph.nodes[made.name] = made
+    return Fallback(node.name, (made.name,), view, label_of(node), reason="a view")
+
+
+def trailing_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a value without its batch."""
+    return tuple(int(size) for size in node.meta["val"].shape[1:])
+
+
+def _rows_shape(view: View) -> tuple[int, ...]:
+    return (view.positions, view.channels) if view.positions > 1 else (view.channels,)

@@ -1,0 +1,90 @@
+"""Every method trains weights that FSDP2 divides among ranks, or says at `attach` why it cannot."""
+
+import pytest
+import torch
+
+from contracts.training import (
+    KEEP,
+    NAMES,
+    SOME,
+    Run,
+    batches,
+    train_all_sharded,
+    train_some_sharded,
+)
+from reference import two_ranks
+
+# These must work; the others may refuse.
+SUPPORTED = [
+    "ac-dc",
+    "dense",
+    "dnw",
+    "feather",
+    "gmp",
+    "granet",
+    "lr-rewind",
+    "magnitude",
+    "movement",
+    "optg",
+    "pbw",
+    "probmask",
+    "probmask paper",
+    "probmask-tied",
+    "random",
+    "rigl",
+    "set",
+    "spartan",
+    "st3",
+    "str",
+]
+
+
+# Training magnifies rounding errors of 1e-7 where its rules are steep: a ReLU near 0, the cubic
+# threshold of Feather and TiedProbMask, the rescaled channels of ST-3.
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return two_ranks.run(train_all_sharded, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    return two_ranks.run(train_some_sharded, tmp_path_factory.mktemp("four"), ranks=4)
+
+
+def test_every_other_method_refuses_with_a_reason(ranks):
+    for found in ranks:
+        refused = sorted(name for name in NAMES if isinstance(found[name], str))
+        assert refused == sorted(set(NAMES) - set(SUPPORTED))
+        for name in refused:
+            assert "it cannot train weights that fully_shard has divided: " in found[name]
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_two_ranks_end_where_one_process_ends(ranks, name):
+    check_same_as_alone(ranks, name)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_four_ranks_end_where_one_process_ends(four_ranks, name):
+    """The first dimensions of the weights are not all divisible by four."""
+    check_same_as_alone(four_ranks, name)
+
+
+def check_same_as_alone(ranks, name):
+    """Sums are rounded in another order, so weights agree to rounding; masks agree exactly."""
+    alone = Run(name, steps=16, data=batches(16))
+    alone.go(8)
+    masks, metrics = alone.sparsifier.masks, alone.sparsifier.metrics()
+    expected = alone.finish()
+    for found in ranks:
+        result = found[name]
+        assert result["kept"] == (KEEP if name != "dense" else alone.summary.kept)
+        assert result["metrics"] == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+        for site, mask in masks.items():
+            assert torch.equal(result["masks"][site], mask), site
+        for key, value in expected.items():
+            assert torch.equal(result["final"][key] != 0, value != 0), key
+            assert torch.allclose(result["final"][key], value, atol=TOLERANCE), key
