@@ -86,7 +86,7 @@ def test_blocks_of_input_channels(size, sparsity, threads):
     torch.manual_seed(0)
     model = masked(Wide(), sparsity)
     engine = on_kernels(model, images((3, *size), 2), threads=threads)
-    table = engine._tasks[0].run.single.program.table
+    table = engine._schedule._tasks[0].run.single.program.table
     assert table[:, Field.BLOCKS].max() > 1
     for batch in (1, 3):
         assert_agrees(engine, model, images((3, *size), batch))

@@ -1,19 +1,22 @@
 """Run sparse networks fast on a CPU, on kernels that Numba compiles for the processor."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# An eager import: the function has to replace the submodule of the same name.
-from probmask.runtime.compile import compile  # noqa: A004
-
 if TYPE_CHECKING:
+    from probmask.runtime.compilation import compile  # noqa: A004
     from probmask.runtime.run.engine import Engine
 
 __all__ = ["Engine", "compile"]
 
+# Imported when first used: the engine imports Numba, and compiling a model imports PyTorch.
+_HOMES = {
+    "Engine": "probmask.runtime.run.engine",
+    "compile": "probmask.runtime.compilation",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name != "Engine":
+    if name not in _HOMES:
         raise AttributeError(f"module 'probmask.runtime' has no attribute {name!r}")
-    from probmask.runtime.run.engine import Engine  # imports Numba
-
-    return Engine
+    return getattr(import_module(_HOMES[name]), name)

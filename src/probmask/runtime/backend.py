@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from probmask.errors import InputError
-from probmask.runtime.compile import compile as compile_engine
+from probmask.runtime.compilation import compile as compile_engine
 from probmask.runtime.run.engine import Engine
 
 # How TorchDynamo names the graph inputs that are parameters and buffers of the module.

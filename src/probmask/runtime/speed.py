@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probmask.core.selection import select_top
 from probmask.masking.batchnorm import reestimate_batchnorm
 from probmask.masking.sites import find_sites
-from probmask.runtime.compile import compile as compile_engine
+from probmask.runtime.compilation import compile as compile_engine
 from probmask.runtime.run.engine import Engine
 
 # Each function runs for at least this long, and at least this often.

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from probmask.runtime.lower.copy_nodes import heads
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
 from probmask.runtime.lower.nodes import Attention, Fallback, Form, unset_call
+from probmask.runtime.lower.pytorch_calls import ViewCall, root_of
 from probmask.runtime.lower.view_nodes import add_result
 from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
 
@@ -241,7 +242,7 @@ class _AttentionCall:
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         node = self.node
-        tensors = [view(x) for view, x in zip(node.views, inputs, strict=False)]
+        tensors = [ViewCall(view)(x) for view, x in zip(node.views, inputs, strict=False)]
         batch = len(inputs[0])
         query, key, value = (
             x.reshape(batch, len(_head_channels(view)), *x.shape[-2:])
@@ -263,7 +264,7 @@ class _AttentionCall:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         shape = [*tensors[0].shape[:-1], out.shape[-1]]
-        rows = self.result.inverse(out.reshape(shape))
+        rows = root_of(self.result, out.reshape(shape))
         return rows.reshape(batch, *node.trailing)
 
 

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from probmask.runtime.lower.copy_loops import can_copy
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
 from probmask.runtime.lower.nodes import Form, Part, Rearrange, unset_call
+from probmask.runtime.lower.pytorch_calls import ViewCall, root_of
 from probmask.runtime.lower.view_nodes import add_result
 from probmask.runtime.lower.views import Axis, Dimension, Factor, View, concrete, merged
-
-# The copy kernel has this many nested loops.
-_MAX_LOOPS = 4
 
 
 def planes(graph: Graph, argument: Any) -> View | None:
@@ -133,45 +132,6 @@ def new_root(view: View, axes: Sequence[Axis], name: str) -> View:
     )
 
 
-def can_copy(part: Part, form: Form) -> bool:
-    """Return whether the copy kernel has enough loops for a part."""
-    loops = loops_of(part, form.height, form.width)
-    return loops is not None and len(loops) <= _MAX_LOOPS
-
-
-# A loop of a copy: its size, and its factors in the source and in the target.
-Loop = tuple[int, Factor, Factor]
-
-
-def loops_of(part: Part, height: int, width: int) -> list[Loop] | None:
-    """Return the loops of a part; None if one runs over parts of the source's image rows."""
-    source = part.source
-    assert source is not None
-    loops: list[Loop] = []
-    # Factors that move within image rows, and the last column that they reach together.
-    short = [f for f in source.factors if f.axis is Axis.POSITION and f.step % width]
-    column = source.position % width
-    within = height == 1 or column + sum((f.size - 1) * f.step for f in short) < width
-    for of_source, of_target in zip(source.factors, part.target.factors, strict=True):
-        size = of_source.size
-        if of_source.axis is Axis.BATCH or size == 1:
-            continue
-        step = of_source.step
-        if of_source.axis is not Axis.POSITION or within or step % width == 0:
-            loops.append((size, of_source, of_target))
-        elif len(short) == 1 and step == 1 and size % width == 0 and column == 0:
-            lines, columns = (
-                Factor(size // width, Axis.POSITION, width),
-                Factor(width, Axis.POSITION, 1),
-            )
-            outer = Factor(size // width, of_target.axis, of_target.step * width)
-            loops.append((size // width, lines, outer))
-            loops.append((width, columns, replace(of_target, size=width)))
-        else:
-            return None
-    return loops
-
-
 class _CopyCall:
     """A copy in PyTorch: a view, in the order of the new root."""
 
@@ -179,7 +139,7 @@ class _CopyCall:
         self.source, self.target = source, target
 
     def __call__(self, x: Tensor) -> Tensor:
-        found = self.target.inverse(self.source(x))
+        found = root_of(self.target, ViewCall(self.source)(x))
         return found if self.target.positions > 1 else found.reshape(len(x), self.target.channels)
 
 
@@ -352,7 +312,7 @@ class _JoinCall:
     def __call__(self, *inputs: Tensor) -> Tensor:
         given = iter(inputs)
         found: list[Any] = [
-            part.source(next(given)) if part.source is not None else part.constant
+            ViewCall(part.source)(next(given)) if part.source is not None else part.constant
             for part in self.node.parts
         ]
         shape = next(x.shape for x in found if isinstance(x, Tensor))
@@ -363,5 +323,5 @@ class _JoinCall:
                 sizes = [x.shape[i] if i == self.dim else n for i, n in enumerate(shape)]
                 x = x.expand(sizes)
             tensors.append(x)
-        joined = self.target.inverse(torch.cat(tensors, self.dim))
+        joined = root_of(self.target, torch.cat(tensors, self.dim))
         return joined.reshape(len(joined), *self.node.trailing)

@@ -29,9 +29,9 @@ from probmask.runtime.lower.nodes import (
     Form,
     Node,
     Reshape,
-    apply_activation_,
     unset_call,
 )
+from probmask.runtime.lower.pytorch_calls import apply_activation_
 
 # Returns the activation that an operation applies, or None if no kernel can.
 ActivationOf = Callable[[fx.Node], Activation | None]

@@ -25,9 +25,9 @@ from probmask.runtime.lower.nodes import (
     Form,
     Pair,
     Pool,
-    pytorch_call,
     unset_call,
 )
+from probmask.runtime.lower.pytorch_calls import pytorch_call
 from probmask.runtime.lower.token_nodes import build_token_linear
 
 # Products of weights and inputs below this cannot overflow, nor can sums of hundreds of them.

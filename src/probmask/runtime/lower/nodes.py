@@ -1,6 +1,7 @@
-"""The nodes of a lowered network, and how PyTorch computes them.
+"""The nodes of a lowered network: data that the planner reads, without PyTorch.
 
-Every node can run in PyTorch by its ``call``. Nodes with a ``form`` can also run on the kernels.
+Nodes with a ``form`` can run on the kernels. If the network was lowered here, every node can also
+run in PyTorch by its ``call``, which `pytorch_calls` makes.
 """
 
 from abc import ABC
@@ -10,8 +11,6 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
 from probmask.runtime.kernels.operation_table import Curve
 from probmask.runtime.lower.views import View
@@ -111,14 +110,6 @@ class Convolution(Node):
     def density(self) -> float:
         """Fraction of the weights that are not zero."""
         return float(np.count_nonzero(self.weight) / max(1, self.weight.size))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the call: it holds the weight again, as PyTorch reads it."""
-        return {**vars(self), "call": unset_call}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.call = pytorch_call(self)
 
 
 @final
@@ -240,97 +231,3 @@ class Network:
 def unset_call(*_: Any) -> Any:
     """Stand in for the call of a node until it is set."""
     raise AssertionError("the call of this node was not set")
-
-
-def apply_activation_(x: Tensor, activation: Activation) -> Tensor:
-    """Apply an activation, in place where PyTorch can."""
-    if activation.curve is not Curve.NONE:
-        return _CURVES[activation.curve](x)
-    if activation.low == 0 and activation.high == INFINITY:
-        return x.relu_()
-    return x if activation.is_identity else x.clamp_(activation.low, activation.high)
-
-
-def pytorch_call(node: Convolution) -> Callable[..., Tensor]:
-    """Return a function that computes a convolution node in PyTorch, with its current weights."""
-    per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
-    same_positions = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
-    if node.views:
-        return OnRows(node, _DenseConvolution(node))
-    return _ChannelScaling(node) if per_channel and same_positions else _DenseConvolution(node)
-
-
-class OnRows:
-    """A function of tensors of batch × positions × channels, applied to the views of a node."""
-
-    def __init__(self, node: Node, function: Callable[..., Tensor]) -> None:
-        self.node, self.function = node, function
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the output of the node."""
-        rows = [_rows(view, x) for view, x in zip(self.node.views, inputs, strict=True)]
-        result = self.function(*rows)
-        return result.reshape(len(rows[0]), *self.node.trailing)
-
-
-def _rows(view: View, root: Tensor) -> Tensor:
-    """Return the channels that a whole view runs over, as batch × positions × channels."""
-    if view.tokens:
-        rows = root.reshape(len(root), view.positions, view.channels)
-    else:
-        rows = root.reshape(len(root), view.channels, view.positions).transpose(1, 2)
-    return rows[..., view.channel : view.channel + view.width()]
-
-
-class _DenseConvolution:
-    """PyTorch's dense kernel for a convolution node."""
-
-    def __init__(self, node: Convolution) -> None:
-        self.node = node
-        shape = node.weight.shape
-        kernel = {0: shape[:2], 1: (*shape[:2], shape[3]), 2: shape}[node.rank]
-        self.weight = torch.from_numpy(np.ascontiguousarray(node.weight)).reshape(kernel)
-        self.bias = torch.from_numpy(node.bias)
-        (top, bottom), (left, right) = node.padding
-        self.symmetric = top == bottom and left == right
-        self.pad = (left, right, top, bottom) if node.rank == 2 else (left, right)
-        self.settings: tuple[Any, ...] = (node.stride, (top, left), node.dilation, node.groups)
-        if node.rank == 1:
-            self.settings = (node.stride[1], left, node.dilation[1], node.groups)
-        if not self.symmetric:
-            self.settings = (self.settings[0], 0, *self.settings[2:])
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if self.node.rank == 0:
-            out = nn.functional.linear(x, self.weight, self.bias)
-        else:
-            x = x if self.symmetric else nn.functional.pad(x, self.pad)
-            convolve = nn.functional.conv2d if self.node.rank == 2 else nn.functional.conv1d
-            out = convolve(x, self.weight, self.bias, *self.settings)
-        if residual is not None:
-            out += residual
-        return apply_activation_(out, self.node.activation)
-
-
-class _ChannelScaling:
-    """A convolution node that scales and shifts each channel, in PyTorch: an unfolded BatchNorm."""
-
-    def __init__(self, node: Convolution) -> None:
-        self.node = node
-        ones = (1,) * node.rank
-        self.scale = torch.from_numpy(node.weight.reshape(-1, *ones))
-        self.shift = torch.from_numpy(node.bias.reshape(-1, *ones))
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out = torch.addcmul(self.shift, x, self.scale)
-        if residual is not None:
-            out += residual
-        return apply_activation_(out, self.node.activation)
-
-
-_CURVES: dict[Curve, Callable[[Tensor], Tensor]] = {
-    Curve.SILU: nn.functional.silu,
-    Curve.GELU: nn.functional.gelu,
-    Curve.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"),
-    Curve.HARDSWISH: nn.functional.hardswish,
-}

@@ -16,11 +16,10 @@ from probmask.runtime.lower.nodes import (
     Combine,
     Convolution,
     Node,
-    OnRows,
-    apply_activation_,
     unset_call,
 )
 from probmask.runtime.lower.patterns import rms_norm, tanh_gelu
+from probmask.runtime.lower.pytorch_calls import OnRows, apply_activation_, root_of
 from probmask.runtime.lower.token_nodes import build_normalization, form_like
 from probmask.runtime.lower.view_nodes import add_result, fuse
 from probmask.runtime.lower.views import Axis, View, concrete
@@ -152,7 +151,7 @@ def _combined_with_constant(
     expanded = of_one_image(constant, shape)
     if expanded is None:
         return None
-    array = result.inverse(expanded)[0].contiguous().numpy().copy()
+    array = root_of(result, expanded)[0].contiguous().numpy().copy()
     if not np.isfinite(array).all():
         return None
     form = graph.form_of_root(view)

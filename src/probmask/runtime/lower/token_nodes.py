@@ -17,11 +17,10 @@ from probmask.runtime.lower.nodes import (
     Convolution,
     Form,
     Normalize,
-    OnRows,
     Pool,
-    pytorch_call,
     unset_call,
 )
+from probmask.runtime.lower.pytorch_calls import OnRows, pytorch_call
 from probmask.runtime.lower.view_nodes import add_result
 from probmask.runtime.lower.views import Axis, Factor, View, merged
 

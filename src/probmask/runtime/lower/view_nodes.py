@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
 from probmask.runtime.lower.nodes import Fallback, Node
+from probmask.runtime.lower.pytorch_calls import ViewCall
 from probmask.runtime.lower.views import View, concrete
 
 Move = Callable[[View, dict[str, Any], tuple[int, ...]], View | None]
@@ -171,7 +172,7 @@ def _register(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:
     if made.name == node.name:
         return made
     graph.nodes[made.name] = made
-    return Fallback(node.name, (made.name,), view, label_of(node), reason="a view")
+    return Fallback(node.name, (made.name,), ViewCall(view), label_of(node), reason="a view")
 
 
 def trailing_of(node: fx.Node) -> tuple[int, ...]:

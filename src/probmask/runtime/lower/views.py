@@ -12,8 +12,6 @@ from enum import Enum
 from math import prod
 from typing import Any
 
-from torch import Tensor
-
 # Stands for the size of a batch that may vary. It is a prime that no size of a tensor has.
 VARYING = 1_000_003
 
@@ -33,6 +31,10 @@ class Factor:
     size: int
     axis: Axis
     step: int
+
+    def count(self, batch: int) -> int:
+        """Return the number of iterations for a batch of this size."""
+        return batch if self.axis is Axis.BATCH else self.size
 
 
 Dimension = tuple[Factor, ...]
@@ -215,39 +217,32 @@ class View:
         """Return the same view of a new root that holds its range of channels."""
         return replace(self, root=root, channels=channels, channel=0, tokens=True)
 
-    def __call__(self, root: Tensor) -> Tensor:
-        """Return the view as a tensor, from the root's tensor in PyTorch."""
-        root = root.contiguous()
+    def strides(self, batch: int) -> tuple[list[int], list[int], int]:
+        """Return size and step of each factor in the root's tensor, and where the view starts.
+
+        Steps and the start count elements of the tensor outside of the engine.
+        """
         image = self.channels * self.positions
-        batch = len(root)
         channel, position = (1, self.channels) if self.tokens else (self.positions, 1)
         strides = {Axis.BATCH: image, Axis.CHANNEL: channel, Axis.POSITION: position}
-        sizes = [_count(factor, batch) for factor in self.factors]
+        sizes = [factor.count(batch) for factor in self.factors]
         steps = [
             image if factor.axis is Axis.BATCH else factor.step * strides[factor.axis]
             for factor in self.factors
         ]
-        offset = root.storage_offset() + self.channel * channel + self.position * position
-        shape = [prod(_count(factor, batch) for factor in d) for d in self.dimensions]
-        return root.as_strided(sizes, steps, offset).reshape(shape)
+        return sizes, steps, self.channel * channel + self.position * position
 
-    def inverse(self, tensor: Tensor) -> Tensor:
-        """Return the tensor of a root of which ``tensor`` is this view: batch, positions, channels.
+    def sizes(self, batch: int) -> list[int]:
+        """Return the sizes of all dimensions, with the number of images in a batch."""
+        return [prod(factor.count(batch) for factor in d) for d in self.dimensions]
 
-        The view has to run over the whole root.
-        """
-        order = sorted(range(len(self.factors)), key=self._place)
-        batch = tensor.numel() // (self.channels * self.positions)
-        sizes = [_count(factor, batch) for factor in self.factors]
-        return tensor.reshape(sizes).permute(order).reshape(batch, self.positions, self.channels)
+    def order(self) -> list[int]:
+        """Return the factors of a whole root in its order: batch, positions, channels."""
+        return sorted(range(len(self.factors)), key=self._place)
 
     def _place(self, index: int) -> tuple[int, int]:
         factor = self.factors[index]
         return (Axis.BATCH, Axis.POSITION, Axis.CHANNEL).index(factor.axis), -factor.step
-
-
-def _count(factor: Factor, batch: int) -> int:
-    return batch if factor.axis is Axis.BATCH else factor.size
 
 
 def merged(factors: Iterable[Factor]) -> Dimension:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from probmask.runtime.kernels.attention import MAX_QUERY_VECTORS, scratch_size
 from probmask.runtime.kernels.operation_table import Field, Kind, Place
-from probmask.runtime.lower.copy_nodes import loops_of
+from probmask.runtime.lower.copy_loops import loops_of
 from probmask.runtime.lower.nodes import Attention, Part
 from probmask.runtime.lower.views import Axis, Factor, View
 from probmask.runtime.plan.arena import PlacedTensor, SlotPart

@@ -2,8 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +11,20 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
-from probmask.runtime.lower.nodes import Network, Node
+from probmask.runtime.lower.nodes import Network
 from probmask.runtime.plan.partition import (
-    LANES,
     Choices,
-    Step,
     Timing,
     candidates,
     choose_sparse,
     choose_ungrouped,
-    first_grouped,
     first_vector,
     steps_of,
 )
-from probmask.runtime.plan.program import build_program
 from probmask.runtime.run.inputs import check_inputs, example_tensors
-from probmask.runtime.run.kernel_step import KernelStep, NonFiniteResultError
 from probmask.runtime.run.profile import describe, measure, print_table, shortest
+from probmask.runtime.run.pytorch_tensors import PyTorchTensors
+from probmask.runtime.run.schedule import Schedule
 from probmask.runtime.run.threads import Threads
 
 # The measured mixture is used if it is this many times faster than PyTorch and the model alone.
@@ -75,7 +71,7 @@ class Engine:
         self._examples, self._threads = examples, threads
         self._timings: dict[str, Timing] | None = None
         self._dense = self._plan(Choices(frozenset(), {}))
-        self._tasks = self._dense
+        self._schedule = self._dense
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("network", "threads", "choices", "_examples", "_timings", "compile_seconds")
@@ -122,7 +118,7 @@ class Engine:
         """Run the nodes, and change the inputs that the model's `forward` changes."""
         results = self._run_finite(values)
         if results is None:
-            results = self._run(self._dense, values)
+            results, _ = self._dense.run(values)
         for name, new_value in self.network.changed_inputs.items():
             values[name].copy_(results[new_value])
         return self.network.pack_outputs(results)
@@ -189,7 +185,7 @@ class Engine:
             choices: Which nodes run on the kernels.
         """
         self.choices = choices
-        self._tasks = self._plan(choices)
+        self._schedule = self._plan(choices)
 
     def use_kernels(self) -> None:
         """Run every node that has a kernel on the kernels; vectors in groups."""
@@ -256,75 +252,21 @@ class Engine:
             model = self._model
             assert model is not None
             return lambda: model(*self._examples)
-        tasks = self._tasks if choices == self.choices else self._plan(choices)
+        schedule = self._schedule if choices == self.choices else self._plan(choices)
         values = dict(zip(self.network.inputs, self._examples, strict=True))
-        return lambda: self.network.pack_outputs(self._run(tasks, values))
+        return lambda: self.network.pack_outputs(schedule.run(values)[0])
 
     def _run_finite(self, values: dict[str, Any]) -> dict[str, Any] | None:
         """Run as chosen; return None if a result is not finite."""
-        try:
-            return self._run(self._tasks, values)
-        except NonFiniteResultError:
-            return None
-
-    def _run(self, tasks: list["_Task"], inputs: dict[str, Any]) -> dict[str, Any]:
-        values = dict(inputs)
-        for task in tasks:
-            task.run(values)
-            for name in task.last_reads:
-                del values[name]
-        return values
+        results, finite = self._schedule.run(values)
+        return results if finite else None
 
     def _measure(self) -> dict[str, Timing]:
         with torch.no_grad():
             return measure(self.network, self._examples)
 
-    def _plan(self, choices: Choices) -> list["_Task"]:
-        """Return the tasks of a call: steps on the kernels, and single nodes in PyTorch."""
-        tasks = []
-        for step in steps_of(self.network, set(choices.sparse)):
-            if step.sparse:
-                reads = {external.name for external in step.inputs}
-                tasks.append(_Task(self._kernel_step(step, choices), reads))
-            else:
-                tasks += [_Task(_pytorch_step(node), set(node.inputs)) for node in step.nodes]
-        return _with_last_reads(tasks, self.network.outputs)
-
-    def _kernel_step(self, step: Step, choices: Choices) -> KernelStep:
-        ungrouped = choices.ungrouped.get(step.nodes[0].name, len(step.nodes))
-        ungrouped = max(ungrouped, first_grouped(step.nodes))
-        single = build_program(step, threads=self.threads)
-        grouped = None
-        if ungrouped < len(step.nodes):
-            grouped = build_program(step, threads=self.threads, lanes=LANES, ungrouped=ungrouped)
-        return KernelStep(step, single, grouped, self._threads)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A part of a call. It reads its inputs from the values and adds its outputs to them."""
-
-    run: Callable[[dict[str, Any]], None]
-    reads: Collection[str]
-    # Values that no later task reads: their memory can be freed.
-    last_reads: tuple[str, ...] = ()
-
-
-def _with_last_reads(tasks: Sequence[_Task], outputs: Collection[str]) -> list[_Task]:
-    """Set the values that each task is the last to read; outputs are never freed."""
-    complete, needed = [], set(outputs)
-    for task in reversed(tasks):
-        last = tuple(sorted(set(task.reads) - needed))
-        needed.update(task.reads)
-        complete.append(replace(task, last_reads=last))
-    return complete[::-1]
-
-
-def _pytorch_step(node: Node) -> Callable[[dict[str, Any]], None]:
-    def run(values: dict[str, Any]) -> None:
-        values[node.name] = node.call(*(values[name] for name in node.inputs))
-
-    return run
+    def _plan(self, choices: Choices) -> Schedule:
+        return Schedule(self.network, choices, self._threads, PyTorchTensors())
 
 
 class EngineModule(nn.Module):

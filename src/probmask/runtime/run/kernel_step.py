@@ -1,12 +1,13 @@
 """Run a step on the kernels: arenas, sharing among threads, and the tensors around it."""
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from probmask.errors import InputError
 from probmask.runtime.kernels.driver import run
@@ -17,10 +18,6 @@ from probmask.runtime.run.threads import Threads
 _CACHE_LINE = 64  # bytes
 # Larger than any number of barriers that threads pass: it opens all of them.
 _OPEN = 1 << 60
-
-
-class NonFiniteResultError(Exception):
-    """A result is not finite. Then a kernel that skips zeros differs from PyTorch: 0 · ∞ is NaN."""
 
 
 class ArenaPool:
@@ -139,38 +136,59 @@ def _time_operation(
     return max(0.0, min(seconds(times) for _ in range(3)) - empty) / times
 
 
+class Tensors(ABC):
+    """The tensors around the kernels, of PyTorch or of NumPy. All are float32 on the CPU."""
+
+    @abstractmethod
+    def contiguous(self, tensor: Any) -> Any:
+        """Return the tensor, or a copy of it, with its elements in order in memory."""
+
+    @abstractmethod
+    def address(self, tensor: Any) -> int:
+        """Return where the first element is in memory."""
+
+    @abstractmethod
+    def empty(self, shape: Sequence[int]) -> Any:
+        """Return a tensor of unspecified content."""
+
+
 class KernelStep:
     """A step on the kernels, with a program for single images and optionally one for groups."""
 
     def __init__(
-        self, step: Step, single: Program, grouped: Program | None, threads: Threads
+        self,
+        step: Step,
+        single: Program,
+        grouped: Program | None,
+        threads: Threads,
+        tensors: Tensors,
     ) -> None:
         self.step = step
         self.single = Runner(single)
         self.grouped = Runner(grouped) if grouped is not None else None
-        self.threads = threads
+        self.threads, self.tensors = threads, tensors
 
-    def __call__(self, values: dict[str, Any]) -> None:
-        """Compute the step's outputs and add them to the values."""
-        # The memory of a negative view, such as the imaginary part of a conjugate, has other signs.
-        inputs = [values[x.name].resolve_neg().contiguous() for x in self.step.inputs]
+    def __call__(self, values: dict[str, Any]) -> bool:
+        """Compute the step's outputs and add them to the values; return whether all are finite.
+
+        If not, the results differ from PyTorch's: a kernel skips zeros, and 0 · ∞ is NaN.
+        """
+        tensors = self.tensors
+        inputs = [tensors.contiguous(values[x.name]) for x in self.step.inputs]
         leading = inputs[0].shape[: len(self.step.inputs[0].form.leading)]
-        images = leading.numel()
+        images = prod(leading)
         self._check(inputs, images)
-        outputs = [
-            torch.empty(*leading, *external.trailing, dtype=torch.float32, device="cpu")
-            for external in self.step.outputs
-        ]
-        addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
-        if not self._compute(np.array(addresses, np.int64), images):
-            raise NonFiniteResultError
+        outputs = [tensors.empty((*leading, *external.trailing)) for external in self.step.outputs]
+        addresses = [tensors.address(tensor) for tensor in (*inputs, *outputs)]
+        finite = self._compute(np.array(addresses, np.int64), images)
         for external, tensor in zip(self.step.outputs, outputs, strict=True):
             values[external.name] = tensor
+        return finite
 
-    def _check(self, inputs: list[Tensor], images: int) -> None:
+    def _check(self, inputs: list[Any], images: int) -> None:
         """Raise if sizes do not match: compiled code would read past the end of a tensor."""
         for tensor, external in zip(inputs, self.step.inputs, strict=True):
-            if tensor.numel() != images * external.form.size:
+            if prod(tensor.shape) != images * external.form.size:
                 found = ", ".join("×".join(map(str, other.shape)) for other in inputs)
                 raise InputError(
                     "the sizes of the inputs do not match each other as those of the example did; "

@@ -1,0 +1,162 @@
+"""How PyTorch computes the nodes of a network."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from probmask.runtime.kernels.operation_table import Curve
+from probmask.runtime.lower.nodes import INFINITY, Activation, Convolution, Node
+from probmask.runtime.lower.views import View
+
+
+class ViewCall:
+    """A view as a tensor, from the root's tensor."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __call__(self, root: Tensor) -> Tensor:
+        """Return the view."""
+        view = self.view
+        root = root.contiguous()
+        sizes, steps, offset = view.strides(len(root))
+        shape = view.sizes(len(root))
+        return root.as_strided(sizes, steps, root.storage_offset() + offset).reshape(shape)
+
+
+def root_of(view: View, tensor: Tensor) -> Tensor:
+    """Return the tensor of a root of which ``tensor`` is this view: batch, positions, channels.
+
+    The view has to run over the whole root.
+    """
+    batch = tensor.numel() // (view.channels * view.positions)
+    sizes = [factor.count(batch) for factor in view.factors]
+    ordered = tensor.reshape(sizes).permute(view.order())
+    return ordered.reshape(batch, view.positions, view.channels)
+
+
+def apply_activation_(x: Tensor, activation: Activation) -> Tensor:
+    """Apply an activation, in place where PyTorch can."""
+    if activation.curve is not Curve.NONE:
+        return _CURVES[activation.curve](x)
+    if activation.low == 0 and activation.high == INFINITY:
+        return x.relu_()
+    return x if activation.is_identity else x.clamp_(activation.low, activation.high)
+
+
+def pytorch_call(node: Convolution) -> Callable[..., Tensor]:
+    """Return a function that computes a convolution node in PyTorch, with its current weights."""
+    per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
+    same_positions = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
+    if node.views:
+        return OnRows(node, _DenseConvolution(node))
+    return _ChannelScaling(node) if per_channel and same_positions else _DenseConvolution(node)
+
+
+class OnRows:
+    """A function of tensors of batch × positions × channels, applied to the views of a node."""
+
+    def __init__(self, node: Node, function: Callable[..., Tensor]) -> None:
+        self.node, self.function = node, function
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the output of the node."""
+        rows = [_rows(view, x) for view, x in zip(self.node.views, inputs, strict=True)]
+        result = self.function(*rows)
+        return result.reshape(len(rows[0]), *self.node.trailing)
+
+
+def _rows(view: View, root: Tensor) -> Tensor:
+    """Return the channels that a whole view runs over, as batch × positions × channels."""
+    if view.tokens:
+        rows = root.reshape(len(root), view.positions, view.channels)
+    else:
+        rows = root.reshape(len(root), view.channels, view.positions).transpose(1, 2)
+    return rows[..., view.channel : view.channel + view.width()]
+
+
+class _DenseConvolution:
+    """PyTorch's dense kernel for a convolution node."""
+
+    def __init__(self, node: Convolution) -> None:
+        self.node = node
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the weight: it is that of the node, which is pickled too."""
+        return {"node": self.node}
+
+    @cached_property
+    def weight(self) -> Tensor:
+        shape = self.node.weight.shape
+        kernel = {0: shape[:2], 1: (*shape[:2], shape[3]), 2: shape}[self.node.rank]
+        return torch.from_numpy(np.ascontiguousarray(self.node.weight)).reshape(kernel)
+
+    @cached_property
+    def bias(self) -> Tensor:
+        return torch.from_numpy(self.node.bias)
+
+    @cached_property
+    def symmetric(self) -> bool:
+        (top, bottom), (left, right) = self.node.padding
+        return top == bottom and left == right
+
+    @cached_property
+    def pad(self) -> tuple[int, ...]:
+        (top, bottom), (left, right) = self.node.padding
+        return (left, right, top, bottom) if self.node.rank == 2 else (left, right)
+
+    @cached_property
+    def settings(self) -> tuple[Any, ...]:
+        node = self.node
+        (top, _), (left, _) = node.padding
+        if node.rank == 1:
+            padding = left if self.symmetric else 0
+            return node.stride[1], padding, node.dilation[1], node.groups
+        return node.stride, (top, left) if self.symmetric else 0, node.dilation, node.groups
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.node.rank == 0:
+            out = nn.functional.linear(x, self.weight, self.bias)
+        else:
+            x = x if self.symmetric else nn.functional.pad(x, self.pad)
+            convolve = nn.functional.conv2d if self.node.rank == 2 else nn.functional.conv1d
+            out = convolve(x, self.weight, self.bias, *self.settings)
+        if residual is not None:
+            out += residual
+        return apply_activation_(out, self.node.activation)
+
+
+class _ChannelScaling:
+    """A convolution node that scales and shifts each channel, in PyTorch: an unfolded BatchNorm."""
+
+    def __init__(self, node: Convolution) -> None:
+        self.node = node
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"node": self.node}
+
+    @cached_property
+    def scale(self) -> Tensor:
+        return torch.from_numpy(self.node.weight.reshape(-1, *(1,) * self.node.rank))
+
+    @cached_property
+    def shift(self) -> Tensor:
+        return torch.from_numpy(self.node.bias.reshape(-1, *(1,) * self.node.rank))
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = torch.addcmul(self.shift, x, self.scale)
+        if residual is not None:
+            out += residual
+        return apply_activation_(out, self.node.activation)
+
+
+_CURVES: dict[Curve, Callable[[Tensor], Tensor]] = {
+    Curve.SILU: nn.functional.silu,
+    Curve.GELU: nn.functional.gelu,
+    Curve.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"),
+    Curve.HARDSWISH: nn.functional.hardswish,
+}
