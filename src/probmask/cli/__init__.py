@@ -119,6 +119,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(given)
     if unknown:
         options.parser.reject(unknown[0])
+    code = _run(options)
+    if _is_one_of_several_ranks():
+        # Skip the interpreter's shutdown: a thread of Gloo that frees a tensor then aborts the
+        # process, and a rank that has failed would wait there for the others.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _is_one_of_several_ranks() -> bool:
+    library = sys.modules.get("torch.distributed")
+    return library is not None and library.is_initialized() and library.get_world_size() > 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code; print its errors."""
     command: Callable[[argparse.Namespace], None] = options.command
     try:
         with warnings.catch_warnings():
