@@ -4,15 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probmask.runtime.c.c_export import export_c
     from probmask.runtime.compilation import compile  # noqa: A004
     from probmask.runtime.run.engine import Engine
 
-__all__ = ["Engine", "compile"]
+__all__ = ["Engine", "compile", "export_c"]
 
 # Imported when first used: the engine imports Numba, and compiling a model imports PyTorch.
 _HOMES = {
     "Engine": "probmask.runtime.run.engine",
     "compile": "probmask.runtime.compilation",
+    "export_c": "probmask.runtime.c.c_export",
 }
 
 

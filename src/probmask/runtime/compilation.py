@@ -73,7 +73,7 @@ def compile(  # noqa: A001
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
     examples = example_tensors(example)
-    frozen = _frozen(model)
+    frozen = frozen_copy(model)
     network = lower(export(frozen, examples))
     engine = Engine(network, examples, Threads(threads), frozen)
     if choices is not None:
@@ -86,21 +86,26 @@ def compile(  # noqa: A001
     return engine
 
 
-def _frozen(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
-    """Return a copy of the model in evaluation mode, without gradients, on the CPU."""
+def frozen_copy(
+    model: nn.Module | str | os.PathLike[str], *, caller: str = "runtime.compile"
+) -> nn.Module:
+    """Return a copy of the model in evaluation mode, without gradients, on the CPU.
+
+    Raise `InputError`, which names the ``caller``, if the model cannot be used.
+    """
     if isinstance(model, str | os.PathLike):
         return load(model)
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"runtime.compile({type(model).__name__}): takes a torch.nn.Module or the path of an "
+            f"{caller}({type(model).__name__}): takes a torch.nn.Module or the path of an "
             "artifact."
         )
-    check_not_pruned_by_torch("runtime.compile", model)
-    warn_if_filled("runtime.compile", model)
+    check_not_pruned_by_torch(caller, model)
+    warn_if_filled(caller, model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise InputError(
-                f"runtime.compile({type(model).__name__}): {name} has no values yet; load the "
+                f"{caller}({type(model).__name__}): {name} has no values yet; load the "
                 "weights first, or pass one batch through the model if it is lazy."
             )
     try:
@@ -110,6 +115,6 @@ def _frozen(model: nn.Module | str | os.PathLike[str]) -> nn.Module:
         if "weight_norm" in reason:  # PyTorch's message of a weight that a hook computes
             reason = "a module computes its weight; remove weight_norm with remove_weight_norm."
         raise InputError(
-            f"runtime.compile({type(model).__name__}): the model cannot be copied: {reason}"
+            f"{caller}({type(model).__name__}): the model cannot be copied: {reason}"
         ) from error
     return copied.cpu().eval().requires_grad_(False)

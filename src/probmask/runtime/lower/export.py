@@ -31,7 +31,9 @@ class Export:
     fixed_by: str = ""
 
 
-def export(model: nn.Module, examples: tuple[Tensor, ...]) -> Export:
+def export(
+    model: nn.Module, examples: tuple[Tensor, ...], *, caller: str = "runtime.compile"
+) -> Export:
     """Export the model for any batch size, or for the examples' if the model fixes it."""
     examples = tuple(example.contiguous() for example in examples)
     # An input of size 1 next to larger ones is shared by the whole batch, so its size is fixed.
@@ -43,10 +45,10 @@ def export(model: nn.Module, examples: tuple[Tensor, ...]) -> Export:
         program = _for_any_batch(model, wide, varies)
         fixed_by = ""
         if program is None:
-            program = _for_this_batch(model, examples)
+            program = _for_this_batch(model, examples, caller)
             fixed_by = _what_fixes_the_batch(model, wide, varies) if any(varies) else ""
         functional: torch.export.ExportedProgram = program.run_decompositions({})
-    if fixed_by:
+    if fixed_by and caller == "runtime.compile":  # a C program has one batch size anyway
         _logger.warning(
             "runtime.compile(%s): forward fixes the batch size at %d (%s); compile an engine for "
             "each batch size.",
@@ -91,7 +93,9 @@ def _for_any_batch(
     return None
 
 
-def _for_this_batch(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+def _for_this_batch(
+    model: nn.Module, examples: tuple[Tensor, ...], caller: str
+) -> torch.export.ExportedProgram:
     try:
         return torch.export.export(model, examples)
     except Exception as error:
@@ -99,13 +103,13 @@ def _for_this_batch(model: nn.Module, examples: tuple[Tensor, ...]) -> torch.exp
         place = _place(error)
         if "data-dependent" in str(error).lower():
             raise InputError(
-                f"runtime.compile({name}): torch.export cannot export it: which operations forward "
+                f"{caller}({name}): torch.export cannot export it: which operations forward "
                 f"runs depends on the values of a tensor{f' ({place})' if place else ''}. Use "
                 "torch.where or torch.cond."
             ) from None
         reason = one_line(error)[:300]
         raise InputError(
-            f"runtime.compile({name}): torch.export cannot export it: {reason}"
+            f"{caller}({name}): torch.export cannot export it: {reason}"
         ) from error
 
 

@@ -12,7 +12,7 @@ from probmask.errors import InputError
 from probmask.runtime.lower.nodes import Network
 
 
-def example_tensors(example: Any) -> tuple[Tensor, ...]:
+def example_tensors(example: Any, *, caller: str = "runtime.compile") -> tuple[Tensor, ...]:
     """Return copies of the example inputs as a tuple of tensors on the CPU."""
     items = example if isinstance(example, tuple) else (example,)
     tensors = [_as_tensor(item) for item in items]
@@ -20,12 +20,12 @@ def example_tensors(example: Any) -> tuple[Tensor, ...]:
     if not items or len(usable) < len(items):
         found = ", ".join(map(_description, items)) or "an empty tuple"
         raise InputError(
-            f"runtime.compile(example=…): the example is a dense tensor, an array, or a tuple of "
+            f"{caller}(example=…): the example is a dense tensor, an array, or a tuple of "
             f"them, not {found}."
         )
     if not all(tensor.numel() for tensor in usable):
         raise InputError(
-            "runtime.compile(example=…): the example is empty; pass a batch of at least one input."
+            f"{caller}(example=…): the example is empty; pass a batch of at least one input."
         )
     return tuple(usable)
 

@@ -1,0 +1,1 @@
+"""A network as a C99 program: `probmask.runtime.export_c`."""

@@ -1,0 +1,128 @@
+/* Operations of a network on planes of floats.
+ *
+ * A tensor is stored as planes, one per channel, which are `…_plane` floats apart. A position of a
+ * plane holds `lanes` images next to each other. The rows of a plane are `…_stride` positions apart.
+ * The gaps between them are the padding of convolutions, and are always zero. A pointer to a tensor
+ * points to the first position of its first channel, unless a comment says otherwise.
+ */
+#ifndef PM_KERNELS_H
+#define PM_KERNELS_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define PM_INFINITY __builtin_inff()
+#define PM_NAN __builtin_nanf("")
+#else
+#include <math.h>
+#define PM_INFINITY INFINITY
+#define PM_NAN NAN
+#endif
+
+/* Layers: only non-zero weights are stored, row by row, in blocks of input channels. */
+struct pm_layer {
+    const float *source;
+    const float *residual; /* added to the sums, or 0 */
+    float *target;
+    const int32_t *counts; /* number of weights, by block and row */
+    const void *offsets;   /* by weight: where it reads its first input, relative to source */
+    int wide;              /* whether offsets are int32_t, otherwise int16_t */
+    const float *values;   /* by weight */
+    const float *bias;     /* by row */
+    int rows, blocks;
+    int target_plane, residual_plane;
+    int run;                      /* floats from the first to the last position */
+    const signed char *positions; /* -1 at positions, 0 in padding; 0 if there is none */
+    float low, high;              /* the results are clamped */
+};
+void pm_convolve(const struct pm_layer *op); /* sums over runs of positions */
+void pm_linear(const struct pm_layer *op);   /* one position */
+
+/* Copies. */
+struct pm_image {
+    float *tensor;
+    int channels, plane, height, width, stride, lanes;
+    int tokens; /* whether the channels are last outside */
+};
+void pm_pack(const struct pm_image *op, const float *image);
+void pm_unpack(const struct pm_image *op, float *images);
+
+struct pm_interleave {
+    const float *source;
+    float *target;
+    int channels, source_plane, target_plane, source_stride, target_stride;
+    int height, width, lanes;
+};
+void pm_interleave(const struct pm_interleave *op, int lane); /* an image into a lane of a group */
+
+struct pm_phases {
+    const float *source; /* start of the first plane */
+    float *target;
+    const int32_t *planes; /* four numbers each: offset in source and target, rows, columns */
+    int count, source_stride, target_stride, step_y, step_x, lanes;
+};
+void pm_split_phases(const struct pm_phases *op); /* for strided layers: every n-th row, column */
+
+struct pm_rearrangement {
+    int sizes[4], source_steps[4], target_steps[4]; /* of four nested loops */
+};
+void pm_rearrange(const struct pm_rearrangement *op, const float *source, float *target);
+
+/* Pooling. */
+struct pm_pool {
+    const float *source;
+    float *target;
+    const int32_t *windows; /* start and end row of each output row, then columns */
+    const float *factors;   /* by position: reciprocal of the divisor of a mean */
+    float *scratch;         /* one row of the source */
+    int channels, source_plane, target_plane, source_stride, target_stride;
+    int height, width, source_width, lanes;
+    int run;                /* the mean of a whole plane: floats in it, otherwise 0 */
+    int size, step, before; /* regular columns: window, stride and padding; otherwise size is 0 */
+};
+void pm_max_pool(const struct pm_pool *op);
+void pm_average_pool(const struct pm_pool *op);
+
+/* Elementwise operations over whole planes: the padding stays zero. */
+enum pm_curve { PM_CLAMP, PM_SILU, PM_GELU, PM_GELU_TANH, PM_HARDSWISH };
+struct pm_elementwise {
+    const float *source, *other;
+    float *target;
+    int size;
+    enum pm_curve curve;
+    float low, high;
+};
+void pm_add(const struct pm_elementwise *op);
+void pm_multiply(const struct pm_elementwise *op);
+void pm_activate(const struct pm_elementwise *op);
+void pm_copy(const struct pm_elementwise *op);
+
+/* LayerNorm, or RMSNorm if it is not centered, over the channels of each position. */
+struct pm_norm {
+    const float *source;
+    float *target;
+    const float *scale, *bias; /* by channel */
+    int channels, source_plane, target_plane, run, centered;
+    float epsilon;
+    const signed char *positions;
+};
+void pm_normalize(const struct pm_norm *op);
+
+/* Attention: softmax(scale · queries · keys + mask) · values, head by head. */
+struct pm_attention {
+    const float *queries, *keys, *values; /* starts of the tensors */
+    float *target;
+    const int32_t *heads; /* by head: offsets of its queries, keys, values and outputs */
+    float *scratch;       /* PM_SCRATCH(number of keys) floats */
+    const float *mask;    /* or 0 */
+    int mask_plane;       /* floats from one key to the next; 1 if all queries have one mask */
+    int mask_heads;
+    int head_count, key_count, depth, causal;
+    int query_plane, key_plane, value_plane, target_plane, run;
+    float scale;
+    const signed char *positions;
+};
+void pm_attend(const struct pm_attention *op);
+#define PM_SCRATCH(keys) (64 * (keys))
+
+#endif

@@ -1,0 +1,175 @@
+/* Vectors of floats, by the vector extensions of GCC and Clang or in plain C99.
+ *
+ * Define PM_PLAIN to compile without the extensions. WIDTH is the number of floats in a vector.
+ */
+#ifndef PM_VECTORS_H
+#define PM_VECTORS_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__) && !defined(PM_PLAIN)
+#define INLINE static inline __attribute__((always_inline, unused))
+#else
+#define INLINE static inline
+#endif
+
+#if defined(__AVX512F__)
+#define WIDTH 16
+#elif defined(__AVX__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+
+/* Vectors of sums that fit into the registers, with two to spare. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define QUERY_VECTORS 4
+#else
+#define QUERY_VECTORS 3
+#endif
+
+#if defined(__GNUC__) && !defined(PM_PLAIN)
+
+/* Tensors are aligned to single floats only: shifted inputs start anywhere. */
+typedef float vec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t bits __attribute__((vector_size(4 * WIDTH)));
+typedef float unaligned_vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef signed char unaligned_bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
+
+INLINE vec load(const float *at) { return *(const unaligned_vec *)at; }
+INLINE void store(float *at, vec x) { *(unaligned_vec *)at = x; }
+INLINE vec splat(float x) { return x - (vec){0}; }
+INLINE vec add(vec a, vec b) { return a + b; }
+INLINE vec subtract(vec a, vec b) { return a - b; }
+INLINE vec multiply(vec a, vec b) { return a * b; }
+INLINE vec divide(vec a, vec b) { return a / b; }
+INLINE vec multiply_add(vec a, vec b, vec c) { return a * b + c; }
+
+/* a where both a and b are ordered and a > b, otherwise b. */
+INLINE vec larger(vec a, vec b) {
+    const bits is_larger = a > b;
+    return (vec)(((bits)a & is_larger) | ((bits)b & ~is_larger));
+}
+
+INLINE vec smaller(vec a, vec b) {
+    const bits is_smaller = a < b;
+    return (vec)(((bits)a & is_smaller) | ((bits)b & ~is_smaller));
+}
+
+/* x where a > b, otherwise 0. */
+INLINE vec where_larger(vec a, vec b, vec x) { return (vec)((bits)x & (bits)(a > b)); }
+
+/* x where a byte is -1, 0 where it is 0. */
+INLINE vec keep(vec x, const signed char *positions) {
+    const unaligned_bytes kept = *(const unaligned_bytes *)positions;
+    return (vec)((bits)x & __builtin_convertvector(kept, bits));
+}
+
+/* x · 2ⁿ, where n are the lowest bits of t. */
+INLINE vec add_exponent(vec x, vec t) { return (vec)((bits)x + ((bits)t << 23)); }
+
+/* An estimate of 1 / √x with two correct digits. */
+INLINE vec estimate_inverse_root(vec x) { return (vec)(0x5f3759df - ((bits)x >> 1)); }
+
+#else /* plain C99 */
+
+typedef struct {
+    float x[WIDTH];
+} vec;
+
+typedef union {
+    float number;
+    int32_t bits;
+} number_bits;
+
+#define PM_EACH(expression)                                                                        \
+    vec result;                                                                                    \
+    for (int i = 0; i < WIDTH; ++i) result.x[i] = (expression);                                    \
+    return result
+
+INLINE vec load(const float *at) { PM_EACH(at[i]); }
+INLINE void store(float *at, vec v) {
+    for (int i = 0; i < WIDTH; ++i) at[i] = v.x[i];
+}
+INLINE vec splat(float number) { PM_EACH(number); }
+INLINE vec add(vec a, vec b) { PM_EACH(a.x[i] + b.x[i]); }
+INLINE vec subtract(vec a, vec b) { PM_EACH(a.x[i] - b.x[i]); }
+INLINE vec multiply(vec a, vec b) { PM_EACH(a.x[i] * b.x[i]); }
+INLINE vec divide(vec a, vec b) { PM_EACH(a.x[i] / b.x[i]); }
+INLINE vec multiply_add(vec a, vec b, vec c) { PM_EACH(a.x[i] * b.x[i] + c.x[i]); }
+INLINE vec larger(vec a, vec b) { PM_EACH(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
+INLINE vec smaller(vec a, vec b) { PM_EACH(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
+INLINE vec where_larger(vec a, vec b, vec v) { PM_EACH(a.x[i] > b.x[i] ? v.x[i] : 0); }
+INLINE vec keep(vec v, const signed char *positions) { PM_EACH(positions[i] ? v.x[i] : 0); }
+
+INLINE float shifted_exponent(float x, float t) {
+    number_bits result, shift;
+    result.number = x;
+    shift.number = t;
+    result.bits = (int32_t)((uint32_t)result.bits + ((uint32_t)shift.bits << 23));
+    return result.number;
+}
+INLINE vec add_exponent(vec v, vec t) { PM_EACH(shifted_exponent(v.x[i], t.x[i])); }
+
+INLINE float inverse_root_of(float x) {
+    number_bits result;
+    result.number = x;
+    result.bits = 0x5f3759df - (result.bits >> 1);
+    return result.number;
+}
+INLINE vec estimate_inverse_root(vec v) { PM_EACH(inverse_root_of(v.x[i])); }
+
+#endif
+
+/* 1 / √x by three steps of Newton's method; each doubles the correct digits. */
+INLINE vec inverse_root(vec x) {
+    vec y = estimate_inverse_root(x);
+    for (int i = 0; i < 3; ++i) {
+        const vec square = multiply(multiply(multiply(x, splat(0.5f)), y), y);
+        y = multiply(y, subtract(splat(1.5f), square));
+    }
+    return y;
+}
+
+INLINE vec clamp(vec x, float low, float high) {
+    return smaller(larger(x, splat(low)), splat(high));
+}
+
+/* exp(x) = 2ⁿ · exp(r), with x clamped to [-87, 88] (polynomial of Cephes). */
+INLINE vec exponential(vec x) {
+    const vec rounding = splat(12582912.0f); /* adding it leaves n in the lowest bits */
+    x = clamp(x, -87.0f, 88.0f);
+    const vec t = multiply_add(x, splat(1.44269504f), rounding);
+    const vec n = subtract(t, rounding);
+    vec r = multiply_add(n, splat(-0.693359375f), x);
+    r = multiply_add(n, splat(2.12194440e-4f), r);
+    vec p = splat(1.9875691500e-4f);
+    p = multiply_add(p, r, splat(1.3981999507e-3f));
+    p = multiply_add(p, r, splat(8.3334519073e-3f));
+    p = multiply_add(p, r, splat(4.1665795894e-2f));
+    p = multiply_add(p, r, splat(1.6666665459e-1f));
+    p = multiply_add(p, r, splat(5.0000001201e-1f));
+    p = multiply_add(multiply(p, r), r, add(r, splat(1.0f)));
+    return add_exponent(p, t);
+}
+
+/* erf(x) = x · P(x²) / Q(x²) (polynomials of Eigen). */
+INLINE vec error_function(vec x) {
+    x = clamp(x, -4.0f, 4.0f);
+    const vec square = multiply(x, x);
+    vec p = splat(-2.72614225801306e-10f);
+    p = multiply_add(p, square, splat(2.77068142495902e-08f));
+    p = multiply_add(p, square, splat(-2.10102402082508e-06f));
+    p = multiply_add(p, square, splat(-5.69250639462346e-05f));
+    p = multiply_add(p, square, splat(-7.34990630326855e-04f));
+    p = multiply_add(p, square, splat(-2.95459980854025e-03f));
+    p = multiply_add(p, square, splat(-1.60960333262415e-02f));
+    vec q = splat(-1.45660718464996e-05f);
+    q = multiply_add(q, square, splat(-2.13374055278905e-04f));
+    q = multiply_add(q, square, splat(-1.68282697438203e-03f));
+    q = multiply_add(q, square, splat(-7.37332916720468e-03f));
+    q = multiply_add(q, square, splat(-1.42647390514189e-02f));
+    return divide(multiply(x, p), q);
+}
+
+#endif
