@@ -1,4 +1,4 @@
-"""`probmask export`: convert a finished network to ONNX or to formats of PyTorch."""
+"""`probmask export`: convert a finished network to ONNX, C or formats of PyTorch."""
 
 import argparse
 from dataclasses import asdict
@@ -19,16 +19,18 @@ def add(commands: Any) -> None:
     """Add the command and its arguments to the parser."""
     export = commands.add_parser(
         "export",
-        help="convert a finished network to ONNX or to formats of PyTorch",
+        help="convert a finished network to ONNX, to C or to formats of PyTorch",
         description="Convert a finished network to ONNX (for any batch size, checked against "
-        "PyTorch), to a dense state_dict in a safetensors file, or to a state_dict of PyTorch's "
-        "sparse CSR tensors.",
+        "PyTorch), to a C99 program without dependencies, to a dense state_dict in a safetensors "
+        "file, or to a state_dict of PyTorch's sparse CSR tensors.",
     )
     add_artifact(export)
-    export.add_argument("out", type=Path, metavar="OUT", help="the file to write")
+    export.add_argument(
+        "out", type=Path, metavar="OUT", help="the file to write; for C, the directory"
+    )
     export.add_argument(
         "--format",
-        metavar="onnx|dense|torch-csr",
+        metavar="onnx|c|dense|torch-csr",
         help="default: by the suffix of OUT (.onnx, .safetensors, .pt)",
     )
     export.add_argument("--force", action="store_true", help="replace OUT if it exists")
@@ -36,15 +38,29 @@ def add(commands: Any) -> None:
     export.add_argument(
         "--input-shape",
         metavar="C,H,W",
-        help="shape of one input, for ONNX (default: as in training)",
+        help="shape of one input, for ONNX and C (default: as in training)",
+    )
+    export.add_argument(
+        "--batch", type=int, metavar="N", help="number of inputs per call, for C (default: 1)"
     )
     export.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Export the network and print how well the result agrees with it."""
-    from probmask.artifact.export import export
+    """Export the network and print what was written."""
+    from probmask.artifact.export import FORMATS, export
+    from probmask.checks import check_choice
+    from probmask.errors import InputError
 
+    if options.format is not None:
+        check_choice("export", "format", options.format, (*FORMATS, "c"))
+    if options.format == "c":
+        _export_c(options)
+        return
+    if options.batch is not None:
+        raise InputError(
+            f"--batch {options.batch}: only --format c has a fixed batch size; leave it out."
+        )
     done = export(
         artifact_path(options),
         options.out,
@@ -65,3 +81,27 @@ def run(options: argparse.Namespace) -> None:
         )
     elif done.format == "onnx":
         print_text("not compared with PyTorch: onnxruntime is not installed")
+
+
+def _export_c(options: argparse.Namespace) -> None:
+    """Write a C program and print how to build it."""
+    import torch
+
+    from probmask.artifact import load, read
+    from probmask.artifact.export import input_shape_of
+    from probmask.checks import check_count
+    from probmask.cli.bench import check_sizes
+    from probmask.runtime.c.c_export import export_c
+
+    batch = 1 if options.batch is None else options.batch
+    check_count("export", "batch", batch, least=1, meaning="a number of inputs per call")
+    artifact, model = artifact_path(options), model_to_import(options)
+    shape = input_shape_of(artifact, read(artifact), model, parse_shape(options.input_shape))
+    check_sizes(shape, [batch])
+    network = load(artifact, model=model)
+    done = export_c(network, options.out, torch.zeros(batch, *shape), overwrite=options.force)
+    if options.json:
+        print_json({**asdict(done), "path": str(done.path), "format": "c"})
+        return
+    print_text(f"{done.path}: C program, {done.bytes:,} bytes of source")
+    print_text(f"build it in that directory: {done.command}")

@@ -234,8 +234,8 @@ def _check_kernels(network: Network) -> None:
     missing = [node for node in network.nodes if node.form is None]
     if missing:
         raise InputError(
-            f"export_c: {_named(missing)} no kernel, so the network cannot be written as C. Leave "
-            "it out of the network, or export the network to ONNX."
+            f"export_c: {_named(missing)} no kernel, so the network cannot be written as C. "
+            "Export a network without it, or export to ONNX."
         )
     computed = {node.name for node in network.nodes}
     if network.returns_constants or not computed.issuperset(network.outputs):

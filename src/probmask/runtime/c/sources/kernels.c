@@ -20,9 +20,15 @@ INLINE int32_t offset_of(const void *offsets, int wide, int32_t i) {
  */
 INLINE void compute_tile(const struct pm_layer *op, int skipped, const int n, const int wide) {
     const int at_once = n == 1 ? 8 : n == 2 ? 4 : n <= 4 ? 2 : 1;
-    const float *source = op->source + skipped;
-    const float *values = op->values;
+    const float *source = op->source + skipped, *values = op->values;
     const int32_t *counts = op->counts;
+    const float low = op->low, high = op->high;
+    const int has_low = low != -PM_INFINITY, has_high = high != PM_INFINITY;
+    static const signed char nothing[WIDTH];
+    bits kept[MOST];
+#define EXPAND(k)                                                                                  \
+    kept[k] = expand(k < n && op->positions ? op->positions + skipped + WIDTH * k : nothing);
+    EACH(EXPAND)
     int32_t i = 0;
     for (int block = 0; block < op->blocks; ++block) {
         const int is_last = block == op->blocks - 1;
@@ -63,23 +69,20 @@ INLINE void compute_tile(const struct pm_layer *op, int skipped, const int n, co
     if (k < n) s[k] = add(s[k], load(before + WIDTH * k));
                     EACH(ADD_BEFORE)
                 }
-                if (is_last) {
-                    const float low = op->low, high = op->high;
-#define CLAMP(k)                                                                                   \
-    if (k < n) s[k] = clamp(s[k], low, high);
-                    if (low == 0.0f && high == PM_INFINITY) {
-#define RECTIFY(k)                                                                                 \
-    if (k < n) s[k] = where_larger(s[k], splat(0.0f), s[k]);
-                        EACH(RECTIFY)
-                    } else if (low != -PM_INFINITY || high != PM_INFINITY) {
-                        EACH(CLAMP)
-                    }
-                    if (op->positions) {
-                        const signed char *positions = op->positions + skipped;
+                if (is_last && has_low) {
+#define CLAMP_LOW(k)                                                                               \
+    if (k < n) s[k] = larger(s[k], splat(low));
+                    EACH(CLAMP_LOW)
+                }
+                if (is_last && has_high) {
+#define CLAMP_HIGH(k)                                                                              \
+    if (k < n) s[k] = smaller(s[k], splat(high));
+                    EACH(CLAMP_HIGH)
+                }
+                if (is_last && op->positions) {
 #define KEEP(k)                                                                                    \
-    if (k < n) s[k] = keep(s[k], positions + WIDTH * k);
-                        EACH(KEEP)
-                    }
+    if (k < n) s[k] = keep(s[k], kept[k]);
+                    EACH(KEEP)
                 }
 #define STORE(k)                                                                                   \
     if (k < n) store(target + WIDTH * k, s[k]);
@@ -453,7 +456,7 @@ void pm_normalize(const struct pm_norm *op) {
         for (int c = 0; c < op->channels; ++c) {
             const vec scaled = multiply(subtract(load(x + c * op->source_plane), center), factor);
             vec y = multiply_add(scaled, splat(op->scale[c]), splat(op->bias[c]));
-            if (op->positions) y = keep(y, op->positions + start);
+            if (op->positions) y = keep(y, expand(op->positions + start));
             store(op->target + c * op->target_plane + start, y);
         }
     }
@@ -500,7 +503,7 @@ INLINE void multiply_rows(const struct product *p, int row, const int rows, cons
 #define WRITE_SUM(k)                                                                               \
     if (k < rows * width) {                                                                        \
         vec y = multiply(s[k], load(p->factors + WIDTH * (k % width)));                            \
-        if (p->positions) y = keep(y, p->positions + WIDTH * (k % width));                         \
+        if (p->positions) y = keep(y, expand(p->positions + WIDTH * (k % width)));                         \
         store(target + k / width * p->target_row + WIDTH * (k % width), y);                        \
     }
     EACH_SUM(WRITE_SUM)

@@ -6,6 +6,9 @@
 #define PM_VECTORS_H
 
 #include <stdint.h>
+#if defined(__SSE__) && !defined(PM_PLAIN)
+#include <immintrin.h>
+#endif
 
 #if defined(__GNUC__) && !defined(PM_PLAIN)
 #define INLINE static inline __attribute__((always_inline, unused))
@@ -45,25 +48,35 @@ INLINE vec multiply(vec a, vec b) { return a * b; }
 INLINE vec divide(vec a, vec b) { return a / b; }
 INLINE vec multiply_add(vec a, vec b, vec c) { return a * b + c; }
 
-/* a where both a and b are ordered and a > b, otherwise b. */
+/* a where a > b, otherwise b: the instructions of x86, which GCC does not derive. */
+#if defined(__AVX512F__)
+INLINE vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }
+INLINE vec smaller(vec a, vec b) { return _mm512_min_ps(a, b); }
+#elif defined(__AVX__)
+INLINE vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
+INLINE vec smaller(vec a, vec b) { return _mm256_min_ps(a, b); }
+#elif defined(__SSE__)
+INLINE vec larger(vec a, vec b) { return _mm_max_ps(a, b); }
+INLINE vec smaller(vec a, vec b) { return _mm_min_ps(a, b); }
+#else
 INLINE vec larger(vec a, vec b) {
     const bits is_larger = a > b;
     return (vec)(((bits)a & is_larger) | ((bits)b & ~is_larger));
 }
-
 INLINE vec smaller(vec a, vec b) {
     const bits is_smaller = a < b;
     return (vec)(((bits)a & is_smaller) | ((bits)b & ~is_smaller));
 }
+#endif
 
 /* x where a > b, otherwise 0. */
 INLINE vec where_larger(vec a, vec b, vec x) { return (vec)((bits)x & (bits)(a > b)); }
 
-/* x where a byte is -1, 0 where it is 0. */
-INLINE vec keep(vec x, const signed char *positions) {
-    const unaligned_bytes kept = *(const unaligned_bytes *)positions;
-    return (vec)((bits)x & __builtin_convertvector(kept, bits));
+/* The bits of positions, all ones or all zeros, from bytes of -1 and 0. */
+INLINE bits expand(const signed char *positions) {
+    return __builtin_convertvector(*(const unaligned_bytes *)positions, bits);
 }
+INLINE vec keep(vec x, bits kept) { return (vec)((bits)x & kept); }
 
 /* x · 2ⁿ, where n are the lowest bits of t. */
 INLINE vec add_exponent(vec x, vec t) { return (vec)((bits)x + ((bits)t << 23)); }
@@ -77,9 +90,13 @@ typedef struct {
     float x[WIDTH];
 } vec;
 
+typedef struct {
+    signed char kept[WIDTH];
+} bits;
+
 typedef union {
     float number;
-    int32_t bits;
+    int32_t integer;
 } number_bits;
 
 #define PM_EACH(expression)                                                                        \
@@ -100,13 +117,18 @@ INLINE vec multiply_add(vec a, vec b, vec c) { PM_EACH(a.x[i] * b.x[i] + c.x[i])
 INLINE vec larger(vec a, vec b) { PM_EACH(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
 INLINE vec smaller(vec a, vec b) { PM_EACH(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
 INLINE vec where_larger(vec a, vec b, vec v) { PM_EACH(a.x[i] > b.x[i] ? v.x[i] : 0); }
-INLINE vec keep(vec v, const signed char *positions) { PM_EACH(positions[i] ? v.x[i] : 0); }
+INLINE bits expand(const signed char *positions) {
+    bits result;
+    for (int i = 0; i < WIDTH; ++i) result.kept[i] = positions[i];
+    return result;
+}
+INLINE vec keep(vec v, bits positions) { PM_EACH(positions.kept[i] ? v.x[i] : 0); }
 
 INLINE float shifted_exponent(float x, float t) {
     number_bits result, shift;
     result.number = x;
     shift.number = t;
-    result.bits = (int32_t)((uint32_t)result.bits + ((uint32_t)shift.bits << 23));
+    result.integer = (int32_t)((uint32_t)result.integer + ((uint32_t)shift.integer << 23));
     return result.number;
 }
 INLINE vec add_exponent(vec v, vec t) { PM_EACH(shifted_exponent(v.x[i], t.x[i])); }
@@ -114,7 +136,7 @@ INLINE vec add_exponent(vec v, vec t) { PM_EACH(shifted_exponent(v.x[i], t.x[i])
 INLINE float inverse_root_of(float x) {
     number_bits result;
     result.number = x;
-    result.bits = 0x5f3759df - (result.bits >> 1);
+    result.integer = 0x5f3759df - (result.integer >> 1);
     return result.number;
 }
 INLINE vec estimate_inverse_root(vec v) { PM_EACH(inverse_root_of(v.x[i])); }
