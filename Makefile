@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck browser unit format clean
+.PHONY: help setup demo test lint typecheck browser unit test-c c-tools format clean
 
 help:
 	@echo "make demo    train a 98 % sparse network and its dense twin, measure its speed, write a report"
 	@echo "make test    lint, type-check and test everything"
+	@echo "make test-c  test the C export on all compilers and processors; needs apt-get and root"
 	@echo "make setup   create .venv with all dependencies; the others do it when needed"
 	@echo "make format  fix lint errors and format the code"
 	@echo "make clean   remove .venv, the caches and the run of the demo"
@@ -54,6 +55,19 @@ browser:
 		{ $$install || { timeout 300 apt-get update && $$install; }; } >/dev/null 2>&1 \
 			|| echo "Chromium cannot be installed; the tests that need it are skipped"; \
 	fi
+
+# Programs of `probmask export --format c` are also built by Clang, for ARM (run by QEMU) and for
+# WebAssembly (run by Node).
+test-c: $(READY) c-tools
+	$(BIN)/pytest -n auto -rs tests/runtime/test_c_export.py
+
+c-tools:
+	@export DEBIAN_FRONTEND=noninteractive; \
+	install="apt-get install -y --no-install-recommends clang gcc gcc-aarch64-linux-gnu \
+		gcc-arm-linux-gnueabihf libc6-dev libc6-dev-arm64-cross libc6-dev-armhf-cross lld make nodejs \
+		qemu-user"; \
+	{ $$install || { apt-get update && $$install; }; } >/dev/null \
+		|| echo "some tools cannot be installed; the tests that need them are skipped"
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

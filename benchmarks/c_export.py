@@ -63,7 +63,7 @@ def network(name: str, sparsity: float, batch: int) -> tuple[nn.Module, Tensor]:
 
 def compiled(directory: Path, compiler: str) -> Callable[[Tensor, Tensor], None]:
     """Compile the C program in a directory as a library; return its function."""
-    library = directory / "network.so"
+    library = directory / f"{compiler}.so"  # a name of its own: libraries are loaded once per name
     files = (directory / "network.c", directory / "kernels.c")
     subprocess.run([compiler, *FLAGS, "-shared", "-fPIC", "-o", library, *files], check=True)
     function = ctypes.CDLL(str(library)).run
@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace, name: str, sparsity: float) -> tuple[li
     with tempfile.TemporaryDirectory() as directory:
         probmask.runtime.export_c(model, directory, x)
         functions = {c: compiled(Path(directory), c) for c in options.compilers}
-        size = (Path(directory) / "network.so").stat().st_size
+        size = (Path(directory) / f"{options.compilers[0]}.so").stat().st_size
     differences = []
     for function in functions.values():
         function(x, out)
@@ -106,7 +106,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [*MODELS, "minilm"]
     parser.add_argument(
-        "--networks", nargs="+", default=["resnet32", "vgg19", "mobilenetv1", "minilm"], choices=names
+        "--networks",
+        nargs="+",
+        default=["resnet32", "vgg19", "mobilenetv1", "minilm"],
+        choices=names,
     )
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9, 0.95, 0.98])
     parser.add_argument("--batch", type=int, default=1)

@@ -175,7 +175,7 @@ def test_the_examples_of_the_artifact_page_run(demo):
 def test_the_commands_of_the_artifact_page_run(demo, capsys):
     page = (DOCS / "artifact.md").read_text(encoding="utf-8")
     commands = [line for line in page.splitlines() if line.startswith("probmask ")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert {path.name for path in demo.iterdir()} == {

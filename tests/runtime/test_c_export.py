@@ -6,10 +6,8 @@
 import os
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,21 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 UNSUPPORTED: dict[Kind, str] = {}
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=fast")
 WASM = ("--target=wasm32", "-msimd128", "-ffreestanding")
-NODE = """
-import { readFileSync } from "node:fs";
-const [file, ...sizes] = process.argv.slice(2);
-const { instance } = await WebAssembly.instantiate(readFileSync(file), {});
-const { memory, run } = instance.exports;
-const bytes = sizes.map((size) => 4 * Number(size));
-let next = memory.grow(Math.ceil(bytes.reduce((a, b) => a + b) / 65536)) * 65536;
-const pointers = bytes.map((size) => { const at = next; next += size; return at; });
-const input = readFileSync(0);
-for (let at = 0; at < input.length; at += bytes[0]) {
-  new Uint8Array(memory.buffer).set(input.subarray(at, at + bytes[0]), pointers[0]);
-  run(...pointers);
-  process.stdout.write(new Uint8Array(memory.buffer, pointers[1], next - pointers[1]));
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -76,34 +59,32 @@ TOOLCHAINS = {
 }
 
 
-@cache
-def kernels(toolchain):
-    """Compile the kernels once per toolchain; return the object file."""
-    directory = Path(tempfile.mkdtemp(prefix="probmask-kernels-"))
-    probmask.runtime.export_c(nn.Linear(2, 2), directory, torch.zeros(1, 2), overwrite=True)
-    level = "-O3" if toolchain == TOOLCHAINS["gcc"] else "-O1"  # O3 takes long; it warns of more
-    command = (toolchain.compiler, *WARNINGS, level, *toolchain.flags, "-c", "kernels.c")
-    subprocess.run(command, cwd=directory, check=True)
-    return directory / "kernels.o"
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """Return a function that compiles a program; the kernels are compiled once per toolchain."""
 
+    @cache
+    def kernels(toolchain):
+        directory = tmp_path_factory.mktemp("kernels")
+        probmask.runtime.export_c(nn.Linear(2, 2), directory, torch.zeros(1, 2))
+        level = "-O3" if toolchain == TOOLCHAINS["gcc"] else "-O1"  # the others save time
+        command = (toolchain.compiler, *WARNINGS, level, *toolchain.flags, "-c", "kernels.c")
+        subprocess.run(command, cwd=directory, check=True)
+        return str(directory / "kernels.o")
 
-def build(directory, toolchain):
-    """Compile and link the program; return the command that runs it."""
-    objects = [str(kernels(toolchain)), "network.c"]
-    command = [toolchain.compiler, *WARNINGS, "-O1", *toolchain.flags]
-    if "--target=wasm32" in toolchain.flags:
+    def compiled(directory, toolchain):
+        """Compile and link the program; return the command that runs it."""
+        objects = [kernels(toolchain), "network.c"]
+        command = [toolchain.compiler, *WARNINGS, "-O1", *toolchain.flags]
+        if toolchain.flags != WASM:
+            made = [*command, "-o", "network", "main.c", *objects]
+            subprocess.run(made, cwd=directory, check=True)
+            return [*toolchain.runner, "./network"]
         command += ["-nostdlib", "-Wl,--no-entry", "-Wl,--export=run", "-o", "network.wasm"]
         subprocess.run([*command, *objects], cwd=directory, check=True)
-        (directory / "run.mjs").write_text(NODE)
-        return [*toolchain.runner, "run.mjs", "network.wasm", *sizes_of(directory)]
-    subprocess.run([*command, "-o", "network", "main.c", *objects], cwd=directory, check=True)
-    return [*toolchain.runner, "./network"]
+        return [*toolchain.runner, "run.mjs"]
 
-
-def sizes_of(directory):
-    """Return the numbers of floats of all inputs and outputs, from the header."""
-    lines = (directory / "network.h").read_text().splitlines()
-    return [line.split()[2] for line in lines if "_SIZE" in line]
+    return compiled
 
 
 def run(command, directory, inputs, expected):
@@ -122,7 +103,7 @@ def run(command, directory, inputs, expected):
     return results
 
 
-def assert_agrees(model, *inputs, directory, toolchain=TOOLCHAINS["gcc"]):
+def assert_agrees(model, *inputs, directory, build, toolchain=TOOLCHAINS["gcc"]):
     """Check the C program against PyTorch, at the first call and at the second."""
     with torch.no_grad():
         expected = model(*inputs)
@@ -202,51 +183,54 @@ NETWORKS = {
 
 
 def network(name, sparsity=0.7):
-    build_network, shape = NETWORKS[name]
+    make, shape = NETWORKS[name]
     torch.manual_seed(0)
-    return masked(build_network(), sparsity), torch.randn(shape)
+    return masked(make(), sparsity), torch.randn(shape)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_program_agrees_with_the_engine_and_pytorch(tmp_path, name):
+def test_a_program_agrees_with_the_engine_and_pytorch(tmp_path, build, name):
     TOOLCHAINS["gcc"].skip_if_missing()
     model, x = network(name)
-    assert_agrees(model, x, directory=tmp_path)
+    assert_agrees(model, x, directory=tmp_path, build=build)
     engine = probmask.runtime.compile(model, x, layers="sparse", threads=1)
     expected = engine(x)
     for result in run(["./network"], tmp_path, [x], expected):
         assert_close(result, expected, tolerance=2e-6)
 
 
-def test_several_inputs_a_mask_and_causal_attention(tmp_path):
+def test_several_inputs_a_mask_and_causal_attention(tmp_path, build):
     TOOLCHAINS["gcc"].skip_if_missing()
     torch.manual_seed(0)
     model = masked(Decoder(), 0.5)
-    assert_agrees(model, torch.randn(2, 21, 24), torch.randn(2, 21, 24), directory=tmp_path)
-    assert "run(const float *in_x, const float *in_other, float *out_0, float *out_1)" in (
-        tmp_path / "network.h"
-    ).read_text()
+    assert_agrees(
+        model, torch.randn(2, 21, 24), torch.randn(2, 21, 24), directory=tmp_path, build=build
+    )
+    assert (
+        "run(const float *in_x, const float *in_other, float *out_0, float *out_1)"
+        in (tmp_path / "network.h").read_text()
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", [RandomNetwork, RandomTokens])
-def test_random_networks(tmp_path, kind, seed):
+def test_random_networks(tmp_path, build, kind, seed):
     """Operations without a kernel are refused; the others agree."""
     TOOLCHAINS["gcc"].skip_if_missing()
     model = kind(seed).eval()
     x = torch.randn(4, *model.input_shape, generator=torch.Generator().manual_seed(seed))
     try:
-        assert_agrees(model, x, directory=tmp_path)
+        assert_agrees(model, x, directory=tmp_path, build=build)
     except InputError as error:
         assert "no kernel" in str(error) or "an output" in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize("name", ["everything", "encoder"])
 @pytest.mark.parametrize("toolchain", [name for name in TOOLCHAINS if name != "gcc"])
-def test_other_compilers_and_processors(tmp_path, toolchain, name):
+def test_other_compilers_and_processors(tmp_path, build, toolchain, name):
     TOOLCHAINS[toolchain].skip_if_missing()
     model, x = network(name)
-    assert_agrees(model, x, directory=tmp_path, toolchain=TOOLCHAINS[toolchain])
+    assert_agrees(model, x, directory=tmp_path, build=build, toolchain=TOOLCHAINS[toolchain])
 
 
 def test_every_operation_has_a_kernel_in_c_or_a_reason():

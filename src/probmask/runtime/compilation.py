@@ -97,8 +97,7 @@ def frozen_copy(
         return load(model)
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"{caller}({type(model).__name__}): takes a torch.nn.Module or the path of an "
-            "artifact."
+            f"{caller}({type(model).__name__}): takes a torch.nn.Module or the path of an artifact."
         )
     check_not_pruned_by_torch(caller, model)
     warn_if_filled(caller, model)

@@ -64,8 +64,8 @@ def export_c(
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     exported = probmask.runtime.export_c(model, directory + "/net", torch.zeros(1, 4))
-        ...     sorted(file.name for file in exported.path.iterdir())
-        ['Makefile', 'kernels.c', 'kernels.h', 'main.c', 'network.c', 'network.h', 'vectors.h']
+        ...     sorted(file.name for file in exported.path.glob("*.c"))
+        ['kernels.c', 'main.c', 'network.c']
     """
     directory = Path(out)
     _check_directory(directory, overwrite=overwrite)

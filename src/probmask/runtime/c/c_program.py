@@ -44,10 +44,14 @@ class Tensor:
         """Name of the macro for its size."""
         return f"PM_{self.name.upper()}_SIZE"
 
+    @property
+    def definition(self) -> str:
+        """The macro, with the shape as a comment."""
+        shape = " x ".join(map(str, self.shape))
+        return f"#define {self.macro} {self.size} /* {shape}: {as_comment(self.origin)} */"
 
-def program_files(
-    network: Network, shapes: Sequence[Sequence[int]], title: str
-) -> dict[str, str]:
+
+def program_files(network: Network, shapes: Sequence[Sequence[int]], title: str) -> dict[str, str]:
     """Return the files of the C program by name, for inputs of these shapes.
 
     Raise `InputError` if the network has an operation without a C kernel.
@@ -55,12 +59,18 @@ def program_files(
     source = _Source(network, shapes, title)
     copied = resources.files("probmask.runtime.c") / "sources"
     files = {name: (copied / name).read_text(encoding="utf-8") for name in _COPIED}
-    template = Template((copied / "main.c").read_text(encoding="utf-8"))
+    main, in_node = (
+        Template((copied / name).read_text(encoding="utf-8")) for name in ("main.c", "run.mjs")
+    )
     return {
         **files,
         "network.h": source.header(),
         "network.c": source.implementation(),
-        "main.c": template.substitute(source.main_parts()),
+        "main.c": main.substitute(source.main_parts()),
+        "run.mjs": in_node.substitute(
+            INPUTS=", ".join(str(tensor.size) for tensor in source.inputs),
+            OUTPUTS=", ".join(str(tensor.size) for tensor in source.outputs),
+        ),
     }
 
 
@@ -111,10 +121,7 @@ class _Source:
 
     def header(self) -> str:
         """Return the header: the sizes of the tensors, and the function."""
-        sizes = "\n".join(
-            f"#define {t.macro} {t.size} /* {' x '.join(map(str, t.shape))}: {as_comment(t.origin)} */"
-            for t in (*self.inputs, *self.outputs)
-        )
+        sizes = "\n".join(tensor.definition for tensor in (*self.inputs, *self.outputs))
         return _HEADER.substitute(TITLE=self._title(), SIZES=sizes, SIGNATURE=self._signature())
 
     def _title(self) -> str:

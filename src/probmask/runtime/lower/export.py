@@ -108,9 +108,7 @@ def _for_this_batch(
                 "torch.where or torch.cond."
             ) from None
         reason = one_line(error)[:300]
-        raise InputError(
-            f"{caller}({name}): torch.export cannot export it: {reason}"
-        ) from error
+        raise InputError(f"{caller}({name}): torch.export cannot export it: {reason}") from error
 
 
 def _what_fixes_the_batch(model: nn.Module, wide: tuple[Tensor, ...], varies: list[bool]) -> str:
