@@ -179,5 +179,5 @@ def test_the_commands_of_the_artifact_page_run(demo, capsys):
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert {path.name for path in demo.iterdir()} == {
-        "runs", "demo.onnx", "demo.safetensors", "demo.bin",
+        "runs", "demo", "demo.onnx", "demo.safetensors", "demo.bin",
     }  # fmt: skip
