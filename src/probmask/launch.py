@@ -1,10 +1,11 @@
-"""The rank that a launcher such as torchrun gives a process in its environment.
+"""What the launcher and the system give this process: its rank and its cores.
 
-Commands need it before they import PyTorch, so it is read here and not through
-`torch.distributed`.
+Commands need the rank before they import PyTorch, so it is read from the environment and not
+through `torch.distributed`.
 """
 
 import os
+import sys
 
 
 def is_first_rank() -> bool:
@@ -15,3 +16,8 @@ def is_first_rank() -> bool:
 def launched_rank() -> str:
     """Return the rank set by the launcher, as text; "0" for a process started without one."""
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

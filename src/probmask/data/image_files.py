@@ -3,7 +3,6 @@
 import hashlib
 import os
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -38,6 +37,7 @@ from probmask.data.splits import (
     select_validation,
 )
 from probmask.errors import InputError, UnreadableImageWarning
+from probmask.launch import available_cores
 from probmask.messages import one_line
 
 IMAGENET = Release("imagenet", 1000, (3, 224, 224), train_images=1_281_167, test_images=50_000)
@@ -63,8 +63,7 @@ def default_workers(*, devices: int = 1) -> int:
         >>> 1 <= default_workers() <= 16
         True
     """
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(max(1, cores // devices), _MAX_WORKERS)
+    return min(max(1, available_cores() // devices), _MAX_WORKERS)
 
 
 def imagenet(directory: Path | None, settings: Photographs) -> "ImageFiles":

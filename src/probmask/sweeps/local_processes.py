@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from probmask.launch import available_cores
 from probmask.sweeps.sweep_directory import Job, SweepDirectory
 from probmask.sweeps.sweep_progress import SweepProgress
 from probmask.sweeps.training_process import Request
@@ -172,11 +173,6 @@ def available_gpus(variables: Mapping[str, str]) -> list[str]:
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _parse_messages(lines: IO[str]) -> Iterator[Mapping[str, Any]]:

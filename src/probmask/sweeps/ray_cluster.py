@@ -1,18 +1,15 @@
 """Training the runs of a sweep on a Ray cluster; their files are copied to this machine."""
 
-import importlib
 import os
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probmask.errors import InputError
 from probmask.files import write_atomically
+from probmask.launch import available_cores
 from probmask.messages import one_line
-from probmask.sweeps.local_processes import available_cores, with_threads
+from probmask.sweeps.local_processes import with_threads
 from probmask.sweeps.sweep_directory import Job, SweepDirectory
 from probmask.sweeps.sweep_progress import SweepProgress
 from probmask.sweeps.training_process import Request, execute
@@ -21,13 +18,6 @@ from probmask.training.run_directory import RunDirectory
 from probmask.training.trusted_runs import remember_run
 
 _SECONDS_BETWEEN_POLLS = 0.5
-_SECONDS_TO_CONNECT = 10.0
-_MAX_PORT = 65535
-_LOOPBACK = {
-    "_node_ip_address": "127.0.0.1",
-    "include_dashboard": False,
-    "dashboard_host": "127.0.0.1",
-}
 # Files of a run that are copied. The record is last, because it marks the run as finished.
 _FILES = ("config.toml", "metrics.jsonl", "model.safetensors", "record.json")
 
@@ -54,61 +44,6 @@ def run_on_ray(
             where Ray's scheduler decides, and each task gets as many cores as it has threads.
     """
     _Cluster(ray, directory, progress, parallel).run(jobs)
-
-
-@contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """Connect to the cluster at ``address``, or start one on this machine ("local").
-
-    A cluster on this machine listens on 127.0.0.1 only.
-
-    Yields:
-        The module ``ray``.
-
-    Raises:
-        InputError: The cluster cannot be reached.
-    """
-    _check_reachable(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
-    # Ray's future default: leave CUDA_VISIBLE_DEVICES of tasks without GPUs alone. Else Ray warns.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address == "local":
-        # Ray then uses the loopback address, so that no other machine can reach its processes.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    ray: Any = importlib.import_module("ray")
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        # Ray adds the working directory to the import path of its workers; see `own_network`.
-        with chdir(Path.cwd().anchor):
-            if address == "local":
-                ray.init(address="local", num_cpus=available_cores(), **_LOOPBACK, **quiet)
-            else:
-                ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise _unreachable(address, error) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()  # also ends the tasks of this sweep
-
-
-def _check_reachable(address: str) -> None:
-    """Try to connect to the port, because Ray itself would retry for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdecimal() and int(port) <= _MAX_PORT):
-        return  # "local", "auto", or a name that Ray resolves
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
-    except (OSError, UnicodeError) as error:
-        raise _unreachable(address, error) from error
-
-
-def _unreachable(address: str, error: Exception) -> InputError:
-    reason = one_line(error).rstrip(".")
-    return InputError(
-        f"--ray {address}: cannot be reached: {reason}; pass the address of a running cluster, "
-        "or 'local'."
-    )
 
 
 class _Cluster:

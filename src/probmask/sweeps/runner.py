@@ -9,11 +9,12 @@ from probmask.data import is_downloaded
 from probmask.errors import InputError
 from probmask.sweeps.grid import PlannedRun
 from probmask.sweeps.local_processes import run_locally
-from probmask.sweeps.ray_cluster import connected, run_on_ray
+from probmask.sweeps.ray_cluster import run_on_ray
 from probmask.sweeps.sweep_directory import Job, Plan, SweepDirectory, make_plan
 from probmask.sweeps.sweep_progress import SweepProgress, live_table
 from probmask.training.config import TrainConfig
 from probmask.training.initial_weights import check_digest
+from probmask.training.ray_connection import connected
 from probmask.training.run import load_run_data
 
 _RunJobs = Callable[[Sequence[Job], SweepDirectory, SweepProgress], None]
