@@ -36,6 +36,10 @@ class FailedRunsError(RuntimeError):
     """Some runs of a sweep failed; the others have finished."""
 
 
+class WorkerError(RuntimeError):
+    """A worker of a Ray cluster failed unexpectedly, or workers were lost repeatedly."""
+
+
 class LayerCollapseWarning(UserWarning):
     """All weights of a layer are pruned, or are about to be."""
 
@@ -49,7 +53,7 @@ class RefilledWeightsWarning(UserWarning):
 
 
 class RestartWarning(UserWarning):
-    """A run that was interrupted has no checkpoint and begins again."""
+    """A run begins again: from the start if it has no checkpoint, else from the last one."""
 
 
 class EarlyEndWarning(UserWarning):

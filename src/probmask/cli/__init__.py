@@ -36,6 +36,7 @@ from probmask.errors import (
     UnmaskedWeightsWarning,
     UnreadableImageWarning,
     VersionWarning,
+    WorkerError,
 )
 from probmask.messages import closest, suggestion
 from probmask.version import __version__
@@ -61,6 +62,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     NonFiniteError: 1,
     DownloadError: 1,
     FailedRunsError: 1,
+    WorkerError: 1,
     OSError: 1,
 }
 _EXAMPLES = """\

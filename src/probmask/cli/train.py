@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from probmask.training.origins import Origins
     from probmask.training.progress import MakeReporter
     from probmask.training.run_directory import RunDirectory
+    from probmask.training.trainer import Outcome
 
 # Keys of the configuration by the flag that sets them.
 _FLAGS = {
@@ -77,6 +78,12 @@ def add(commands: Any) -> None:
     train.add_argument("--out", type=Path, metavar="DIR", help="directory of the run; must be new")
     train.add_argument("--devices", type=int, metavar="N", help="number of devices")
     train.add_argument("--strategy", help="strategy of Lightning Fabric, as in ddp")
+    train.add_argument(
+        "--ray",
+        metavar="ADDRESS|local",
+        help="train on the workers of a Ray cluster, one per device, or of one started on this "
+        "machine",
+    )
     train.add_argument("--precision", help="32-true or bf16-mixed")
     train.add_argument(
         "--dense-twin",
@@ -98,7 +105,6 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Train with the given configuration and print the result."""
     from probmask.training.run_directory import RunDirectory
-    from probmask.training.trainer import train
 
     resume = options.resume is not None
     out = _directory(options)
@@ -107,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
         download(config.data, config.data_dir, options)
     finished = resume and out is not None and RunDirectory(out).finished
     with origins.named():
-        outcome = train(config, out=out, resume=resume, make_reporter=_reporter(options))
+        outcome = _train(config, out, options)
     if not is_first_rank():
         return
     if finished:
@@ -118,6 +124,18 @@ def run(options: argparse.Namespace) -> None:
         )
     else:
         print_training(outcome.directory, outcome.record, outcome.dense)
+
+
+def _train(config: "TrainConfig", out: Path | None, options: argparse.Namespace) -> "Outcome":
+    """Train on this machine, or on a Ray cluster."""
+    resume, reporter = options.resume is not None, _reporter(options)
+    if options.ray is None:
+        from probmask.training.trainer import train
+
+        return train(config, out=out, resume=resume, make_reporter=reporter)
+    from probmask.training.ray_training import train_on_ray
+
+    return train_on_ray(config, address=options.ray, out=out, resume=resume, make_reporter=reporter)
 
 
 def _directory(options: argparse.Namespace) -> Path | None:

@@ -38,7 +38,7 @@ def connected(address: str, *, cores: int | None = None) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
     # Ray's future default: leave CUDA_VISIBLE_DEVICES of tasks without GPUs alone. Else Ray warns.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address == "local":
+    if address == "local" or _is_only_on_loopback(address):
         # Ray then uses the loopback address, so that no other machine can reach its processes.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray: Any = importlib.import_module("ray")
@@ -67,6 +67,24 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
     except (OSError, UnicodeError) as error:
         raise _unreachable(address, error) from error
+
+
+def _is_only_on_loopback(address: str) -> bool:
+    """Return whether a cluster on this machine cannot be reached by the machine's own address.
+
+    Ray replaces a loopback address by that address, and would wait for minutes.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost"):
+        return False
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 1))  # sends nothing; selects the network interface
+            own = probe.getsockname()[0]
+        socket.create_connection((own, int(port)), _SECONDS_TO_CONNECT).close()
+    except OSError:
+        return True
+    return False
 
 
 def _unreachable(address: str, error: Exception) -> InputError:

@@ -31,6 +31,7 @@ from probmask.training.record_format import read_record
 from probmask.training.trusted_runs import is_trusted_run, remember_run
 
 _CONFIG = "config.toml"
+_LOCK = ".lock"
 _TWIN = "dense"
 # What the code under a key of the configuration is, and the flag that names it.
 _CODE = {
@@ -53,7 +54,7 @@ class RunDirectory:
         self.checkpoint = path / "checkpoint.safetensors"
         self.artifact = path / "model.safetensors"
         self.record = path / "record.json"
-        self.lock = path / ".lock"
+        self.lock = path / _LOCK
 
     @property
     def finished(self) -> bool:
@@ -166,6 +167,11 @@ class RunDirectory:
     def _has_files(self) -> bool:
         # A process that was killed while it wrote the configuration leaves a temporary file.
         return any(not path.match(_TEMPORARY) for path in self.path.iterdir())
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether a file in a run's directory is its lock, or is still being written."""
+    return path.name == _LOCK or path.match(_TEMPORARY)
 
 
 def untrusted_code(

@@ -115,6 +115,24 @@ def default_directory(config: TrainConfig) -> Path:
     return Path("runs") / f"{name}-{sparsity:g}-seed{config.seed}"
 
 
+def find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
+    """Return the directory of the run to resume, and its configuration.
+
+    Raises:
+        InputError: There is no run, or ``config`` differs from the configuration of the run.
+    """
+    if out is None:
+        raise InputError("--resume: which run? Pass its directory: --resume DIR.")
+    directory = RunDirectory(Path(out))
+    found = directory.read_config()
+    if config is not None:
+        if config.init_sha256 is None:  # the file is not needed any more
+            config = replace(config, init_sha256=found.init_sha256)
+        _check_same(config, found, directory)
+        found = replace(found, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
+    return directory.path, found
+
+
 def warn_of_absent_classes(data: DataSource) -> None:
     """Warn about classes without a training image."""
     counts = data.train_labels.bincount(minlength=data.classes)
@@ -165,7 +183,7 @@ def _prepared_run(
 
 def _finished_outcome(config: TrainConfig | None, out: str | Path | None) -> Outcome | None:
     """Return the results of a finished run, or None. It needs no data and no writable directory."""
-    path, config = _find_run(config, out)
+    path, config = find_run(config, out)
     record = _finished_record(RunDirectory(path))
     if record is not None:
         _check_describes(record, config, path)
@@ -269,7 +287,7 @@ def _claim_directory(
     result: Any = None
     if fabric.global_rank == 0:
         try:
-            result = _find_run(config, out) if resume else _create_run(config, out)
+            result = find_run(config, out) if resume else _create_run(config, out)
             locks.enter_context(RunDirectory(result[0]).locked())
             RunDirectory(result[0]).remove_leftovers()
         except (InputError, OSError) as error:  # the other ranks wait for the broadcast
@@ -285,19 +303,6 @@ def _create_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Pat
     path = Path(out) if out is not None else unused_directory(default_directory(config))
     RunDirectory(path).create(config)
     return path, config
-
-
-def _find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, TrainConfig]:
-    if out is None:
-        raise InputError("--resume: which run? Pass its directory: --resume DIR.")
-    directory = RunDirectory(Path(out))
-    found = directory.read_config()
-    if config is not None:
-        if config.init_sha256 is None:  # the file is not needed any more
-            config = replace(config, init_sha256=found.init_sha256)
-        _check_same(config, found, directory)
-        found = replace(found, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
-    return directory.path, found
 
 
 def _check_same(given: TrainConfig, found: TrainConfig, directory: RunDirectory) -> None:

@@ -16,7 +16,7 @@ from probmask.core.selection.ordered_bits import float_from, ordered_bits
 from probmask.core.shards import Shards
 from probmask.errors import InputError, NonFiniteError
 
-_CHUNK = 1 << 18  # entries per pass: intermediate results stay in the cache
+_CHUNK = 1 << 18  # entries per pass on a CPU: intermediate results stay in the cache
 _ONE_GROUP, _MANY_GROUPS = 11, 8  # bits per digit: a histogram of 16 KiB, or many of 2 KiB
 
 
@@ -57,8 +57,10 @@ def select_in_groups(
     tied = [~mask for mask in masks]
     left = list(keep)
     names = names or [f"values[{i}]" for i in range(len(values))]
+    whole = taken is None  # whether all entries are tied, so that no copy is needed
     for level in levels:
-        entries = [x[t] for x, t in zip(level, tied, strict=True)]
+        entries = level if whole else [x[t] for x, t in zip(level, tied, strict=True)]
+        whole = False
         cuts, above = _cuts(call, entries, groups, left, shards, names)
         for mask, open_, x, group in zip(masks, tied, level, groups, strict=True):
             mask |= open_ & (x > cuts[group])
@@ -136,7 +138,7 @@ def _histograms(
     """Return one row of counts per group; the last column is the number of NaNs."""
     found = torch.zeros(number, bins + 1, dtype=torch.int64, device=entries[0].device)
     for x, group in zip(entries, groups, strict=True):
-        for chunk in torch.split(x, _CHUNK):
+        for chunk in _chunks(x):
             places = (ordered_bits(chunk) >> shift) - (low[group] >> shift)
             found[group, :-1] += torch.bincount(places, minlength=bins).to(found.device)
             found[group, -1] += chunk.isnan().count_nonzero().to(found.device)
@@ -144,8 +146,12 @@ def _histograms(
 
 
 def _with_digits(x: Tensor, shift: int, low: int) -> Tensor:
-    chunks = torch.split(x, _CHUNK)
-    return torch.cat([c[ordered_bits(c) >> shift == low >> shift] for c in chunks])
+    return torch.cat([c[ordered_bits(c) >> shift == low >> shift] for c in _chunks(x)])
+
+
+def _chunks(x: Tensor) -> Sequence[Tensor]:
+    """Return x in chunks on a CPU, whole elsewhere: starting kernels takes longer on a GPU."""
+    return torch.split(x, _CHUNK) if x.device.type == "cpu" else (x,)
 
 
 def _take_by_position(

@@ -1,0 +1,147 @@
+"""Training on the workers of a Ray cluster: the same run as on local ranks, also after a kill."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from probmask.training.ray_training import rank_variables, worker_resources
+from probmask.training.ray_worker import Place
+from training.ranks import command, free_port
+from training.small import flags, lines, small, start
+
+# A process imports PyTorch and Ray, which takes long on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (probmask[ray])"
+)
+SETTINGS = {
+    "epochs": 40,
+    "batch_size": 128,
+    "devices": 2,
+    "strategy": "ddp",
+    "accelerator": "cpu",
+    "method__sparsity": 0.9,
+    "checkpoint_seconds": 0.2,
+}
+HEAD = """
+from probmask.training.ray_connection import connected
+with connected("local", cores=2) as ray:
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    input()
+"""
+
+
+def environment(token):
+    return os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start a cluster; return its address and a token that only its own processes have."""
+    token = str(uuid.uuid4())
+    head = subprocess.Popen(
+        [sys.executable, "-c", HEAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment(token),
+        text=True,
+    )
+    assert head.stdout is not None
+    yield head.stdout.readline().strip(), token
+    head.communicate("\n")
+
+
+def start_training(cluster, out, log, **settings):
+    """Start the command on the cluster; its messages go to ``log``."""
+    address, token = cluster
+    arguments = ["train", "--ray", address, "--out", str(out), *flags(**SETTINGS | settings)]
+    with log.open("w") as messages:
+        return subprocess.Popen(
+            [sys.executable, "-m", "probmask.cli", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+            env=environment(token),
+        )
+
+
+def workers(token):
+    """Return the ids of the cluster's processes that train."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (process / "cmdline").read_bytes()
+            if (
+                title.startswith(b"ray::RayWorker")
+                and token.encode() in (process / "environ").read_bytes()
+            ):
+                found.append(int(process.name))
+        except OSError:  # it has ended
+            continue
+    return sorted(found)
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_killed_worker_changes_nothing_in_the_result(cluster, tmp_path):
+    port = free_port()
+    plain, out, log = tmp_path / "plain", tmp_path / "ray", tmp_path / "log"
+    training = start_training(cluster, out, log)
+    arguments = ["train", "--out", str(plain), *flags(**SETTINGS)]
+    ranks = [start(command, rank, 2, port, arguments) for rank in range(2)]
+    while lines(out / "metrics.jsonl") < 2:
+        assert training.poll() is None, log.read_text()
+        time.sleep(0.05)
+    killed = workers(cluster[1])
+    assert len(killed) == 2
+    os.kill(killed[1], signal.SIGKILL)
+    assert training.wait(300) == 0, log.read_text()
+    assert log.read_text().count("all workers start again from the last checkpoint") == 1
+    for rank in ranks:
+        rank.join(300)
+    for name in ("model.safetensors", "metrics.jsonl", "config.toml"):
+        assert (out / name).read_bytes() == (plain / name).read_bytes(), name
+    assert (out / "record.json").exists()
+    assert not (out / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.slow
+@needs_ray
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("devices", 4, "but the cluster has 2 CPU; use fewer --devices"),
+        ("exclude", '["*"]', "there is nothing to mask"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_no_directory(key, value, message, cluster, tmp_path):
+    out, log = tmp_path / "run", tmp_path / "log"
+    assert start_training(cluster, out, log, **{key: value}).wait(300) == 2
+    assert message in log.read_text()
+    assert lines(log) == 1
+    assert not out.exists()
+
+
+def test_ranks_of_a_node_are_numbered_and_see_its_gpus():
+    places = [Place("a", "10.0.0.1", (gpu,), "/run") for gpu in ("2", "0")]
+    places.append(Place("b", "10.0.0.2", ("5",), "/run"))
+    found = rank_variables(places)
+    assert [each["RANK"] for each in found] == ["0", "1", "2"]
+    assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0"]
+    assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1"]
+    assert [each["LOCAL_WORLD_SIZE"] for each in found] == ["2", "2", "1"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["2,0", "2,0", "5"]
+
+
+def test_a_worker_reserves_its_threads_and_a_gpu_if_there_are_enough():
+    auto = small(threads=2, accelerator="auto", devices=2)
+    assert worker_resources(small(threads=2), {"GPU": 4}) == {"CPU": 2}
+    assert worker_resources(auto, {"GPU": 1}) == {"CPU": 2}
+    assert worker_resources(auto, {"GPU": 2}) == {"CPU": 2, "GPU": 1}
