@@ -17,6 +17,7 @@ SOURCE = Path(probmask.__file__).parent
 # In this order: a module imports only from its own part or from parts before it.
 PARTS = [
     {"errors", "version", "launch", "checks", "messages", "parsing", "schema", "files"},
+    {"storage"},
     {"core"},
     {"optim"},
     {"masking"},

@@ -3,8 +3,8 @@
 from probmask.artifact.export import Exported, export, to_csr
 from probmask.artifact.inspection import ArtifactSummary, StoredLayer, inspect
 from probmask.artifact.load import load, load_into, load_state
-from probmask.artifact.reader import ArtifactInfo, TensorInfo, read
 from probmask.artifact.save import save
+from probmask.storage.reader import ArtifactInfo, TensorInfo, read
 
 __all__ = [
     "ArtifactInfo",

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from probmask.artifact.load import load, load_state
 from probmask.artifact.onnx import Agreement, compare_with_onnxruntime, to_onnx
-from probmask.artifact.reader import ArtifactInfo, read
 from probmask.checks import check_choice
 from probmask.errors import ArtifactError, InputError
 from probmask.files import Content, write_atomically
 from probmask.models import MODELS
+from probmask.storage.reader import ArtifactInfo, read
 
 PathLike = str | os.PathLike[str]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probmask.artifact.reader import ArtifactInfo, TensorInfo, read
 from probmask.messages import printable
+from probmask.storage.reader import ArtifactInfo, TensorInfo, read
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from probmask.artifact.format import bits, shared_names
-from probmask.artifact.reader import ArtifactInfo, check_dense_size, open_artifact, read
+from probmask.artifact.tensors import bits, shared_names, stored_tensor
 from probmask.errors import ArtifactError, InputError
 from probmask.masking.zeros import remember_zeros
 from probmask.models import MODELS, build_model
 from probmask.models.own_code import untrusted
+from probmask.storage.reader import ArtifactInfo, check_dense_size, open_artifact, read
 
 PathLike = str | os.PathLike[str]
 Model = TypeVar("Model", bound=nn.Module)
@@ -133,7 +133,7 @@ def load_state(path: PathLike, *, max_bytes: int | None = None) -> dict[str, Ten
     """
     with open_artifact(path) as artifact:
         check_dense_size(artifact.info, max_bytes)
-        state = {row.name: artifact.tensor(row.name) for row in artifact.info.tensors}
+        state = {row.name: stored_tensor(artifact, row.name) for row in artifact.info.tensors}
         return state | {alias: state[name] for alias, name in artifact.info.aliases.items()}
 
 
@@ -176,7 +176,9 @@ def load_into(model: Model, path: PathLike, *, strict: bool = True) -> Model:
     with open_artifact(path) as artifact:
         shared = _match(own, artifact.info, strict=strict)
         on_meta = _is_on_meta(model, shared)
-        tensors = {stored: artifact.tensor(stored) for stored in sorted(set(shared.values()))}
+        tensors = {
+            stored: stored_tensor(artifact, stored) for stored in sorted(set(shared.values()))
+        }
         state = {name: tensors[stored] for name, stored in shared.items()}
         _check_ties(own, state)
     if on_meta:

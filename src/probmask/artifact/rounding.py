@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probmask.artifact.integers import INTEGERS
 from probmask.core.integer_grid import narrow, quantized
 from probmask.errors import InputError
+from probmask.storage.integers import INTEGERS
 
 # The ways in which `save` rounds weights.
 ROUNDINGS = ("fp16", *reversed(INTEGERS))

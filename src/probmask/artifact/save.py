@@ -15,32 +15,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from probmask.artifact.format import (
-    DTYPE_NAMES,
-    FORMAT_KEY,
-    FORMATS,
-    MAX_TABLE_BYTES,
-    RESERVED,
-    TABLE,
-    Entry,
-    Header,
-    Part,
-    checksum,
-    encode,
-    is_name,
-    pack,
-    raw,
-    shared_names,
-)
-from probmask.artifact.integers import INTEGERS
-from probmask.artifact.reader import ArtifactInfo, read
 from probmask.artifact.rounding import ROUNDINGS, may_be_rounded, round_tensors
+from probmask.artifact.tensors import DTYPE_NAMES, encode, shared_names
 from probmask.checks import check_choice, is_number
 from probmask.errors import InputError
 from probmask.files import writable_target, write_atomically
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.sites import check_not_pruned_by_torch
 from probmask.masking.zeros import warn_if_filled
+from probmask.storage.format import (
+    FORMAT_KEY,
+    FORMATS,
+    MAX_TABLE_BYTES,
+    RESERVED,
+    TABLE,
+    WIDTHS,
+    Bits,
+    Entry,
+    Header,
+    Part,
+    Stored,
+    checksum,
+    is_name,
+    pack,
+    raw,
+)
+from probmask.storage.integers import INTEGERS
+from probmask.storage.reader import ArtifactInfo, read
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -120,7 +121,7 @@ def save(
             rounding |= _measure_change(model, measure, stored)
     entries, parts = _encode(tensors, stored, values if values in INTEGERS else None)
     packed = pack(parts)
-    crc32 = {key: checksum(packed[key]) for key in sorted(packed)}
+    crc32 = {key: checksum(packed[key].words) for key in sorted(packed)}
     start, ordered = _serialize(Header(entries, aliases, crc32, checked, rounding), packed)
     write_atomically(path, chain([start], map(raw, ordered)), overwrite=overwrite)
     return read(path)
@@ -140,13 +141,13 @@ def _warn_of_misleading_suffix(path: str | os.PathLike[str]) -> None:
 
 def _encode(
     tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], integers: str | None
-) -> tuple[list[Entry], list[tuple[Part, Tensor]]]:
+) -> tuple[list[Entry], list[tuple[Part, Bits]]]:
     """Return the table entries of `tensors`, and the parts with the values in `stored`.
 
     `integers` names the integers as which values are stored.
     """
     entries: list[Entry] = []
-    parts: list[tuple[Part, Tensor]] = []
+    parts: list[tuple[Part, Bits]] = []
     for name, tensor in stored.items():
         # If another tensor already has the name of one of the parts, store this one dense.
         free = not {name + ".values", name + ".positions"} & tensors.keys()
@@ -251,22 +252,23 @@ def _measure_change(
     return results
 
 
-def _serialize(header: Header, stored: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor]]:
-    """Return the safetensors header as bytes, and the tensors in the order in which they follow."""
-    table = torch.from_numpy(np.frombuffer(_compressed(header), dtype=np.uint8).copy())
+def _serialize(header: Header, stored: Mapping[str, Stored]) -> tuple[bytes, list[Bits]]:
+    """Return the safetensors header as bytes, and the arrays in the order in which they follow."""
+    table = np.frombuffer(_compressed(header), dtype=np.uint8)
+    everything = {**stored, TABLE: Stored("U8", table.shape, table)}
     # Wide dtypes first: each tensor then starts at a multiple of the width of its dtype.
-    ordered = sorted({**stored, TABLE: table}.items(), key=lambda kv: (-kv[1].itemsize, kv[0]))
+    ordered = sorted(everything.items(), key=lambda kv: (-WIDTHS[kv[1].dtype], kv[0]))
     version = FORMATS[any(entry.has_integers for entry in header.entries)]
     fields: dict[str, Any] = {"__metadata__": {FORMAT_KEY: version}}
     offset = 0
-    for name, tensor in ordered:
-        dtype, shape, end = DTYPE_NAMES[tensor.dtype], list(tensor.shape), offset + tensor.nbytes
-        fields[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+    for name, (dtype, shape, words) in ordered:
+        end = offset + words.nbytes
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = _to_json(fields).encode()
     text += b" " * (-len(text) % 8)  # aligns the data
     _check_length("safetensors header", len(text), _MAX_HEADER_BYTES)
-    return len(text).to_bytes(8, "little") + text, [tensor for _, tensor in ordered]
+    return len(text).to_bytes(8, "little") + text, [tensor.words for _, tensor in ordered]
 
 
 def _compressed(header: Header) -> bytes:

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from probmask.artifact import load_state
-from probmask.artifact.format import FORMAT_KEY
 from probmask.data.releases import expand_home
 from probmask.errors import InputError
 from probmask.messages import one_line, printable
+from probmask.storage.format import FORMAT_KEY
 
 _FILE = "model.safetensors"  # in a run's directory, and in one of Hugging Face
 # Keys under which training scripts store the state_dict.

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from probmask.artifact.entropy_coding import Cursor, decode_symbols, encode_symbols
 from probmask.errors import ArtifactError
+from probmask.storage.entropy_coding import Cursor, decode_symbols, encode_symbols
 from reference.artifact_reader import from_block
 
 SYMBOLS = arrays.arrays(

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from probmask.artifact.encodings import Bytes, bit_planes, from_bit_planes, require
 from probmask.errors import ArtifactError
+from probmask.storage.encodings import Bytes, bit_planes, from_bit_planes, require
 
 Symbols: TypeAlias = NDArray[np.uint8]
 Frequencies: TypeAlias = NDArray[np.int64]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probmask.artifact.encodings import ENCODINGS, MAX_RICE_WIDTH, smallest
 from probmask.errors import ArtifactError
+from probmask.storage.encodings import ENCODINGS, MAX_RICE_WIDTH, smallest
 from reference.artifact_reader import PLACES
 
 N = 300

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from probmask.artifact.encodings import ENCODINGS, require
-from probmask.artifact.format import (
-    DTYPES,
+from probmask.errors import ArtifactError
+from probmask.storage.encodings import ENCODINGS, require
+from probmask.storage.format import (
     FORMAT_KEY,
     FORMATS,
     MAX_TABLE_BYTES,
@@ -23,6 +23,9 @@ from probmask.artifact.format import (
     ROUNDED_DTYPES,
     SPARSE_DTYPES,
     TABLE,
+    WIDTHS,
+    WORDS,
+    Bits,
     Entry,
     Header,
     Part,
@@ -32,8 +35,7 @@ from probmask.artifact.format import (
     locate,
     raw,
 )
-from probmask.artifact.integers import INTEGER_DTYPES, INTEGERS
-from probmask.errors import ArtifactError
+from probmask.storage.integers import INTEGER_DTYPES, INTEGERS
 from probmask.version import __version__
 
 # The artifact of a very sparse network can be a thousand times smaller than its dense tensors. A
@@ -111,8 +113,11 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
     """Open the file and check its table. Raise `ArtifactError` for any fault of the file."""
     path = Path(path)
     try:
-        with _opened(path) as file:
-            yield Reader(file, path.stat().st_size)
+        _check_regular(path)
+        # Checks the container: its header, and that the stored tensors cover the data.
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata()
+        yield Reader(path, metadata)
     except ArtifactError as error:
         raise ArtifactError(f"{path}: {error}") from error
     except SafetensorError as error:
@@ -121,39 +126,36 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator["Reader"]:
         raise ArtifactError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-def _opened(path: Path) -> Any:
-    # Only regular files are opened: opening a pipe would block.
-    if not path.is_file():
-        if path.is_dir():
-            inside = path / "model.safetensors"
-            raise ArtifactError(f"a directory{f'; pass {inside}' if inside.is_file() else ''}")
-        raise ArtifactError("not a file" if path.exists() else "no such file")
-    try:
-        return safe_open(path, framework="pt")
-    except RuntimeError as error:  # from PyTorch, for a file too large to map
-        raise ArtifactError(f"cannot be mapped into memory ({error})") from error
+def _check_regular(path: Path) -> None:
+    """Raise unless it is a regular file: opening a pipe would block."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        inside = path / "model.safetensors"
+        raise ArtifactError(f"a directory{f'; pass {inside}' if inside.is_file() else ''}")
+    raise ArtifactError("not a file" if path.exists() else "no such file")
 
 
 class Reader:
     """An open artifact whose table matches the tensors in the file."""
 
-    def __init__(self, file: Any, file_bytes: int) -> None:
-        version = _checked_format(file.metadata())
-        self._file = file
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-        stored = {key: (s.get_dtype(), tuple(s.get_shape())) for key, s in slices.items()}
+    def __init__(self, path: Path, metadata: Mapping[str, str] | None) -> None:
+        version = _checked_format(metadata)
+        self._file = _File(path)
+        stored = dict(self._file.shapes)
         dtype, shape = stored.pop(TABLE, ("", ()))
         if dtype != "U8" or len(shape) != 1:
             raise ArtifactError("the file has no table")
-        header = _parse_table(raw(self._aligned(TABLE)))
+        header = _parse_table(raw(self._file.words(TABLE)))
         if version == "1" and any(entry.has_integers for entry in header.entries):
             raise ArtifactError("a file of format 1 has values stored as integers")
-        self._entries = {entry.name: entry for entry in header.entries}
+        # The entries of the table by name.
+        self.entries = {entry.name: entry for entry in header.entries}
         self._places = locate((part for e in header.entries for part in e.parts), stored)
         if header.crc32.keys() != stored.keys():
             raise ArtifactError("the table does not have one crc32 for each stored tensor")
         self._crc32 = header.crc32
-        self._packs: dict[str, Tensor] = {}
+        self._packs: dict[str, Bits] = {}
         self.info = ArtifactInfo(
             format=int(version),
             created_by=header.created_by,
@@ -164,15 +166,19 @@ class Reader:
             ),
             aliases=header.aliases,
             rounding=header.rounding,
-            file_bytes=file_bytes,
+            file_bytes=self._file.size,
             dense_bytes=sum(entry.dense_bytes for entry in header.entries),
         )
 
-    def tensor(self, name: str) -> Tensor:
-        """Return one tensor, dense. A large tensor stored dense is memory-mapped, not copied."""
-        entry = self._entries[name]
+    def words(self, name: str) -> Bits:
+        """Return the bits of one tensor, dense, in its shape.
+
+        A large tensor stored dense is memory-mapped, not copied. Writing to it does not change the
+        file.
+        """
+        entry = self.entries[name]
         try:
-            tensor = decode(entry, [self._part(part) for part in entry.parts])
+            words = decode(entry, [self._part(part) for part in entry.parts])
         except ArtifactError as error:
             raise ArtifactError(f"tensor {name!r:.80}: {error}") from error
         except MemoryError as error:
@@ -181,9 +187,9 @@ class Reader:
         # A view would keep the whole pack in memory.
         whole = entry.encoding == "dense" and not entry.has_integers
         packed = whole and self._places[name].begin is not None
-        return tensor.clone() if packed else tensor
+        return words.copy() if packed else words
 
-    def _part(self, part: Part) -> Tensor:
+    def _part(self, part: Part) -> Bits:
         key, begin = self._places[part.name]
         if begin is None:
             return self._checked(key)
@@ -191,17 +197,38 @@ class Reader:
             self._packs[key] = self._checked(key)
         return self._packs[key][begin : begin + part.numel].reshape(part.shape)
 
-    def _checked(self, key: str) -> Tensor:
-        tensor = self._aligned(key)
-        if checksum(tensor) != self._crc32[key]:
+    def _checked(self, key: str) -> Bits:
+        words = self._file.words(key)
+        if checksum(words) != self._crc32[key]:
             raise ArtifactError(f"the checksum of {key!r:.90} does not match: the data is damaged")
-        return tensor
+        return words
 
-    def _aligned(self, key: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(key)
-        if tensor.data_ptr() % tensor.dtype.itemsize:
+
+class _File:
+    """A safetensors file in memory: the bits of its tensors, whatever their dtype."""
+
+    def __init__(self, path: Path) -> None:
+        self.size = path.stat().st_size
+        try:
+            data = np.memmap(path, np.uint8, "c")
+        except (ValueError, OverflowError) as error:
+            raise ArtifactError(f"cannot be mapped into memory ({error})") from error
+        self._start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        fields = json.loads(data[8 : self._start].tobytes())
+        fields.pop("__metadata__", None)
+        self._data = np.asarray(data)  # a plain array, which refers to the mapped file
+        self._places = {key: tensor["data_offsets"] for key, tensor in fields.items()}
+        # Dtype and shape of each stored tensor.
+        self.shapes = {key: (v["dtype"], tuple(v["shape"])) for key, v in fields.items()}
+
+    def words(self, key: str) -> Bits:
+        """Return the entries of a stored tensor as integers of the same width."""
+        dtype, shape = self.shapes[key]
+        begin, end = (self._start + offset for offset in self._places[key])
+        width = WIDTHS[dtype]
+        if begin % width:
             raise ArtifactError(f"the data of {key!r:.90} is not aligned")
-        return tensor
+        return self._data[begin:end].view(WORDS[width]).reshape(shape)
 
 
 def check_dense_size(info: ArtifactInfo, max_bytes: int | None) -> None:
@@ -284,7 +311,7 @@ def _entry(fields: Any) -> Entry:
     # Checked for empty tensors too: PyTorch multiplies the sizes to compute the strides.
     product = math.prod(max(size, 1) for size in shape)
     require(product <= _MAX_COUNT, f"{where}: the product of its shape exceeds 2**62")
-    require(isinstance(dtype, str) and dtype in DTYPES, f"{where}: unknown dtype {dtype!r:.40}")
+    require(isinstance(dtype, str) and dtype in WIDTHS, f"{where}: unknown dtype {dtype!r:.40}")
     integers = isinstance(values, str) and values in INTEGERS and dtype in INTEGER_DTYPES
     require(
         values == dtype or values in ROUNDED_DTYPES.get(dtype, ()) or integers,
