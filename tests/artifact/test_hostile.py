@@ -154,10 +154,11 @@ def test_a_forged_file_raises_with_the_reason(intact, tmp_path, reason, mutate):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("format_", ["3", "", "1.0", "x" * 999])
+@pytest.mark.parametrize("format_", ["4", "", "1.0", "x" * 999])
 def test_another_format_version_raises(intact, tmp_path, format_):
     with pytest.raises(
-        ArtifactError, match=r"not supported: probmask .* reads formats 1 and 2; install a version"
+        ArtifactError,
+        match=r"not supported: .* reads formats 1, 2 and 3; install a version",
     ):
         load(tmp_path / "m", pack(replace(unpack(intact), format=format_)))
 

@@ -25,7 +25,6 @@ from probmask.masking.sites import check_not_pruned_by_torch
 from probmask.masking.zeros import warn_if_filled
 from probmask.storage.format import (
     FORMAT_KEY,
-    FORMATS,
     MAX_TABLE_BYTES,
     RESERVED,
     TABLE,
@@ -258,8 +257,7 @@ def _serialize(header: Header, stored: Mapping[str, Stored]) -> tuple[bytes, lis
     everything = {**stored, TABLE: Stored("U8", table.shape, table)}
     # Wide dtypes first: each tensor then starts at a multiple of the width of its dtype.
     ordered = sorted(everything.items(), key=lambda kv: (-WIDTHS[kv[1].dtype], kv[0]))
-    version = FORMATS[any(entry.has_integers for entry in header.entries)]
-    fields: dict[str, Any] = {"__metadata__": {FORMAT_KEY: version}}
+    fields: dict[str, Any] = {"__metadata__": {FORMAT_KEY: header.version}}
     offset = 0
     for name, (dtype, shape, words) in ordered:
         end = offset + words.nbytes
@@ -281,6 +279,9 @@ def _compressed(header: Header) -> bytes:
     }
     if header.rounding is not None:
         fields["rounding"] = header.rounding
+    if header.graph is not None:
+        tensors = [_to_fields(entry) for entry in header.graph.entries]
+        fields["graph"] = {"version": 1, "tensors": tensors, "network": header.graph.network}
     text = _to_json(fields).encode()
     _check_length("table", len(text), MAX_TABLE_BYTES)
     return zlib.compress(text, 9)

@@ -27,8 +27,9 @@ from probmask.storage.encodings import ENCODINGS, Bytes, Indices, require
 from probmask.storage.integers import INTEGERS, decode_integers
 from probmask.version import __version__
 
-# Version 2 adds values stored as integers. A file without them has version 1.
-FORMATS = ("1", "2")
+# Version 2 adds values stored as integers, version 3 the graph of the network. A file is written in
+# the lowest version that it needs.
+FORMATS = ("1", "2", "3")
 FORMAT_KEY = "probmask"
 # The dtypes and their widths in bytes.
 WIDTHS = {
@@ -43,6 +44,8 @@ ROUNDED_DTYPES = {"F64": ("F16",), "F32": ("F16",)}
 # Names that start with this belong to the format, not to the network.
 RESERVED = "probmask:"
 TABLE = f"{RESERVED}table"
+# Names of the tensors that only the graph needs start with this.
+GRAPH_TENSOR = f"{RESERVED}graph."
 MAX_TABLE_BYTES = 10_000_000  # uncompressed: a small file must not decompress to gigabytes
 # Smaller parts are packed: each name in a safetensors header costs about 80 bytes.
 MIN_UNPACKED_BYTES = 4096
@@ -121,6 +124,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class StoredGraph:
+    """The graph of a network as JSON, and the tensors that it needs beyond those of the model."""
+
+    network: dict[str, Any]
+    entries: list[Entry]
+
+
+@dataclass(frozen=True)
 class Header:
     """The tensors of an artifact, in the model's order, and their origin."""
 
@@ -129,7 +140,20 @@ class Header:
     crc32: dict[str, int]  # CRC-32 of each stored tensor
     metadata: dict[str, Any]
     rounding: dict[str, Any] | None = None  # the effect of storing values in fewer bits
+    graph: StoredGraph | None = None
     created_by: str = field(default=f"probmask {__version__}")
+
+    @property
+    def all_entries(self) -> list[Entry]:
+        """The tensors of the model, and those that only the graph needs."""
+        return [*self.entries, *(self.graph.entries if self.graph is not None else ())]
+
+    @property
+    def version(self) -> str:
+        """The lowest version of the format that has all it needs."""
+        if self.graph is not None:
+            return FORMATS[2]
+        return FORMATS[any(entry.has_integers for entry in self.entries)]
 
 
 def raw(words: Bits) -> memoryview:

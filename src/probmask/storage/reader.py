@@ -18,6 +18,7 @@ from probmask.storage.encodings import ENCODINGS, require
 from probmask.storage.format import (
     FORMAT_KEY,
     FORMATS,
+    GRAPH_TENSOR,
     MAX_TABLE_BYTES,
     RESERVED,
     ROUNDED_DTYPES,
@@ -29,6 +30,7 @@ from probmask.storage.format import (
     Entry,
     Header,
     Part,
+    StoredGraph,
     checksum,
     decode,
     is_name,
@@ -68,7 +70,7 @@ class ArtifactInfo:
 
     `aliases` maps a further name of a tied tensor to the name in `tensors`. `rounding` is None, or
     the effect of `save(values=...)`: `values`, `max_error`, `relative_error`, and `before` and
-    `after` if `measure` was passed.
+    `after` if `measure` was passed. `has_graph` says whether `probmask.runtime.load` can run it.
     """
 
     format: int
@@ -79,6 +81,7 @@ class ArtifactInfo:
     rounding: dict[str, Any] | None
     file_bytes: int
     dense_bytes: int
+    has_graph: bool = False
 
 
 def read(path: str | os.PathLike[str]) -> ArtifactInfo:
@@ -149,9 +152,12 @@ class Reader:
         header = _parse_table(raw(self._file.words(TABLE)))
         if version == "1" and any(entry.has_integers for entry in header.entries):
             raise ArtifactError("a file of format 1 has values stored as integers")
-        # The entries of the table by name.
-        self.entries = {entry.name: entry for entry in header.entries}
-        self._places = locate((part for e in header.entries for part in e.parts), stored)
+        require(header.graph is None or version >= "3", f"a file of format {version} has a graph")
+        # The entries of the table by name, with those that only the graph needs.
+        self.entries = {entry.name: entry for entry in header.all_entries}
+        # The graph of the network, not checked yet.
+        self.network = None if header.graph is None else header.graph.network
+        self._places = locate((part for e in header.all_entries for part in e.parts), stored)
         if header.crc32.keys() != stored.keys():
             raise ArtifactError("the table does not have one crc32 for each stored tensor")
         self._crc32 = header.crc32
@@ -167,7 +173,8 @@ class Reader:
             aliases=header.aliases,
             rounding=header.rounding,
             file_bytes=self._file.size,
-            dense_bytes=sum(entry.dense_bytes for entry in header.entries),
+            dense_bytes=sum(entry.dense_bytes for entry in header.all_entries),
+            has_graph=header.graph is not None,
         )
 
     def words(self, name: str) -> Bits:
@@ -248,7 +255,8 @@ def _checked_format(metadata: Mapping[str, str] | None) -> str:
     if metadata[FORMAT_KEY] not in FORMATS:
         raise ArtifactError(
             f"format {metadata[FORMAT_KEY]!r:.40} is not supported: probmask {__version__} reads "
-            f"formats {' and '.join(FORMATS)}; install a version that reads this file."
+            f"formats {', '.join(FORMATS[:-1])} and {FORMATS[-1]}; install a version that reads "
+            "this file."
         )
     return metadata[FORMAT_KEY]
 
@@ -276,7 +284,18 @@ def _parse_table(table: memoryview) -> Header:
         require(_is_count(crc), f"the crc32 of {key!r:.80} is not a number")
     rounding = _typed(fields, "rounding", dict) if "rounding" in fields else None
     metadata, created_by = _typed(fields, "metadata", dict), _typed(fields, "created_by", str)
-    return Header(entries, aliases, crc32, metadata, rounding, created_by)
+    graph = _graph(_typed(fields, "graph", dict)) if "graph" in fields else None
+    return Header(entries, aliases, crc32, metadata, rounding, graph, created_by)
+
+
+def _graph(fields: dict[str, Any]) -> StoredGraph:
+    """Return the graph with its tensors; `probmask.runtime.load` checks the network itself."""
+    version = fields.get("version")
+    require(version == 1, f"the graph has version {version!r:.40}, but only 1 is known")
+    entries = [_entry(tensor, GRAPH_TENSOR) for tensor in _typed(fields, "tensors", list)]
+    names = {entry.name for entry in entries}
+    require(len(names) == len(entries), "the graph names a tensor twice")
+    return StoredGraph(_typed(fields, "network", dict), entries)
 
 
 def _decompressed(table: memoryview) -> bytes:
@@ -295,8 +314,8 @@ def _typed(fields: dict[str, Any], key: str, kind: type) -> Any:
     return fields[key]
 
 
-def _entry(fields: Any) -> Entry:
-    """Return the entry of one tensor."""
+def _entry(fields: Any, prefix: str = "") -> Entry:
+    """Return the entry of one tensor. Only names with a prefix may be reserved ones."""
     named = isinstance(fields, dict) and is_name(fields.get("name"))
     require(named, "an entry of the table has no name")
     name, dtype, shape, encoding, nnz = (
@@ -305,7 +324,10 @@ def _entry(fields: Any) -> Entry:
     values = fields.get("values", dtype)
     positions, coded = fields.get("positions", 0), fields.get("coded", 0)
     where = f"tensor {name!r:.80}"
-    require(not name.startswith(RESERVED), f"{where}: the name is reserved")
+    if prefix:
+        require(name.startswith(prefix), f"{where}: its name does not start with {prefix}")
+    else:
+        require(not name.startswith(RESERVED), f"{where}: the name is reserved")
     sizes = isinstance(shape, list) and len(shape) <= 64 and all(map(_is_count, shape))
     require(sizes, f"{where}: its shape is not a list of up to 64 sizes")
     # Checked for empty tensors too: PyTorch multiplies the sizes to compute the strides.

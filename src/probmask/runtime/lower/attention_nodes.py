@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from probmask.runtime.lower.copy_nodes import heads
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
-from probmask.runtime.lower.nodes import Attention, Fallback, Form, unset_call
+from probmask.runtime.lower.nodes import AttendedKeys, Attention, Fallback, Form, unset_call
 from probmask.runtime.lower.pytorch_calls import ViewCall, root_of
 from probmask.runtime.lower.view_nodes import add_result
 from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
@@ -18,6 +18,11 @@ from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
 _aten = torch.ops.aten
 # Operations between those of an attention that change nothing in evaluation.
 _NEUTRAL = (_aten.clone.default, _aten.contiguous.default, _aten.dropout.default)
+# Operations between a tensor of batch and keys, and a boolean mask of it.
+_TO_BOOLEAN = (
+    _aten._to_copy.default, _aten.to.dtype, _aten.slice.Tensor, _aten.unsqueeze.default,
+    _aten.expand.default, _aten.view.default, _aten.reshape.default,
+)  # fmt: skip
 
 
 def build_attention(graph: Graph, node: fx.Node) -> Built:
@@ -212,16 +217,54 @@ def _add_mask(
         return True
     if str(value.shape[0]) != found.query.leading or value.dim() != 4:
         return False
-    name = f"{node.name}_mask"
-    call = _additive_rows
-    graph.nodes[name] = Fallback(name, (graph.source(mask),), call, f"{name} (mask)")
-    made.inputs = (*made.inputs, name)
     positions = shape[2]
+    made.inputs = (*made.inputs, _mask_node(graph, node, mask, shape))
     form = Form(
         made.input_forms[0].leading, shape[1] * made.keys, 1, positions, tokens=positions > 1
     )
     made.input_forms = (*made.input_forms, form)
     return True
+
+
+def _mask_node(graph: Graph, node: fx.Node, mask: fx.Node, shape: list[int]) -> str:
+    """Return the name of a node that computes the additive mask, shared by all attentions."""
+    attended = _attended(mask) if shape[1:3] == [1, 1] else None
+    if attended is None:
+        name = f"{node.name}_mask"
+        call = _additive_rows
+        graph.nodes[name] = Fallback(name, (graph.source(mask),), call, f"{name} (mask)")
+        return name
+    source = graph.source(attended)
+    name = f"{source}_attended"
+    if name not in graph.nodes:
+        label = f"{source} (mask)"
+        graph.nodes[name] = AttendedKeys(name, (source,), _additive_keys, label, reason="a mask")
+    return name
+
+
+def _attended(mask: fx.Node) -> fx.Node | None:
+    """Return the tensor of batch × keys that a boolean mask has, with further dimensions of 1."""
+    if mask.meta["val"].dtype != torch.bool:
+        return None
+    node: Any = mask
+    while isinstance(node, fx.Node) and node.target in _TO_BOOLEAN:
+        before = node.args[0]
+        if not isinstance(before, fx.Node) or not isinstance(before.meta.get("val"), Tensor):
+            return None
+        sizes = [[n for n in map(str, v.meta["val"].shape) if n != "1"] for v in (before, node)]
+        if sizes[0] != sizes[1]:
+            return None  # a slice that takes a part, or an expansion
+        is_two = before.meta["val"].dim() == 2
+        if is_two and before.op == "placeholder":
+            return before
+        node = before
+    return None
+
+
+def _additive_keys(attended: Tensor) -> Tensor:
+    """Return 0 for keys that are attended, otherwise -∞."""
+    hidden = attended[:, None] == 0
+    return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
 
 
 def _additive_rows(mask: Tensor) -> Tensor:

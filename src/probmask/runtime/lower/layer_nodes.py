@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from probmask.runtime.lower.folding import BatchNorm, Folded
 from probmask.runtime.lower.graph import (
     Builder,
     Built,
@@ -142,7 +143,7 @@ def _form_in_memory(rows: Form, source: Form | None) -> Form:
 
 def build_batch_norm(graph: Graph, node: fx.Node) -> Built:
     """Build nothing for a BatchNorm with a kernel: `build_normalized` builds its first output."""
-    return None if _scale_and_shift(graph, node) is None else True
+    return None if _batch_norm(graph, node) is None else True
 
 
 def build_normalized(graph: Graph, node: fx.Node) -> Built:
@@ -150,15 +151,18 @@ def build_normalized(graph: Graph, node: fx.Node) -> Built:
     norm, _ = node.args
     if not isinstance(norm, fx.Node) or norm.target is not BATCH_NORM:
         return None
-    known = _scale_and_shift(graph, norm)
+    known = _batch_norm(graph, norm)
     if known is None:
         return None
-    scale, shift = known
+    scale, shift = known.scale_and_shift()
     source = graph.source(norm.args[0])
     layer = graph.nodes.get(source)
-    if isinstance(layer, Convolution) and graph.used_once(source) and _fold(layer, scale, shift):
-        graph.rename(layer, node.name)
-        return True
+    if isinstance(layer, Convolution) and graph.used_once(source):
+        record = Folded(layer.bias, known) if layer.folded is None else None
+        if _fold(layer, scale, shift):
+            layer.folded = record
+            graph.rename(layer, node.name)
+            return True
     form = image_form_of_any_rank(node.meta["val"])
     assert form is not None
     layer = Convolution(
@@ -178,26 +182,23 @@ def build_normalized(graph: Graph, node: fx.Node) -> Built:
     return layer
 
 
-def _scale_and_shift(graph: Graph, norm: fx.Node) -> tuple[Any, Any] | None:
-    """Return a BatchNorm as x · scale + shift, in double precision, or None without a kernel.
+def _batch_norm(graph: Graph, norm: fx.Node) -> BatchNorm | None:
+    """Return the numbers of a BatchNorm, or None if it has no kernel.
 
-    If either overflows in single precision, PyTorch computes the BatchNorm, with its own NaNs.
+    If its scale or its shift overflows in single precision, PyTorch computes it, with its own NaNs.
     """
     if not _has_kernel(graph, norm):
         return None
     statistics: tuple[Any, ...] = norm.args[1:5]
     epsilon: Any = norm.args[6]
-    weight, bias, mean, variance = (_as_doubles(graph.constant(part)) for part in statistics)
+    constants = [graph.constant(part) for part in statistics]
+    weight, bias, mean, variance = (None if c is None else _as_array(c) for c in constants)
+    assert mean is not None
+    assert variance is not None
+    found = BatchNorm(mean, variance, weight, bias, float(epsilon))
     with np.errstate(all="ignore"):
-        scale = 1 / np.sqrt(variance + epsilon)
-        scale = scale if weight is None else scale * weight
-        shift = -mean * scale if bias is None else bias - mean * scale
-        finite = [np.isfinite(part.astype(np.float32)).all() for part in (scale, shift)]
-    return (scale, shift) if all(finite) else None
-
-
-def _as_doubles(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.double().cpu().numpy()
+        finite = [np.isfinite(p.astype(np.float32)).all() for p in found.scale_and_shift()]
+    return found if all(finite) else None
 
 
 def _has_kernel(graph: Graph, norm: fx.Node) -> bool:

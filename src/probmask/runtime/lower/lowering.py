@@ -5,6 +5,7 @@
 
 import operator
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from probmask.runtime.lower.layer_nodes import (
     build_mean,
     build_normalized,
 )
-from probmask.runtime.lower.nodes import Activation, Network, Node
+from probmask.runtime.lower.nodes import Activation, Fallback, Network, Node
 from probmask.runtime.lower.token_elementwise import (
     build_negation,
     build_token_activation,
@@ -168,6 +169,7 @@ def _add(graph: Graph, node: fx.Node) -> None:
         return
     if built is None:
         built = graph.eager(node, "no kernel" if build is None else "no kernel for this form")
+        built.moved = graph.views.get(node.name)
     assert isinstance(built, Node)
     graph.nodes[built.name] = built
 
@@ -197,11 +199,14 @@ def _network(graph: Graph, batch_fixed_by: str) -> Network:
     }
     names = tuple(dict.fromkeys([*_computed(outputs), *changed.values()]))
     inputs = [graph.fx_nodes[name].meta["val"] for name in signature.inputs]
+    for node in graph.nodes.values():
+        if isinstance(node, Fallback) and node.moved is not None:
+            node.moved = replace(node.moved, root=graph.resolve(node.moved.root))
     return Network(
         nodes=_needed(list(graph.nodes.values()), names),
         inputs=signature.inputs,
         outputs=names,
-        pack_outputs=_OutputPacker(outputs, signature.out_spec),
+        pack_outputs=OutputPacker(outputs, signature.out_spec),
         changed_inputs=changed,
         input_shapes=tuple(tuple(map(size_of, value.shape)) for value in inputs),
         input_dtypes=tuple(value.dtype for value in inputs),
@@ -218,7 +223,7 @@ def _output(graph: Graph, output: Any) -> Constant | str:
     return Constant(graph.constants[name]) if name in graph.constants else name
 
 
-class _OutputPacker:
+class OutputPacker:
     """Arranges the outputs as the model's `forward` returns them, constants included."""
 
     def __init__(self, outputs: list[Constant | str], spec: Any) -> None:
@@ -237,6 +242,7 @@ class _OutputPacker:
         return _packer_like, (returned,)
 
     def __call__(self, values: dict[str, Any]) -> Any:
+        """Return what the model's `forward` returns."""
         returned: set[str] = set()
         leaves = []
         for output in self.outputs:
@@ -249,8 +255,8 @@ class _OutputPacker:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-def _packer_like(returned: Any) -> _OutputPacker:
-    return _OutputPacker(*pytree.tree_flatten(returned))
+def _packer_like(returned: Any) -> OutputPacker:
+    return OutputPacker(*pytree.tree_flatten(returned))
 
 
 def _computed(outputs: list[Constant | str]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probmask.runtime.kernels.operation_table import Curve
+from probmask.runtime.lower.folding import Folded
 from probmask.runtime.lower.views import View
 
 Floats = npt.NDArray[np.float32]
@@ -74,6 +75,34 @@ class Node(ABC):
 class Fallback(Node):
     """An operation without a kernel. PyTorch runs it."""
 
+    # Which elements of another node's output its result has, if it only moves elements.
+    moved: View | None = None
+
+
+@final
+@dataclass
+class Move(Node):
+    """Elements of another node's output or of an input, in the order of a view of it."""
+
+    view: View | None = None
+
+
+@final
+@dataclass
+class Embed(Node):
+    """Rows of a table, chosen by integers. It runs before the kernels, in PyTorch or NumPy."""
+
+    table: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+
+
+@final
+@dataclass
+class AttendedKeys(Node):
+    """A mask of batch × 1 × keys for an attention: 0 where the input is not 0, otherwise -∞.
+
+    It runs before the kernels, in PyTorch or NumPy.
+    """
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -105,6 +134,8 @@ class Convolution(Node):
     dilation: Pair = (1, 1)
     groups: int = 1
     activation: Activation = field(default_factory=Activation)
+    # The BatchNorm in the weight and the bias, if there is exactly one.
+    folded: Folded | None = None
 
     @property
     def density(self) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
-from probmask.runtime.lower.nodes import Fallback, Node
+from probmask.runtime.lower.nodes import Embed, Fallback, Node
 from probmask.runtime.lower.pytorch_calls import ViewCall
 from probmask.runtime.lower.views import View, concrete
 
@@ -136,12 +136,25 @@ def build_expansion(graph: Graph, node: fx.Node) -> Built:
 
 
 def build_embedding(graph: Graph, node: fx.Node) -> Built:
-    """Register the embeddings of constant indices, such as positions."""
+    """Build an embedding; that of constant indices, such as positions, is a constant."""
     weight, indices = node.args[:2]
     table = graph.constant(weight)
-    if table is not None and isinstance(indices, fx.Node) and indices.name in graph.shared:
+    if table is None or not isinstance(indices, fx.Node):
+        return None
+    if indices.name in graph.shared:
         graph.shared[node.name] = table[graph.shared[indices.name]]
-    return None
+        return None
+    if table.dtype != torch.float32:
+        return None
+    return Embed(
+        node.name,
+        (graph.source(indices),),
+        graph.eager(node, "").call,
+        label_of(node),
+        trailing=trailing_of(node),
+        reason="a lookup",
+        table=table.numpy().copy(),
+    )
 
 
 def add_result(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:
@@ -172,7 +185,9 @@ def _register(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:
     if made.name == node.name:
         return made
     graph.nodes[made.name] = made
-    return Fallback(node.name, (made.name,), ViewCall(view), label_of(node), reason="a view")
+    return Fallback(
+        node.name, (made.name,), ViewCall(view), label_of(node), reason="a view", moved=view
+    )
 
 
 def trailing_of(node: fx.Node) -> tuple[int, ...]:

@@ -172,9 +172,10 @@ class _Builder:
     def _pack(self, index: int, external: ExternalTensor) -> None:
         tensor = self.arena.allocate(external.name, 1, external.form)
         fields = {**self._from_to(tensor, tensor), Field.KIND: Kind.PACK, Field.EXTERNAL: index}
-        if external.form.tokens:
+        is_mask = external.name in self.masks
+        if external.form.tokens or is_mask:
             fields = self._token_copy(tensor, external.form, index, into_arena=True)
-            fields[Field.UNCHECKED] = external.name in self.masks
+            fields[Field.UNCHECKED] = is_mask
         self._emit("(input)", fields)
 
     def _token_copy(
