@@ -24,8 +24,7 @@ PARTS = [
     {"methods"},
     {"models"},
     {"data"},
-    {"artifact"},
-    {"runtime"},
+    {"artifact", "runtime"},  # an artifact may carry a graph, and the engine compiles artifacts
     {"integrations"},
     {"training"},
     {"analysis"},

@@ -34,6 +34,7 @@ from probmask.storage.format import (
     Header,
     Part,
     Stored,
+    StoredGraph,
     checksum,
     is_name,
     pack,
@@ -56,6 +57,8 @@ def save(
     metadata: Mapping[str, Any] | None = None,
     values: str | None = None,
     measure: Callable[[Model], float] | None = None,
+    graph: bool = False,
+    example: Any = None,
     overwrite: bool = False,
 ) -> ArtifactInfo:
     """Write the parameters and persistent buffers of a model to one compact safetensors file.
@@ -74,6 +77,10 @@ def save(
             stored exactly. Default: exact values.
         measure: Called with the model and with a rounded copy, to return a number such as an
             accuracy. Both results are stored in the file. Only with ``values``.
+        graph: Also store the graph of the network, so that `probmask.runtime.load` can run it
+            without PyTorch and without the model's code. Needs ``example`` and Numba.
+        example: An input, or a tuple of inputs, as tensors or arrays, for ``graph``. Their sizes
+            are those that the graph takes; the batch size may differ if the model allows it.
         overwrite: Replace an existing file.
 
     Returns:
@@ -82,7 +89,8 @@ def save(
 
     Raises:
         InputError: The model still has masks or contains what the format cannot store, an
-            argument is invalid, or the file exists and ``overwrite`` is False.
+            argument is invalid, the file exists and ``overwrite`` is False, or ``graph`` is True
+            and an operation of the network has no kernel.
 
     Warns:
         UserWarning: The suffix of ``path`` is that of another format, such as ``.pt``.
@@ -109,6 +117,10 @@ def save(
     check_choice("save", "values", values, (None, *ROUNDINGS))
     if measure is not None and values is None:
         raise InputError("save(measure=...): nothing is rounded; pass values='int8' too.")
+    if graph and example is None:
+        raise InputError("save(graph=True): pass example=, an input or a tuple of inputs.")
+    if example is not None and not graph:
+        raise InputError("save(example=...): only a graph needs an example; pass graph=True too.")
     checked = _checked_metadata(metadata or {})
     writable_target(path, overwrite=overwrite)  # raises now, not after an hour of measuring
     _warn_of_misleading_suffix(path)
@@ -119,11 +131,24 @@ def save(
         if measure is not None:
             rounding |= _measure_change(model, measure, stored)
     entries, parts = _encode(tensors, stored, values if values in INTEGERS else None)
-    packed = pack(parts)
+    stored_graph, graph_parts = _graph(model, example, tensors) if graph else (None, [])
+    packed = pack([*parts, *graph_parts])
     crc32 = {key: checksum(packed[key].words) for key in sorted(packed)}
-    start, ordered = _serialize(Header(entries, aliases, crc32, checked, rounding), packed)
+    header = Header(entries, aliases, crc32, checked, rounding, stored_graph)
+    start, ordered = _serialize(header, packed)
     write_atomically(path, chain([start], map(raw, ordered)), overwrite=overwrite)
     return read(path)
+
+
+def _graph(
+    model: nn.Module, example: Any, tensors: Mapping[str, Tensor]
+) -> tuple[StoredGraph, list[tuple[Part, Bits]]]:
+    """Return the graph of the model, and the parts of the tensors that only it needs."""
+    from probmask.runtime.portable.writing import graph_of  # imports Numba
+
+    made = graph_of(model, example, tensors)
+    entries, parts = _encode(made.tensors, made.tensors, None)
+    return StoredGraph(made.network, entries), parts
 
 
 def _warn_of_misleading_suffix(path: str | os.PathLike[str]) -> None:

@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probmask.runtime.c.c_export import export_c
     from probmask.runtime.compilation import compile  # noqa: A004
+    from probmask.runtime.portable.loading import load
+    from probmask.runtime.portable.numpy_engine import NumPyEngine
     from probmask.runtime.run.engine import Engine
 
-__all__ = ["Engine", "compile", "export_c"]
+__all__ = ["Engine", "NumPyEngine", "compile", "export_c", "load"]
 
-# Imported when first used: the engine imports Numba, and compiling a model imports PyTorch.
+# Imported when first used: the engines import Numba, and compiling a model imports PyTorch.
 _HOMES = {
     "Engine": "probmask.runtime.run.engine",
+    "NumPyEngine": "probmask.runtime.portable.numpy_engine",
     "compile": "probmask.runtime.compilation",
     "export_c": "probmask.runtime.c.c_export",
+    "load": "probmask.runtime.portable.loading",
 }
 
 

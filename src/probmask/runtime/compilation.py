@@ -1,20 +1,16 @@
 """`probmask.runtime.compile`: from a model to an engine for this machine."""
 
-import copy
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from probmask.artifact import load
 from probmask.checks import check_choice, check_count
 from probmask.errors import InputError
-from probmask.masking.sites import check_not_pruned_by_torch
-from probmask.masking.zeros import warn_if_filled
-from probmask.messages import one_line
+from probmask.runtime.lower.frozen_model import frozen
 
 if TYPE_CHECKING:  # the engine imports Numba, which is loaded when a network is compiled
     from probmask.runtime.run.engine import Engine
@@ -73,9 +69,9 @@ def compile(  # noqa: A001
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
     examples = example_tensors(example)
-    frozen = frozen_copy(model)
-    network = lower(export(frozen, examples))
-    engine = Engine(network, examples, Threads(threads), frozen)
+    copied = frozen_copy(model)
+    network = lower(export(copied, examples))
+    engine = Engine(network, examples, Threads(threads), copied)
     if choices is not None:
         engine.use(read_choices(choices, network))
     elif layers == "sparse":
@@ -89,7 +85,7 @@ def compile(  # noqa: A001
 def frozen_copy(
     model: nn.Module | str | os.PathLike[str], *, caller: str = "runtime.compile"
 ) -> nn.Module:
-    """Return a copy of the model in evaluation mode, without gradients, on the CPU.
+    """Return the model of an artifact, or a copy of a model, for inference on the CPU.
 
     Raise `InputError`, which names the ``caller``, if the model cannot be used.
     """
@@ -99,21 +95,4 @@ def frozen_copy(
         raise InputError(
             f"{caller}({type(model).__name__}): takes a torch.nn.Module or the path of an artifact."
         )
-    check_not_pruned_by_torch(caller, model)
-    warn_if_filled(caller, model)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor) or tensor.is_meta:
-            raise InputError(
-                f"{caller}({type(model).__name__}): {name} has no values yet; load the "
-                "weights first, or pass one batch through the model if it is lazy."
-            )
-    try:
-        copied = copy.deepcopy(model)
-    except Exception as error:  # a model can hold anything
-        reason = one_line(error)[:300]
-        if "weight_norm" in reason:  # PyTorch's message of a weight that a hook computes
-            reason = "a module computes its weight; remove weight_norm with remove_weight_norm."
-        raise InputError(
-            f"{caller}({type(model).__name__}): the model cannot be copied: {reason}"
-        ) from error
-    return copied.cpu().eval().requires_grad_(False)
+    return frozen(model, caller)

@@ -48,10 +48,11 @@ def export(
             program = _for_this_batch(model, examples, caller)
             fixed_by = _what_fixes_the_batch(model, wide, varies) if any(varies) else ""
         functional: torch.export.ExportedProgram = program.run_decompositions({})
-    if fixed_by and caller == "runtime.compile":  # a C program has one batch size anyway
+    if fixed_by and caller != "export_c":  # a C program has one batch size anyway
         _logger.warning(
-            "runtime.compile(%s): forward fixes the batch size at %d (%s); compile an engine for "
-            "each batch size.",
+            "%s(%s): forward fixes the batch size at %d (%s); compile an engine for each "
+            "batch size.",
+            caller,
             type(model).__name__,
             batch,
             fixed_by,

@@ -203,7 +203,7 @@ def _network(graph: Graph, batch_fixed_by: str) -> Network:
         if isinstance(node, Fallback) and node.moved is not None:
             node.moved = replace(node.moved, root=graph.resolve(node.moved.root))
     return Network(
-        nodes=_needed(list(graph.nodes.values()), names),
+        nodes=needed_nodes(list(graph.nodes.values()), names),
         inputs=signature.inputs,
         outputs=names,
         pack_outputs=OutputPacker(outputs, signature.out_spec),
@@ -263,7 +263,7 @@ def _computed(outputs: list[Constant | str]) -> list[str]:
     return [output for output in outputs if isinstance(output, str)]
 
 
-def _needed(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
+def needed_nodes(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
     """Return the nodes that the outputs depend on, in order."""
     read, needed = set(outputs), []
     for node in reversed(nodes):

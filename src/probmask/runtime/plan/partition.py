@@ -110,12 +110,12 @@ class Timing:
     Attributes:
         sparse: On the kernels, one image at a time; None if the node has no kernel.
         grouped: On the kernels, for groups of images; None if the node cannot process groups.
-        dense: In PyTorch.
+        dense: In PyTorch, or in NumPy for a node without a kernel; None if it was not timed.
     """
 
     sparse: float | None
     grouped: float | None
-    dense: float
+    dense: float | None
 
     @property
     def on_kernels(self) -> float | None:
@@ -127,6 +127,14 @@ class Timing:
 def candidates(network: Network) -> set[str]:
     """Return the names of the nodes that have a kernel."""
     return {node.name for node in network.nodes if node.form is not None}
+
+
+def all_on_kernels(network: Network) -> Choices:
+    """Return the choices with every node that has a kernel on the kernels; vectors in groups."""
+    sparse = candidates(network)
+    steps = [step for step in steps_of(network, sparse) if step.sparse]
+    ungrouped = {step.nodes[0].name: first_vector(step.nodes) for step in steps}
+    return Choices(frozenset(sparse), ungrouped)
 
 
 def first_small(nodes: Sequence[Node]) -> int:
@@ -168,7 +176,7 @@ def choose_sparse(network: Network, timings: dict[str, Timing]) -> set[str]:
     for i, node in enumerate(order):
         crossing = _CROSSING + _PER_ELEMENT * sum(sizes.get(name, 0) for name in live[i])
         timing = timings.get(node.name)
-        costs = {False: timing.dense if timing is not None else 0.0}
+        costs = {False: (timing.dense or 0.0) if timing is not None else 0.0}
         if timing is not None and timing.on_kernels is not None:
             costs[True] = timing.on_kernels
         following = {}
@@ -194,7 +202,7 @@ def _live_tensors(network: Network) -> list[set[str]]:
 
 @dataclass(frozen=True)
 class ExternalTensor:
-    """A PyTorch tensor that a step on the kernels reads or writes."""
+    """A tensor outside of the arena that a step on the kernels reads or writes."""
 
     name: str
     form: Form

@@ -15,10 +15,9 @@ from probmask.runtime.lower.nodes import Network
 from probmask.runtime.plan.partition import (
     Choices,
     Timing,
-    candidates,
+    all_on_kernels,
     choose_sparse,
     choose_ungrouped,
-    first_vector,
     steps_of,
 )
 from probmask.runtime.run.inputs import check_inputs, example_tensors
@@ -163,7 +162,12 @@ class Engine:
         The total is the time of a call, measured on the example. What the nodes do not take of it
         is a row of its own.
         """
-        call = 1e3 * shortest(lambda: self(*self._examples), budget=_COMPARISON_SECONDS, least=3)
+        call = 1e3 * shortest(
+            lambda: self(*self._examples),
+            budget=_COMPARISON_SECONDS,
+            least=3,
+            threads=torch.get_num_threads(),
+        )
         print_table(self.describe(), call, self.compile_seconds, self.threads)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -189,10 +193,7 @@ class Engine:
 
     def use_kernels(self) -> None:
         """Run every node that has a kernel on the kernels; vectors in groups."""
-        sparse = candidates(self.network)
-        steps = [step for step in steps_of(self.network, sparse) if step.sparse]
-        ungrouped = {step.nodes[0].name: first_vector(step.nodes) for step in steps}
-        self.use(Choices(frozenset(sparse), ungrouped))
+        self.use(all_on_kernels(self.network))
 
     def use_fastest(self) -> None:
         """Time all nodes and use the fastest mixture, unless PyTorch alone is about as fast.
@@ -239,11 +240,12 @@ class Engine:
         """Return the shortest call with each of several choices, timed in turn."""
         functions = [self._function(chosen) for chosen in choices]
         times: list[list[float]] = [[] for _ in functions]
+        threads = torch.get_num_threads()
         started = time.perf_counter()
         with torch.no_grad():
             while len(times[0]) < 3 or time.perf_counter() - started < _COMPARISON_SECONDS:
                 for function, taken in zip(functions, times, strict=True):
-                    taken.append(shortest(function, budget=0))
+                    taken.append(shortest(function, budget=0, threads=threads))
         return [min(taken) for taken in times]
 
     def _function(self, choices: Choices) -> Callable[[], Any]:
@@ -263,7 +265,8 @@ class Engine:
 
     def _measure(self) -> dict[str, Timing]:
         with torch.no_grad():
-            return measure(self.network, self._examples)
+            values = dict(zip(self.network.inputs, self._examples, strict=True))
+            return measure(self.network, values, PyTorchTensors(), torch.get_num_threads())
 
     def _plan(self, choices: Choices) -> Schedule:
         return Schedule(self.network, choices, self._threads, PyTorchTensors())

@@ -1,12 +1,11 @@
 """The time that each node takes, and the table that `Engine.explain` prints."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from probmask.messages import printable
 from probmask.runtime.lower.nodes import Convolution, Network, Node
@@ -20,37 +19,59 @@ from probmask.runtime.plan.partition import (
     steps_of,
 )
 from probmask.runtime.plan.program import build_program
-from probmask.runtime.run.kernel_step import Runner
+from probmask.runtime.run.kernel_step import KernelStep, Runner, Tensors
+from probmask.runtime.run.threads import Threads
 
 # Approximate time for measuring one operation, in seconds.
 _BUDGET = 2e-3
 
 
-def measure(network: Network, examples: Sequence[Tensor]) -> dict[str, Timing]:
-    """Time each node, on the tensors that the examples lead to."""
-    values: dict[str, Any] = dict(zip(network.inputs, examples, strict=True))
-    dense = {node.name: _time_dense(node, values) for node in network.nodes}
+def measure(
+    network: Network, values: dict[str, Any], tensors: Tensors, threads: int
+) -> dict[str, Timing]:
+    """Time each node by its ``call``, and on the kernels if it has one.
+
+    ``values`` has the inputs; the results of the nodes are added. ``threads`` is the number of
+    threads that calls use.
+    """
+    dense = {node.name: _time_call(node, values, threads) for node in network.nodes}
     timings = {name: Timing(None, None, seconds) for name, seconds in dense.items()}
     for step in steps_of(network, candidates(network)):
         if step.sparse:
-            sparse, grouped = _time_step(step, values)
+            sparse, grouped = _time_step(step, values, tensors)
             for node in step.nodes:
                 name = node.name
                 timings[name] = Timing(sparse[name], grouped.get(name), dense[name])
     return timings
 
 
-def _time_dense(node: Node, values: dict[str, Any]) -> float:
-    """Run a node in PyTorch and add its result to the values; time all runs but the first."""
+def time_kernels(network: Network, values: dict[str, Any], tensors: Tensors) -> dict[str, Timing]:
+    """Time each node where it runs without PyTorch: on the kernels, or by its ``call``."""
+    timings = {}
+    for step in steps_of(network, candidates(network)):
+        if not step.sparse:
+            for node in step.nodes:
+                timings[node.name] = Timing(None, None, _time_call(node, values, 1))
+            continue
+        sparse, grouped = _time_step(step, values, tensors)
+        timings |= {n.name: Timing(sparse[n.name], grouped.get(n.name), None) for n in step.nodes}
+        KernelStep(step, build_program(step, threads=1), None, Threads(1), tensors)(values)
+    return timings
+
+
+def _time_call(node: Node, values: dict[str, Any], threads: int) -> float:
+    """Run a node by its call and add its result to the values; time all runs but the first."""
     inputs = [values[name] for name in node.inputs]
     values[node.name] = node.call(*inputs)
-    return shortest(lambda: node.call(*inputs), budget=4 * _BUDGET, least=2)
+    return shortest(lambda: node.call(*inputs), budget=4 * _BUDGET, least=2, threads=threads)
 
 
-def shortest(function: Callable[[], Any], *, budget: float, least: int = 1) -> float:
+def shortest(
+    function: Callable[[], Any], *, budget: float, least: int = 1, threads: int = 1
+) -> float:
     """Return the shortest of several runs, in seconds."""
     # With one thread, count the time of this thread only, not that of other programs.
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.thread_time if threads == 1 else time.perf_counter
     best, spent, runs = float("inf"), 0.0, 0
     while runs < least or (spent < budget and runs < 100):
         started = clock()
@@ -60,29 +81,28 @@ def shortest(function: Callable[[], Any], *, budget: float, least: int = 1) -> f
     return best
 
 
-def _time_step(step: Step, values: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+def _time_step(
+    step: Step, values: dict[str, Any], tensors: Tensors
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return the seconds of each node, one image at a time and in groups."""
-    inputs = [values[external.name].contiguous() for external in step.inputs]
-    images = inputs[0].shape[: len(step.inputs[0].form.leading)].numel()
-    sparse = _time_program(step, inputs, images, lanes=1, ungrouped=len(step.nodes))
+    inputs = [tensors.contiguous(values[external.name]) for external in step.inputs]
+    images = prod(inputs[0].shape[: len(step.inputs[0].form.leading)])
+    outputs = [tensors.empty((images, external.form.size)) for external in step.outputs]
+    addresses = np.array([tensors.address(t) for t in (*inputs, *outputs)], np.int64)
+    sparse = _time_program(step, addresses, images, lanes=1, ungrouped=len(step.nodes))
     if images < LANES:
         return sparse, {}
     small = first_small(step.nodes)
-    return sparse, _time_program(step, inputs, images, lanes=LANES, ungrouped=small)
+    return sparse, _time_program(step, addresses, images, lanes=LANES, ungrouped=small)
 
 
 def _time_program(
-    step: Step, inputs: list[Tensor], images: int, *, lanes: int, ungrouped: int
+    step: Step, addresses: Any, images: int, *, lanes: int, ungrouped: int
 ) -> dict[str, float]:
     """Return the seconds of each node for all images; with lanes, only of the grouped nodes."""
     program = build_program(step, threads=1, lanes=lanes, ungrouped=ungrouped)
     if lanes > 1 and program.group == 1:
         return {}
-    outputs = [
-        torch.empty(images, external.form.size, dtype=torch.float32, device="cpu")
-        for external in step.outputs
-    ]
-    addresses = np.array([t.data_ptr() for t in (*inputs, *outputs)], np.int64)
     seconds = Runner(program).time_operations(addresses, budget=_BUDGET)
     names = {node.name for node in (step.nodes[ungrouped:] if lanes > 1 else step.nodes)}
     times = dict.fromkeys(names, 0.0)
@@ -93,13 +113,16 @@ def _time_program(
 
 
 def describe(
-    network: Network, choices: Choices, timings: dict[str, Timing]
+    network: Network, choices: Choices, timings: dict[str, Timing], elsewhere: str = "PyTorch"
 ) -> list[dict[str, Any]]:
-    """Return, for each node, where it runs and why, and its times in milliseconds."""
-    return [_describe(node, choices, timings[node.name]) for node in network.nodes]
+    """Return, for each node, where it runs and why, and its times in milliseconds.
+
+    ``elsewhere`` names what runs the nodes that are not on the kernels.
+    """
+    return [_describe(node, choices, timings[node.name], elsewhere) for node in network.nodes]
 
 
-def _describe(node: Node, choices: Choices, timing: Timing) -> dict[str, Any]:
+def _describe(node: Node, choices: Choices, timing: Timing, elsewhere: str) -> dict[str, Any]:
     sparse = node.name in choices.sparse
     on_kernels = timing.on_kernels
     return {
@@ -107,10 +130,10 @@ def _describe(node: Node, choices: Choices, timing: Timing) -> dict[str, Any]:
         "layer": node.label,
         "output": "×".join(map(str, node.trailing)) if node.form is not None else "",
         "density": node.density if isinstance(node, Convolution) else None,
-        "runs": "model" if choices.model else "kernels" if sparse else "PyTorch",
+        "runs": "model" if choices.model else "kernels" if sparse else elsewhere,
         "why": _reason(node, choices, timing),
         "kernels_ms": None if on_kernels is None else 1e3 * on_kernels,
-        "pytorch_ms": 1e3 * timing.dense,
+        "pytorch_ms": None if timing.dense is None else 1e3 * timing.dense,
     }
 
 
@@ -119,6 +142,8 @@ def _reason(node: Node, choices: Choices, timing: Timing) -> str:
         return "the model as a whole is faster"
     if timing.on_kernels is None:
         return node.reason or "no kernel"
+    if timing.dense is None:
+        return ""
     faster = timing.on_kernels < timing.dense
     if node.name in choices.sparse:
         return "faster" if faster else "its neighbors run on the kernels"
@@ -142,10 +167,12 @@ def print_table(
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(aligned).rstrip())
-    dense = sum(row["pytorch_ms"] for row in rows)
+    dense = [row["pytorch_ms"] for row in rows]
+    known = [taken for taken in dense if taken is not None]
+    all_dense = f" {time(sum(known))} {unit} for all operations in PyTorch, one by one;"
     print(
-        f"\n{time(call)} {unit} per call; {time(dense)} {unit} for all operations in PyTorch, one "
-        f"by one; {threads} thread{'s' * (threads > 1)}; compiled in {compile_seconds:.1f} s"
+        f"\n{time(call)} {unit} per call;{all_dense if len(known) == len(dense) else ''} {threads} "
+        f"thread{'s' * (threads > 1)}; compiled in {compile_seconds:.1f} s"
     )
 
 

@@ -1,0 +1,1 @@
+"""Networks that run without PyTorch: their graph in an artifact, and an engine for arrays."""
