@@ -8,7 +8,17 @@ import pytest
 from probmask import runtime
 
 
-@pytest.mark.parametrize("name", ["backend", "compilation", "plan.partition", "run.engine"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backend",
+        "compilation",
+        "plan.partition",
+        "portable.loading",
+        "portable.numpy_engine",
+        "run.engine",
+    ],
+)
 def test_examples_print_what_they_state(name):
     result = doctest.testmod(importlib.import_module(f"probmask.runtime.{name}"))
     assert result.failed == 0

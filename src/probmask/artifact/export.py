@@ -1,4 +1,4 @@
-"""Exporting an artifact to other formats: ONNX, a dense state_dict, sparse CSR tensors."""
+"""Exporting an artifact: ONNX, a dense state_dict, sparse CSR tensors, an artifact with a graph."""
 
 import math
 import os
@@ -14,7 +14,8 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from probmask.artifact.load import load, load_state
-from probmask.artifact.onnx import Agreement, compare_with_onnxruntime, to_onnx
+from probmask.artifact.onnx import Agreement, compare_with_onnxruntime, random_inputs, to_onnx
+from probmask.artifact.save import save
 from probmask.checks import check_choice
 from probmask.errors import ArtifactError, InputError
 from probmask.files import Content, write_atomically
@@ -24,7 +25,7 @@ from probmask.storage.reader import ArtifactInfo, read
 PathLike = str | os.PathLike[str]
 
 # The formats and their file suffixes.
-FORMATS = {"onnx": ".onnx", "dense": ".safetensors", "torch-csr": ".pt"}
+FORMATS = {"onnx": ".onnx", "dense": ".safetensors", "torch-csr": ".pt", "graph": ""}
 # The largest accepted difference between ONNX Runtime and PyTorch, relative to the largest output.
 _TOLERANCE = 1e-3
 # The largest number of values in one input. A file can name any shape; no real image is larger.
@@ -62,13 +63,14 @@ def export(
     Args:
         artifact: The artifact.
         out: The file to write.
-        format: ``"onnx"``, ``"dense"`` (the state_dict as plain safetensors) or ``"torch-csr"``
-            (see `to_csr`). Default: chosen by the suffix of ``out``, ``.onnx``, ``.safetensors`` or
-            ``.pt``.
-        model: The name of the network, as for `probmask.load`. Only for ONNX.
-        input_shape: The shape of one input without the batch dimension, such as ``(3, 32, 32)``.
-            Only for ONNX. Default: the shape in the artifact's metadata, or the usual one of the
-            network.
+        format: ``"onnx"``, ``"dense"`` (the state_dict as plain safetensors), ``"torch-csr"`` (see
+            `to_csr`) or ``"graph"`` (an artifact that `probmask.runtime.load` runs without
+            PyTorch). Default: chosen by the suffix of ``out``, ``.onnx``, ``.safetensors`` (dense)
+            or ``.pt``.
+        model: The name of the network, as for `probmask.load`. Only for ONNX and graphs.
+        input_shape: The shape of one input without the batch dimension, such as ``(3, 32, 32)``, or
+            the number of tokens. Only for ONNX and graphs. Default: the shape in the artifact's
+            metadata, or the usual one of the network.
         overwrite: Replace an existing file. The artifact itself is never replaced.
 
     Returns:
@@ -93,6 +95,9 @@ def export(
     artifact, out = Path(artifact), Path(out)
     kind = _format(out, format)
     _check_target(artifact, out, overwrite=overwrite)
+    if kind == "graph":
+        _save_with_graph(artifact, out, model, input_shape, overwrite=overwrite)
+        return Exported(out, kind, out.stat().st_size, None)
     agreement = None
     content: Content
     if kind == "onnx":
@@ -103,6 +108,31 @@ def export(
         content = _csr_writer(load_state(artifact))
     write_atomically(out, content, overwrite=overwrite)
     return Exported(out, kind, out.stat().st_size, agreement)
+
+
+def _save_with_graph(
+    artifact: Path,
+    out: Path,
+    model: str | None,
+    input_shape: Sequence[int] | None,
+    *,
+    overwrite: bool,
+) -> None:
+    info = read(artifact)
+    shape = input_shape_of(artifact, info, model, input_shape)
+    network = load(artifact, model=model)
+    name = model or info.metadata.get("model")
+    takes_tokens = isinstance(name, str) and name in MODELS and MODELS[name].image_shape is None
+    tokens = torch.ones(1, *shape, dtype=torch.int64)
+    save(
+        network,
+        out,
+        metadata=info.metadata,
+        values=None if info.rounding is None else info.rounding["values"],
+        graph=True,
+        example=(tokens, tokens) if takes_tokens else random_inputs(network, shape, 1),
+        overwrite=overwrite,
+    )
 
 
 def _to_safetensors(state: Mapping[str, Tensor]) -> bytes:
@@ -221,7 +251,8 @@ def _usual_shape(artifact: Path, info: ArtifactInfo, model: str | None) -> tuple
     if usual is None:
         raise ArtifactError(
             f"{artifact}: {name} takes tokens; only networks that take one tensor of numbers, such "
-            "as images, can be exported to ONNX or timed. Load it with probmask.load."
+            "as images, can be exported to ONNX or timed. Load it with probmask.load. For --format "
+            "graph, pass the number of tokens: input_shape=(128,) (--input-shape 128)."
         )
     channels, *sides = usual
     known = settings if isinstance(settings, dict) else {}
@@ -232,10 +263,11 @@ def _format(out: Path, given: str | None) -> str:
     if given is not None:
         check_choice("export", "format", given, tuple(FORMATS))
         return given
-    for name, suffix in FORMATS.items():
+    suffixes = {name: suffix for name, suffix in FORMATS.items() if suffix}
+    for name, suffix in suffixes.items():
         if out.suffix == suffix:
             return name
-    known = ", ".join(f"{suffix} ({name})" for name, suffix in FORMATS.items())
+    known = ", ".join(f"{suffix} ({name})" for name, suffix in suffixes.items())
     raise InputError(
         f"export({out}): the suffix does not name a format; pass format= (--format), or use a "
         f"suffix of {known}."

@@ -1,4 +1,4 @@
-"""`probmask export`: convert a finished network to ONNX, C or formats of PyTorch."""
+"""`probmask export`: convert a finished network for other programs."""
 
 import argparse
 from dataclasses import asdict
@@ -19,10 +19,11 @@ def add(commands: Any) -> None:
     """Add the command and its arguments to the parser."""
     export = commands.add_parser(
         "export",
-        help="convert a finished network to ONNX, to C or to formats of PyTorch",
+        help="convert a finished network to ONNX, C, formats of PyTorch, or a file with its graph",
         description="Convert a finished network to ONNX (for any batch size, checked against "
         "PyTorch), to a C99 program without dependencies, to a dense state_dict in a safetensors "
-        "file, or to a state_dict of PyTorch's sparse CSR tensors.",
+        "file, to a state_dict of PyTorch's sparse CSR tensors, or to an artifact with its graph, "
+        "which probmask.runtime.load runs without PyTorch.",
     )
     add_artifact(export)
     export.add_argument(
@@ -30,15 +31,16 @@ def add(commands: Any) -> None:
     )
     export.add_argument(
         "--format",
-        metavar="onnx|c|dense|torch-csr",
-        help="default: by the suffix of OUT (.onnx, .safetensors, .pt)",
+        metavar="onnx|c|dense|torch-csr|graph",
+        help="default: by the suffix of OUT (.onnx, .safetensors: dense, .pt: torch-csr)",
     )
     export.add_argument("--force", action="store_true", help="replace OUT if it exists")
     add_model(export)
     export.add_argument(
         "--input-shape",
         metavar="C,H,W",
-        help="shape of one input, for ONNX and C (default: as in training)",
+        help="shape of one input, for ONNX, C and graph; for graph also the number of tokens "
+        "(default: as in training)",
     )
     export.add_argument(
         "--batch", type=int, metavar="N", help="number of inputs per call, for C (default: 1)"
