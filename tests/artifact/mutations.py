@@ -49,6 +49,39 @@ def sample_model() -> nn.Module:
     return bag
 
 
+class GraphSample(nn.Module):
+    """A small network whose graph has most kinds of nodes: images, then tokens, then views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.embedding = nn.Embedding(10, 8)
+        self.heads, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+        self.classifier = nn.Linear(8, 5)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                parameter.data.masked_fill_(torch.rand_like(parameter) < 0.7, 0.0)
+
+    def forward(self, images: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.features(images)
+        x = torch.cat([x, x * x], 1)[:, :8].flatten(2).transpose(1, 2)
+        x = torch.cat([self.embedding(ids), x], 1)
+        heads = self.heads(x).unflatten(2, (3, 2, 4)).transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(*heads)
+        x = self.norm(x + mixed.transpose(1, 2).flatten(2))
+        return {"logits": self.classifier(nn.functional.gelu(x[:, 0])), "states": x.transpose(1, 2)}
+
+    @staticmethod
+    def inputs(images: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs of the network."""
+        generator = torch.Generator().manual_seed(images)
+        ids = torch.randint(0, 10, (images, 3), generator=generator)
+        return torch.randn(images, 3, 8, 8, generator=generator), ids
+
+
 @dataclass
 class Pieces:
     """The parts of a file, which can be changed."""
@@ -177,6 +210,50 @@ def edit_header(content: bytes, rng: random.Random) -> bytes:
     return container(edited(fields, rng, WORDS), content[start:])
 
 
+def edit_graph(content: bytes, rng: random.Random) -> bytes:
+    """Change one to three values in the graph of the network."""
+    pieces = unpack(content)
+    for _ in range(rng.randint(1, 3)):
+        network = pieces.table["graph"]["network"]
+        if rng.random() < 0.7:  # a number of one node
+            node = rng.choice(network["nodes"])
+            _nudge(node, rng)
+        else:
+            pieces.table["graph"]["network"] = edited(network, rng, WORDS)
+    return pack(pieces)
+
+
+def _nudge(tree: Any, rng: random.Random) -> None:
+    """Change one number somewhere in a tree."""
+    places = _numbers(tree)
+    if places:
+        container_, key = rng.choice(places)
+        value = container_[key]
+        container_[key] = rng.choice(
+            [value + 1, value - 1, 2 * value, value // 2, -value, 0, 1, 2**20, 2**31, 1_000_003]
+        )
+
+
+def _numbers(tree: Any) -> list[tuple[Any, Any]]:
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    found: list[tuple[Any, Any]] = []
+    for key, value in pairs:
+        if isinstance(value, dict | list):
+            found += _numbers(value)
+        elif type(value) is int:
+            found.append((tree, key))
+    return found
+
+
+def swap_nodes(content: bytes, rng: random.Random) -> bytes:
+    """Exchange a field of two nodes."""
+    pieces = unpack(content)
+    first, second = rng.sample(pieces.table["graph"]["network"]["nodes"], 2)
+    key = rng.choice(sorted(set(first) & set(second)))
+    first[key], second[key] = second[key], first[key]
+    return pack(pieces)
+
+
 BOMB, NESTED = zlib.compress(b" " * 11_000_000), zlib.compress(b"[" * 100_000)
 
 
@@ -208,3 +285,4 @@ FORGERIES: list[Mutation] = [
     edit_header,
     change_table_bytes,
 ]
+GRAPH_FORGERIES: list[Mutation] = [edit_graph, swap_nodes]

@@ -16,8 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.mutations import DAMAGE, FORGERIES, LARGE, N, container, pack, sample_model, unpack
-from probmask import artifact
+from artifact.mutations import (
+    DAMAGE,
+    FORGERIES,
+    LARGE,
+    GraphSample,
+    N,
+    container,
+    pack,
+    sample_model,
+    unpack,
+)
+from probmask import artifact, runtime
 from probmask.errors import ArtifactError
 
 
@@ -431,3 +441,113 @@ def test_forged_positions_move_values_but_keep_them_in_range(intact, tmp_path_fa
         assert after[other] == before[other]
     words = [struct.unpack(f"<{LARGE}I", state[name]) for state in (before, after)]
     assert [w for w in words[0] if w] == [w for w in words[1] if w]
+
+
+@pytest.fixture(scope="module")
+def with_graph(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("graph") / "m"
+    artifact.save(GraphSample().eval(), path, graph=True, example=GraphSample.inputs(2))
+    return path.read_bytes()
+
+
+def node(kind, index=0, /, **fields):
+    """Change fields of a node of the graph; a function gets the old value."""
+
+    def mutate(file):
+        nodes = file.table["graph"]["network"]["nodes"]
+        own = [node for node in nodes if node["kind"] == kind][index]
+        for key, value in fields.items():
+            own[key] = value(own[key]) if callable(value) else value
+
+    return mutate
+
+
+def network(**fields):
+    """Change fields of the graph's network."""
+    return lambda f: f.table["graph"]["network"].update(fields)
+
+
+def longer(change):
+    """Change the first factor of the last dimension of a view."""
+
+    def mutate(views):
+        change(views[0]["dimensions"][-1][0])
+        return views
+
+    return mutate
+
+
+GRAPH_MUTATIONS = {
+    "a file of format 2 has a graph": lambda f: setattr(f, "format", "2"),
+    "the graph has version 2, but only 1 is known": lambda f: f.table["graph"].update(version=2),
+    "no valid 'graph'": lambda f: f.table.update(graph=[]),
+    "no valid 'network'": lambda f: f.table["graph"].update(network=3),
+    "does not start with probmask:graph.": lambda f: f.table["graph"]["tensors"][0].update(
+        name="mine"
+    ),
+    "the graph has no valid 'nodes'": network(nodes={}),
+    "the graph has no input": network(inputs=[]),
+    "only its first size may vary": network(
+        inputs=[{"name": "images", "shape": ["N", 3, "H", 8], "dtype": "float32"}]
+    ),
+    "unknown dtype 'object'": network(
+        inputs=[{"name": "images", "shape": ["N", 3, 8, 8], "dtype": "object"}]
+    ),
+    "what the network returns is not valid": network(outputs=3),
+    "the output 'nothing' is not computed": network(outputs={"value": "nothing"}),
+    "unknown kind 'Fallback'": node("Pool", kind="Fallback"),
+    "unknown kind 'os.system'": node("Pool", kind="os.system"),
+    "unknown field": node("Pool", call="print"),
+    "'later' is not computed before it": node("Pool", inputs=["later"]),
+    "a window leaves its input": node("Pool", rows=[[0, 2], [2, 5]]),
+    "a window leaves": node("Pool", rows=[[0, 2], [2, 2]]),
+    "its shape does not fit its form": node("Pool", trailing=[9, 9, 9]),
+    "refers to a tensor 'nothing'": node("Normalize", scale={"tensor": "nothing", "shape": [8]}),
+    "with the shape": node("Normalize", scale={"tensor": "norm.weight", "shape": [-8]}),
+    "does not have the shape": node("Normalize", scale={"tensor": "norm.weight", "shape": [9]}),
+    "its scale has not the shape": node(
+        "Normalize", scale={"tensor": "classifier.weight", "shape": [40]}
+    ),
+    "its epsilon is not valid": node("Normalize", epsilon=-1.0),
+    "epsilon is 'nan'": node("Normalize", epsilon="nan"),
+    "its kernel is larger": node("Convolution", dilation=[9, 9]),
+    "a size is not valid": node("Convolution", stride=[0, 1]),
+    "its output has another size": node("Convolution", stride=[1, 1]),
+    "its rank is 3": node("Convolution", rank=3),
+    "groups is True": node("Convolution", groups=True),
+    "its weight does not fit its output": node("Convolution", groups=3),
+    "its BatchNorm does not fit its weight": node(
+        "Convolution", folded=lambda old: old | {"bias": {"tensor": "heads.bias", "shape": [24]}}
+    ),
+    "it has no BatchNorm to fold": node("Convolution", 1, unfolded=True),
+    "a view leaves its tensor": node(
+        "Convolution", 1, views=longer(lambda factor: factor.update(size=9))
+    ),
+    "a head leaves its tensor": node("Attention", heads=[[0, 8, 16], [4, 12, 21]]),
+    "its heads do not fit its output": node("Attention", depth=5),
+    "its keys leave their tensor": node("Attention", keys=99),
+    "its table has no rows": node("Embed", table={"tensor": "norm.weight", "shape": [8]}),
+    "is 1099511627777": node("Pool", trailing=[2**40 + 1]),
+}
+
+
+@pytest.mark.parametrize(("reason", "mutate"), GRAPH_MUTATIONS.items(), ids=list(GRAPH_MUTATIONS))
+def test_forged_graphs_raise_with_the_reason(with_graph, tmp_path, reason, mutate):
+    file = unpack(with_graph)
+    mutate(file)
+    (tmp_path / "m").write_bytes(pack(file))
+    with pytest.raises(ArtifactError, match=reason) as caught:
+        runtime.load(tmp_path / "m", threads=1)
+    assert str(caught.value).startswith(f"{tmp_path / 'm'}: ")
+
+
+def test_the_sample_has_most_kinds_of_nodes(with_graph, tmp_path):
+    (tmp_path / "m").write_bytes(with_graph)
+    engine = runtime.load(tmp_path / "m", threads=1)
+    found = engine(*(tensor.numpy() for tensor in GraphSample.inputs(3)))
+    with torch.no_grad():
+        expected = GraphSample().eval()(*GraphSample.inputs(3))
+    for name, array in found.items():
+        assert torch.allclose(torch.from_numpy(array), expected[name], atol=1e-5)
+    kinds = {node["kind"] for node in unpack(with_graph).table["graph"]["network"]["nodes"]}
+    assert {"Attention", "Convolution", "Embed", "Move", "Normalize", "Pool", "Rearrange"} <= kinds
