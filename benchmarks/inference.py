@@ -10,6 +10,8 @@ the same for the fastest calls, which other programs on the machine disturb leas
     python benchmarks/inference.py --networks resnet32 vgg19 --batches 1 64 --out speed.json
     python benchmarks/inference.py --networks minilm vit encoder --batches 1 8 \\
         --sparsities 0.8 0.9 0.95 0.98 --clock cpu
+    python benchmarks/inference.py --networks lstm --batches 1 16 \\
+        --sparsities 0.8 0.9 0.95 0.98 --clock cpu
 
 `--clock cpu` measures the CPU time of this process instead of wall time, for one thread on a
 machine that other programs use. `--against deepsparse --python VENV/bin/python` also times

@@ -1,8 +1,9 @@
-"""Transformers that `inference.py` measures: MiniLM, a small ViT, and PyTorch's encoder.
+"""Networks over tokens that `inference.py` measures: transformers and an LSTM.
 
 Their weights are random. The sizes are those of MiniLM-L6 (six layers of width 384, twelve heads,
 128 tokens), of ViT-tiny (twelve layers of width 192, three heads, 197 tokens), and of four
-`nn.TransformerEncoderLayer` of width 384 over 128 tokens.
+`nn.TransformerEncoderLayer` of width 384 over 128 tokens. The LSTM has two layers of 512 units and
+runs over 100 steps.
 """
 
 from collections.abc import Callable
@@ -72,6 +73,19 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 
 
+class LSTM(nn.Module):
+    """Two layers of an LSTM; returns the hidden state of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(512, 512, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last layer's hidden states."""
+        hidden: Tensor = self.lstm(x)[0]
+        return hidden
+
+
 @dataclass(frozen=True)
 class TokenNetwork:
     """How to build a network and its inputs."""
@@ -84,6 +98,7 @@ TOKEN_NETWORKS = {
     "minilm": TokenNetwork(MiniLM, lambda n, g: torch.randint(0, 30522, (n, 128), generator=g)),
     "vit": TokenNetwork(ViT, lambda n, g: torch.randn(n, 3, 224, 224, generator=g)),
     "encoder": TokenNetwork(encoder, lambda n, g: torch.randn(n, 128, 384, generator=g)),
+    "lstm": TokenNetwork(LSTM, lambda n, g: torch.randn(n, 100, 512, generator=g)),
 }
 
 

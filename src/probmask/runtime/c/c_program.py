@@ -10,7 +10,7 @@ from probmask.errors import InputError
 from probmask.runtime.c.c_operations import CALLS, Operation
 from probmask.runtime.c.c_tables import Tables, as_comment
 from probmask.runtime.kernels.operation_table import Field, Kind
-from probmask.runtime.lower.nodes import Network, Node
+from probmask.runtime.lower.nodes import Network, Node, Rearrange, Recurrent
 from probmask.runtime.plan.partition import (
     LANES,
     ExternalTensor,
@@ -203,9 +203,13 @@ class _Source:
 
 
 def _program(step: Step, images: int) -> Program:
-    """Build the program of a step; vectors run for groups of images that divide the batch."""
+    """Build the program of a step; vectors run for groups of images that divide the batch.
+
+    Copies in C are for single images.
+    """
     lanes = max(size for size in range(1, LANES + 1) if images % size == 0)
-    ungrouped = max(first_vector(step.nodes), first_grouped(step.nodes))
+    single = [i + 1 for i, n in enumerate(step.nodes) if isinstance(n, Rearrange | Recurrent)]
+    ungrouped = max(first_vector(step.nodes), first_grouped(step.nodes), *single)
     if lanes == 1 or ungrouped >= len(step.nodes):
         return build_program(step, threads=1)
     return build_program(step, threads=1, lanes=lanes, ungrouped=ungrouped)

@@ -1,7 +1,7 @@
-"""Smooth functions as LLVM vector code: exp, erf and the activations that are built from them.
+"""Smooth functions as LLVM vector code: exp, erf, tanh, and activations that are built from them.
 
 The errors are a few units in the last place of single precision, relative to the result of exp and
-to 1 for erf.
+tanh, and to 1 for erf.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,6 +55,24 @@ _ERF_BELOW = (
     -7.37332916720468e-03,
     -1.42647390514189e-02,
 )
+# tanh(x) = x · P(x²) / Q(x²) for |x| ≤ 7.9, highest coefficients first (Eigen).
+_TANH_ABOVE = (
+    -2.76076847742355e-16,
+    2.00018790482477e-13,
+    -8.60467152213735e-11,
+    5.12229709037114e-08,
+    1.48572235717979e-05,
+    6.37261928875436e-04,
+    4.89352455891786e-03,
+)
+_TANH_BELOW = (
+    1.19825839466702e-06,
+    1.18534705686654e-04,
+    2.26843463243900e-03,
+    4.89352518554385e-03,
+)
+# Where tanh is 1 in single precision.
+_TANH_RANGE = 7.90531110763549805
 
 
 def number(value: float) -> ir.Value:
@@ -97,6 +115,19 @@ def erf(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     above = polynomial(builder, square, _ERF_ABOVE)
     below = polynomial(builder, square, _ERF_BELOW)
     return builder.fdiv(builder.fmul(x, above), below)
+
+
+def tanh_ratio(builder: ir.IRBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Emit two numbers whose ratio is tanh(x): a product of ratios needs one division."""
+    x = clamp(builder, x, -_TANH_RANGE, _TANH_RANGE)
+    square = builder.fmul(x, x)
+    above = builder.fmul(x, polynomial(builder, square, _TANH_ABOVE))
+    return above, polynomial(builder, square, _TANH_BELOW)
+
+
+def inverse_sigmoid(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Emit 1 / sigmoid(x) = 1 + exp(-x)."""
+    return builder.fadd(number(1.0), exp(builder, builder.fneg(x)))
 
 
 def _times_sigmoid(builder: ir.IRBuilder, x: ir.Value, z: ir.Value) -> ir.Value:

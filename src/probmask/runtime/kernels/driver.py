@@ -44,9 +44,11 @@ from probmask.runtime.kernels.operation_table import (
     SOURCE_PLANE,
     SPLITS,
     TARGET,
+    TOKENS,
     Kind,
 )
-from probmask.runtime.kernels.rearrangement import rearrange
+from probmask.runtime.kernels.rearrangement import pack_tokens, rearrange, unpack_tokens
+from probmask.runtime.kernels.recurrence import recur
 from probmask.runtime.kernels.vectors import WIDTH
 
 _PACK, _UNPACK, _INTERLEAVE = int(Kind.PACK), int(Kind.UNPACK), int(Kind.INTERLEAVE)
@@ -57,10 +59,11 @@ _MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
 _MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
 _ADD_CONSTANT, _MULTIPLY_CONSTANT = int(Kind.ADD_CONSTANT), int(Kind.MULTIPLY_CONSTANT)
 _REARRANGE, _NORMALIZE, _ATTEND = int(Kind.REARRANGE), int(Kind.NORMALIZE), int(Kind.ATTEND)
+_RECUR, _PACK_TOKENS = int(Kind.RECUR), int(Kind.PACK_TOKENS)
 # The files whose code is compiled into the driver.
 _COMPILED = (
     "attention", "curves", "driver", "elementwise", "layer_kernels", "normalization",
-    "operation_table", "rearrangement", "tiles", "vectors",
+    "operation_table", "rearrangement", "recurrence", "recurrent_steps", "tiles", "vectors",
 )  # fmt: skip
 _LONG = ir.IntType(64)
 # Number of times that a waiting thread reads the counter before it yields the processor.
@@ -154,8 +157,12 @@ def _execute(
         size = op[ROWS] * op[HEIGHT] * op[IMAGE_WIDTH]
         source = carray(pointer(external[op[EXTERNAL]] + 4 * image * size), size)
         pack(op, arena, source, nonfinite, first, last)
+    elif kind == _UNPACK and op[TOKENS]:
+        unpack_tokens(op, arena, external[op[EXTERNAL]], image, first, last)
     elif kind == _UNPACK:
         unpack(op, arena, external[op[EXTERNAL]], image, first, last)
+    elif kind == _PACK_TOKENS:
+        pack_tokens(op, arena, external[op[EXTERNAL]], image, nonfinite, first, last)
     elif kind == _INTERLEAVE:
         interleave(op, arena, lane, first, last)
     elif kind == _REARRANGE:
@@ -164,6 +171,10 @@ def _execute(
         normalize(op, arena, consts, position_bits, low, nonfinite, first, last)
     elif kind == _ATTEND:
         attend(op, arena, longs, consts, position_bits, low, nonfinite, first, last, thread)
+    elif kind == _RECUR:
+        recur(
+            op, arena, longs, offsets, values, consts, position_bits, nonfinite, first, last, thread
+        )
     else:
         start, size = first * op[SOURCE_PLANE], (last - first) * op[SOURCE_PLANE]
         x = arena[op[SOURCE] + start : op[SOURCE] + start + size]

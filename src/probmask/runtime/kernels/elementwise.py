@@ -25,7 +25,6 @@ from probmask.runtime.kernels.operation_table import (
     TARGET_LEAD,
     TARGET_PLANE,
     TARGET_STRIDE,
-    TOKENS,
     Curve,
 )
 from probmask.runtime.kernels.vectors import WIDTH, copy_every_second
@@ -118,13 +117,7 @@ def unpack(op, arena, external, image, first, last):
         for y in range(height):
             source = start + y * op[SOURCE_STRIDE] * lanes
             target = image * size + (c * height + y) * width
-            if op[TOKENS]:  # always in groups; REARRANGE copies the tokens of single images
-                place = image * size + y * width * op[ROWS] + c
-                for x in range(width):
-                    for lane in range(lanes):
-                        value = arena[source + x * lanes + lane]
-                        whole[place + lane * size + x * op[ROWS]] = value
-            elif lanes == 1:
+            if lanes == 1:
                 for x in range(width):
                     whole[target + x] = arena[source + x]
             else:

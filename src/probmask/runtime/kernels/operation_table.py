@@ -26,6 +26,8 @@ class Kind(IntEnum):
     REARRANGE = 14  # copy elements between tensors of any strides
     NORMALIZE = 15  # LayerNorm and RMSNorm
     ATTEND = 16
+    RECUR = 17  # the steps of one layer of an LSTM, a GRU or an RNN
+    PACK_TOKENS = 18  # copy the tokens of a group's images into their lanes
 
 
 class Place(IntEnum):
@@ -44,6 +46,15 @@ class Curve(IntEnum):
     GELU = 2
     GELU_TANH = 3
     HARDSWISH = 4
+
+
+class Cell(IntEnum):
+    """What a recurrent layer computes at each step."""
+
+    LSTM = 0
+    GRU = 1
+    TANH = 2
+    RELU = 3
 
 
 class Field(IntEnum):
@@ -103,6 +114,14 @@ class Field(IntEnum):
     MASK_HEADS = 51  # number of heads that have a mask of their own, or 1
     MASK_IS_CONSTANT = 52
     TOKENS = 53  # whether channels are last in the external tensor of UNPACK
+    CELL = 54  # kind of cell; ROWS counts directions
+    UNITS = 55  # number of hidden units
+    STEPS = 56  # length of the sequence
+    STATE = 57  # offset of the first direction's initial state in OTHER and VALUES
+    FINALS = 58  # arena offset of the tensor that takes the final states
+    FINALS_PLANE = 59
+    FINAL_HIDDEN = 60  # offset of the final hidden state in its planes; -1 if it is not needed
+    FINAL_CELL = 61
 
 
 COLUMNS = len(Field)
@@ -135,3 +154,6 @@ VALUES, VALUES_PLANE, KEYS = _COLUMN["VALUES"], _COLUMN["VALUES_PLANE"], _COLUMN
 DEPTH, CAUSAL, TOKENS = _COLUMN["DEPTH"], _COLUMN["CAUSAL"], _COLUMN["TOKENS"]
 MASK, MASK_PLANE = _COLUMN["MASK"], _COLUMN["MASK_PLANE"]
 MASK_HEADS, MASK_IS_CONSTANT = _COLUMN["MASK_HEADS"], _COLUMN["MASK_IS_CONSTANT"]
+CELL, UNITS, STEPS = _COLUMN["CELL"], _COLUMN["UNITS"], _COLUMN["STEPS"]
+STATE, FINALS, FINALS_PLANE = (_COLUMN[name] for name in ("STATE", "FINALS", "FINALS_PLANE"))
+FINAL_HIDDEN, FINAL_CELL = _COLUMN["FINAL_HIDDEN"], _COLUMN["FINAL_CELL"]

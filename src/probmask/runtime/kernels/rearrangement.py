@@ -1,4 +1,7 @@
-"""Copies between tensors of any strides: transposition, slices, expansion, concatenation."""
+"""Copies between tensors of any strides: transposition, slices, expansion, concatenation.
+
+Also copies between tokens in PyTorch's order and groups of interleaved images.
+"""
 
 import numpy as np
 from numba import carray, njit
@@ -6,15 +9,26 @@ from numba import carray, njit
 from probmask.runtime.kernels.elementwise import FAST_SUMS, pointer
 from probmask.runtime.kernels.operation_table import (
     EXTERNAL,
+    HEIGHT,
     IMAGE_SIZE,
+    IMAGE_WIDTH,
+    LANES,
+    ROWS,
     SOURCE,
     SOURCE_IS,
+    SOURCE_LEAD,
+    SOURCE_PLANE,
+    SOURCE_STRIDE,
     TABLE,
     TARGET,
     TARGET_IS,
+    TARGET_LEAD,
+    TARGET_PLANE,
+    TARGET_STRIDE,
     UNCHECKED,
     Place,
 )
+from probmask.runtime.kernels.vectors import WIDTH, transpose
 
 _CONSTANT, _EXTERNAL = int(Place.CONSTANT), int(Place.EXTERNAL)
 # Elements of the third loop that are copied before the fourth advances: one cache line of each of
@@ -27,10 +41,17 @@ def rearrange(op, arena, longs, consts, external, image, nonfinite, first, last)
     """Copy the elements of four nested loops; ``first`` to ``last`` are those of the outermost.
 
     The table holds the size of each loop, then its steps in the source, then its steps in the
-    target. External tensors have one part of ``IMAGE_SIZE`` floats per image.
+    target. External tensors have one part of ``IMAGE_SIZE`` floats per image. Between tensors of
+    groups, each element is that of all images of the group.
     """
     size, loops, total = op[IMAGE_SIZE], longs[op[TABLE] :], np.float32(0.0)
-    if op[SOURCE_IS] == _EXTERNAL:
+    if op[LANES] > 1:
+        from_constant = op[SOURCE_IS] == _CONSTANT
+        source, step = (consts, 0) if from_constant else (arena, 1)
+        total = _copy_lanes(
+            source, arena, loops, op[SOURCE], op[TARGET], first, last, op[LANES], step
+        )
+    elif op[SOURCE_IS] == _EXTERNAL:
         part = carray(pointer(external[op[EXTERNAL]] + 4 * image * size), size)
         total = _copy(part, arena, loops, op[SOURCE], op[TARGET], first, last)
     elif op[TARGET_IS] == _EXTERNAL:
@@ -65,3 +86,87 @@ def _copy(source, target, loops, source_base, target_base, first, last):
                         total += value
                         target[to + i * target_step] = value
     return total
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _copy_lanes(source, target, loops, source_base, target_base, first, last, lanes, step):
+    """Copy the elements of all images of a group and return their sum.
+
+    ``step`` is 0 if all images share the element of the source.
+    """
+    total = np.float32(0.0)
+    for a in range(first, last):
+        for b in range(loops[1]):
+            for column in range(loops[2]):
+                for row in range(loops[3]):
+                    at = source_base + a * loops[4] + b * loops[5]
+                    at += column * loops[6] + row * loops[7]
+                    to = target_base + a * loops[8] + b * loops[9]
+                    to += column * loops[10] + row * loops[11]
+                    for lane in range(lanes):
+                        value = source[at + lane * step]
+                        total += value
+                        target[to + lane] = value
+    return total
+
+
+@njit(error_model="numpy")
+def pack_tokens(op, arena, external, image, nonfinite, first, last):
+    """Copy channels ``first`` to ``last`` of the tokens of a group's images into their lanes."""
+    channels, width, lanes = op[ROWS], op[IMAGE_WIDTH], op[LANES]
+    size, plane = channels * op[HEIGHT] * width, op[TARGET_PLANE]
+    tokens = carray(pointer(external + 4 * image * size), lanes * size)
+    at, total = arena.ctypes.data, np.float32(0.0)
+    for position in range(op[HEIGHT] * width):
+        y, x = position // width, position % width
+        place = op[TARGET] + op[TARGET_LEAD] + (y * op[TARGET_STRIDE] + x) * lanes
+        source = position * channels
+        for c in range(first, last, WIDTH):
+            if c + WIDTH <= last:
+                for lane in range(0, lanes, WIDTH):
+                    transpose(
+                        tokens.ctypes.data + 4 * (lane * size + source + c), 4 * size,
+                        at + 4 * (place + c * plane + lane), 4 * plane,
+                    )  # fmt: skip
+            else:
+                for channel in range(c, last):
+                    for lane in range(lanes):
+                        value = tokens[lane * size + source + channel]
+                        arena[place + channel * plane + lane] = value
+            total += _sum_of_lanes(arena, place, plane, lanes, c, min(c + WIDTH, last))
+    nonfinite[0] += total * np.float32(0.0)
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _sum_of_lanes(arena, place, plane, lanes, first, last):
+    """Return the sum of one position of several channels, for all images of a group."""
+    total = np.float32(0.0)
+    for channel in range(first, last):
+        for lane in range(lanes):
+            total += arena[place + channel * plane + lane]
+    return total
+
+
+@njit(error_model="numpy")
+def unpack_tokens(op, arena, external, image, first, last):
+    """Copy channels ``first`` to ``last`` of a group's images to tokens in PyTorch's order."""
+    channels, width, lanes = op[ROWS], op[IMAGE_WIDTH], op[LANES]
+    size, plane = channels * op[HEIGHT] * width, op[SOURCE_PLANE]
+    tokens = carray(pointer(external + 4 * image * size), lanes * size)
+    at = arena.ctypes.data
+    for position in range(op[HEIGHT] * width):
+        y, x = position // width, position % width
+        place = op[SOURCE] + op[SOURCE_LEAD] + (y * op[SOURCE_STRIDE] + x) * lanes
+        target = position * channels
+        for c in range(first, last, WIDTH):
+            if c + WIDTH <= last:
+                for lane in range(0, lanes, WIDTH):
+                    transpose(
+                        at + 4 * (place + c * plane + lane), 4 * plane,
+                        tokens.ctypes.data + 4 * (lane * size + target + c), 4 * size,
+                    )  # fmt: skip
+            else:
+                for channel in range(c, last):
+                    for lane in range(lanes):
+                        value = arena[place + channel * plane + lane]
+                        tokens[lane * size + target + channel] = value

@@ -1,4 +1,4 @@
-"""Building blocks of LLVM vector code: loops, loads, stores, multiply-adds, rows of stride two."""
+"""Building blocks of LLVM vector code: loops, loads, multiply-adds, transposition, stride two."""
 
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +91,36 @@ def splat(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
 
 def _place(builder: ir.IRBuilder, address: ir.Value, j: int, kind: ir.Type) -> ir.Value:
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [ir.Constant(LONG, j)])
+
+
+@intrinsic
+def transpose(
+    typing_context: Any, source: Any, source_step: Any, target: Any, target_step: Any
+) -> Any:
+    """Transpose a square of as many vectors as a vector has elements; steps are in bytes."""
+    signature = types.void(*[types.int64] * 4)
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
+        source, source_step, target, target_step = given
+        rows = []
+        for _row in range(WIDTH):
+            rows.append(load(builder, source, 0, VECTOR))
+            source = builder.add(source, source_step)
+        size = 1
+        while size < WIDTH:  # swap blocks of this size across the diagonal
+            for i in (i for i in range(WIDTH) if not i & size):
+                pair = rows[i], rows[i + size]
+                upper = [j if not j & size else WIDTH + j - size for j in range(WIDTH)]
+                lower = [j + size if not j & size else WIDTH + j for j in range(WIDTH)]
+                rows[i] = builder.shuffle_vector(*pair, ir.Constant(BITS, upper))
+                rows[i + size] = builder.shuffle_vector(*pair, ir.Constant(BITS, lower))
+            size *= 2
+        for row in rows:
+            store(builder, row, target, 0)
+            target = builder.add(target, target_step)
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return signature, generate
 
 
 # Emits code for the given number of results, starting at an index.

@@ -22,7 +22,7 @@ def planes(graph: Graph, argument: Any) -> View | None:
         return None
     if view.is_whole():
         return view
-    return _copied(graph, argument, view, lambda factor, _: factor.axis)
+    return copied(graph, argument, view, lambda factor, _: factor.axis)
 
 
 def _is_ambiguous(graph: Graph, view: View) -> bool:
@@ -37,7 +37,7 @@ def rows(graph: Graph, argument: Any) -> View | None:
         return None
     if view.is_whole() and view.has_channels_last():
         return view
-    return _copied(graph, argument, view, lambda _, last: Axis.CHANNEL if last else Axis.POSITION)
+    return copied(graph, argument, view, lambda _, last: Axis.CHANNEL if last else Axis.POSITION)
 
 
 def heads(graph: Graph, argument: Any) -> View | None:
@@ -56,7 +56,7 @@ def heads(graph: Graph, argument: Any) -> View | None:
     if any(factor.axis is Axis.BATCH for factor in (*positions, *channels)):
         return None
     dimension = len(others)
-    return _copied(
+    return copied(
         graph,
         argument,
         view,
@@ -65,13 +65,14 @@ def heads(graph: Graph, argument: Any) -> View | None:
     )
 
 
-def _copied(
+def copied(
     graph: Graph,
     argument: fx.Node,
     view: View,
     axis_of: Callable[..., Axis],
     *,
     positions_at: int | None = None,
+    suffix: str = "copy",
 ) -> View | None:
     """Add a node that copies a view to a new root, whose axes ``axis_of`` chooses."""
     axes = []
@@ -80,7 +81,7 @@ def _copied(
         for factor in dimension:
             axis = axis_of(factor, last) if i != positions_at else Axis.POSITION
             axes.append(Axis.BATCH if factor.axis is Axis.BATCH else axis)
-    target = new_root(view, axes, f"{argument.name}_copy")
+    target = new_root(view, axes, f"{argument.name}_{suffix}")
     part = Part(target, view)
     form = graph.form_of_root(view)
     if view.dimensions and _has_batch(view.dimensions[-1]):

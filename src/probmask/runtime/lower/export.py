@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from probmask.errors import InputError
 from probmask.messages import one_line
-from probmask.runtime.lower.graph import size_of
+from probmask.runtime.lower.graph import arguments_of, size_of
+from probmask.runtime.lower.recurrent_nodes import CELLS
 
 _logger = logging.getLogger("probmask")
 # A place in the model's code, as PyTorch's messages name it.
@@ -36,17 +37,21 @@ def export(
 ) -> Export:
     """Export the model for any batch size, or for the examples' if the model fixes it."""
     examples = tuple(example.contiguous() for example in examples)
-    # An input of size 1 next to larger ones is shared by the whole batch, so its size is fixed.
-    batch = max((len(example) for example in examples if example.dim()), default=0)
-    varies = [bool(example.dim()) and len(example) >= min(2, batch) for example in examples]
-    wide = tuple(_at_least_two(x) if v else x for x, v in zip(examples, varies, strict=True))
+    possible = _possible_batches(model, examples)
     with warnings.catch_warnings(), torch.no_grad(), _without_reports():
         warnings.simplefilter("ignore")
-        program = _for_any_batch(model, wide, varies)
-        fixed_by = ""
+        attempts = (
+            program
+            for dims in possible
+            if (program := _for_any_batch(model, _at_least_two(examples, dims), dims)) is not None
+            and (dims is possible[-1] or _varies_in_recurrent_layers(program))
+        )
+        program, fixed_by = next(attempts, None), ""
         if program is None:
-            program = _for_this_batch(model, examples, caller)
-            fixed_by = _what_fixes_the_batch(model, wide, varies) if any(varies) else ""
+            program, dims = _for_this_batch(model, examples, caller), possible[-1]
+            wide = _at_least_two(examples, dims)
+            varies = any(dim is not None for dim in dims)
+            fixed_by = _what_fixes_the_batch(model, wide, dims) if varies else ""
         functional: torch.export.ExportedProgram = program.run_decompositions({})
     if fixed_by and caller != "export_c":  # a C program has one batch size anyway
         _logger.warning(
@@ -54,10 +59,51 @@ def export(
             "batch size.",
             caller,
             type(model).__name__,
-            batch,
+            max(_sizes(examples, possible[-1]), default=0),
             fixed_by,
         )
     return Export(functional, fixed_by)
+
+
+# For each input, the dimension that is the batch; None if the input has none.
+_Dims = list[int | None]
+
+
+def _possible_batches(model: nn.Module, examples: tuple[Tensor, ...]) -> list[_Dims]:
+    """Return which dimensions of the inputs may be the batch: their first, in general.
+
+    The states of recurrent layers have it second, and so have their inputs without `batch_first`.
+    The first input is not taken for a state, because a sequence may have the same sizes.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    states = {
+        (module.num_layers * (1 + module.bidirectional), size)
+        for module in layers
+        for size in (module.hidden_size, module.proj_size)
+    }
+    first: _Dims = [0 if example.dim() else None for example in examples]
+    with_states = [
+        1 if i and x.dim() == 3 and (x.shape[0], x.shape[2]) in states else dim
+        for i, (x, dim) in enumerate(zip(examples, first, strict=True))
+    ]
+    second = [1 if x.dim() > 1 else dim for x, dim in zip(examples, first, strict=True)]
+    possible = [with_states] if all(m.batch_first for m in layers) else [second, with_states]
+    found = []
+    for dims in (*possible, first):
+        # An input of size 1 next to larger ones is shared by the whole batch, so it is fixed.
+        least = min(2, max(_sizes(examples, dims), default=0))
+        varying = [
+            dim if dim is not None and x.shape[dim] >= least else None
+            for x, dim in zip(examples, dims, strict=True)
+        ]
+        if varying not in found:
+            found.append(varying)
+    return found
+
+
+def _sizes(examples: tuple[Tensor, ...], dims: _Dims) -> list[int]:
+    pairs = zip(examples, dims, strict=True)
+    return [example.shape[dim] for example, dim in pairs if dim is not None]
 
 
 @contextlib.contextmanager
@@ -73,23 +119,23 @@ def _without_reports() -> Iterator[None]:
 
 
 def _for_any_batch(
-    model: nn.Module, wide: tuple[Tensor, ...], varies: list[bool]
+    model: nn.Module, wide: tuple[Tensor, ...], dims: _Dims
 ) -> torch.export.ExportedProgram | None:
     """Export with a batch size that may vary; None if the model fixes it.
 
     The second attempt reads the code of `forward`, because ``len(x)`` is a number when it runs.
     """
-    dims = [{0: torch.export.Dim.AUTO} if v else {} for v in varies]
+    shapes = [{dim: torch.export.Dim.AUTO} if dim is not None else {} for dim in dims]
     for strict in (False, True):
         try:
             program = torch.export.export(
-                model, wide, dynamic_shapes=_match_forward(model, dims), strict=strict
+                model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
             )
         except Exception:  # PyTorch raises many kinds
             program = None
         if program is not None and _has_dynamic_batch(program):
             return program
-        if not any(varies):
+        if all(dim is None for dim in dims):
             return None
     return None
 
@@ -112,11 +158,11 @@ def _for_this_batch(
         raise InputError(f"{caller}({name}): torch.export cannot export it: {reason}") from error
 
 
-def _what_fixes_the_batch(model: nn.Module, wide: tuple[Tensor, ...], varies: list[bool]) -> str:
+def _what_fixes_the_batch(model: nn.Module, wide: tuple[Tensor, ...], dims: _Dims) -> str:
     """Return the line of code that needs one batch size, as far as PyTorch says it."""
-    dims = [{0: torch.export.Dim.DYNAMIC} if v else {} for v in varies]
+    shapes = [{dim: torch.export.Dim.DYNAMIC} if dim is not None else {} for dim in dims]
     try:
-        torch.export.export(model, wide, dynamic_shapes=_match_forward(model, dims), strict=True)
+        torch.export.export(model, wide, dynamic_shapes=_match_forward(model, shapes), strict=True)
     except Exception as error:
         return _place(error) or one_line(error)[:120]
     return "an operation that torch.export does not name"
@@ -142,15 +188,30 @@ def _match_forward(model: nn.Module, items: list[Any]) -> tuple[Any, ...]:
 
 
 def _has_dynamic_batch(program: torch.export.ExportedProgram) -> bool:
-    """Return whether the first dimension of some input may vary."""
+    """Return whether a dimension of some input may vary."""
     values = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
     return any(
-        isinstance(v, Tensor) and v.dim() and isinstance(size_of(v.shape[0]), str) for v in values
+        isinstance(size_of(size), str) for v in values if isinstance(v, Tensor) for size in v.shape
     )
 
 
-def _at_least_two(example: Tensor) -> Tensor:
+def _varies_in_recurrent_layers(program: torch.export.ExportedProgram) -> bool:
+    """Return whether recurrent layers have a batch that may vary, and a fixed number of steps."""
+    for node in program.graph.nodes:
+        if node.target in CELLS:
+            batch, steps = node.args[0].meta["val"].shape[:2]
+            if not arguments_of(node)["batch_first"]:
+                batch, steps = steps, batch
+            if isinstance(size_of(batch), int) or not isinstance(size_of(steps), int):
+                return False
+    return True
+
+
+def _at_least_two(examples: tuple[Tensor, ...], dims: _Dims) -> tuple[Tensor, ...]:
     """Repeat a batch of one: `torch.export` would treat its size as a constant."""
-    if not example.dim() or len(example) >= 2:
-        return example
-    return example.expand(2, *example.shape[1:]).contiguous()
+    wide = []
+    for example, dim in zip(examples, dims, strict=True):
+        if dim is not None and example.shape[dim] == 1:
+            example = example.repeat_interleave(2, dim)
+        wide.append(example)
+    return tuple(wide)

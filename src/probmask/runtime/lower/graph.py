@@ -90,6 +90,8 @@ class Graph:
         self.values: dict[str, str] = {}
         # Constants that are repeated for each image, with a batch of one.
         self.shared: dict[str, Tensor] = {}
+        # The outputs of recurrent layers that are read: views of the layer's node, by their number.
+        self.recurrent: dict[str, dict[int, View]] = {}
         self.fx_nodes = {node.name: node for node in program.graph.nodes}
 
     def eager(self, node: fx.Node, reason: str) -> Fallback:

@@ -43,6 +43,15 @@ from probmask.runtime.lower.layer_nodes import (
     build_normalized,
 )
 from probmask.runtime.lower.nodes import Activation, Fallback, Network, Node
+from probmask.runtime.lower.recurrent_nodes import (
+    CELLS,
+    PACKED,
+    SINGLE_STEPS,
+    build_packed,
+    build_recurrent,
+    build_recurrent_result,
+    build_single_step,
+)
 from probmask.runtime.lower.token_elementwise import (
     build_negation,
     build_token_activation,
@@ -92,7 +101,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.linear.default: build_linear,
     _aten.addmm.default: build_addmm,
     BATCH_NORM: build_batch_norm,
-    operator.getitem: _first_of(build_normalized, build_part),
+    operator.getitem: _first_of(build_normalized, build_recurrent_result, build_part),
     _aten.relu.default: _activation(Activation(low=0.0)),
     _aten.relu6.default: _activation(Activation(low=0.0, high=6.0)),
     _aten.hardtanh.default: _activation(hardtanh),
@@ -136,6 +145,9 @@ BUILDERS: dict[Any, Builder] = {
     _aten.clone.default: _first_of(build_identity, build_move(keep)),
     _aten.contiguous.default: _first_of(build_identity, build_move(keep)),
     _aten._to_copy.default: build_move(keep),
+    **dict.fromkeys(CELLS, build_recurrent),
+    **dict.fromkeys(SINGLE_STEPS, build_single_step),
+    **dict.fromkeys(PACKED, build_packed),
 }
 # Operations whose first argument may be constant.
 _TAKE_CONSTANTS = (

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.operation_table import Curve
+from probmask.runtime.kernels.operation_table import Cell, Curve
 from probmask.runtime.lower.folding import Folded
 from probmask.runtime.lower.views import View
 
@@ -230,7 +230,49 @@ class Rearrange(Node):
 
     parts: tuple[Part, ...] = ()
 
-    takes_groups: ClassVar[bool] = False
+
+@dataclass(frozen=True)
+class CellWeights:
+    """The weights of one direction of a recurrent layer, in PyTorch's order of gates."""
+
+    of_input: Floats
+    of_state: Floats
+    input_bias: Floats
+    state_bias: Floats
+
+
+@final
+@dataclass
+class Recurrent(Node):
+    """LSTM, GRU or RNN: layers with one or two directions each.
+
+    The inputs are the sequence, and optionally the initial hidden states and cell states, with one
+    position per layer and direction. The channels of the output are the units of all directions.
+    Its positions are the steps, then the final hidden states of all layers, then their final cell
+    states, as far as they are ``returned``.
+    """
+
+    cell: Cell = Cell.LSTM
+    layers: tuple[tuple[CellWeights, ...], ...] = ()
+    steps: int = 1
+    # Whether the hidden state of each step, the final hidden states and cell states are needed.
+    returned: tuple[bool, bool, bool] = (True, False, False)
+
+    @property
+    def units(self) -> int:
+        """Number of hidden units of one direction."""
+        return int(self.layers[0][0].of_state.shape[1])
+
+    @property
+    def directions(self) -> int:
+        """Number of directions."""
+        return len(self.layers[0])
+
+    @property
+    def density(self) -> float:
+        """Fraction of the weights that are not zero."""
+        own = [w for layer in self.layers for c in layer for w in (c.of_input, c.of_state)]
+        return float(sum(map(np.count_nonzero, own)) / max(1, sum(w.size for w in own)))
 
 
 @final

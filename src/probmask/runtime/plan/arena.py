@@ -114,6 +114,11 @@ class Arena:
             self._free_slot(slot)
         return tensor
 
+    def allocate_temporary(self, name: str, lanes: int, form: Form) -> PlacedTensor:
+        """Allocate a tensor within a node; `mark_read` frees it."""
+        self.reads[name, lanes] = 1
+        return self.allocate(name, lanes, form)
+
     def _take_slot(self, layout: Layout, channels: int) -> Slot:
         """Return the smallest free slot that is large enough, or enlarge the largest.
 

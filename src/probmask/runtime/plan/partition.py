@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 
 from probmask.errors import InputError
 from probmask.files import write_atomically
-from probmask.runtime.lower.nodes import Form, Network, Node
+from probmask.runtime.lower.nodes import Form, Network, Node, Recurrent
 
 # Number of images in a group.
 LANES = 16
@@ -138,24 +138,34 @@ def all_on_kernels(network: Network) -> Choices:
 
 
 def first_small(nodes: Sequence[Node]) -> int:
-    """Return the index from which on all nodes have small planes and can process groups."""
-    for i in range(len(nodes), first_grouped(nodes), -1):
-        forms = (nodes[i - 1].form, *nodes[i - 1].input_forms)
-        if any(form is not None and form.positions > _SMALL_PLANE for form in forms):
-            return i
-    return first_grouped(nodes)
+    """Return the index from which on nodes may process groups: their planes are small.
+
+    A recurrent layer takes groups whatever its number of steps, and so do the nodes after it.
+    """
+    recurrent = next((i for i, node in enumerate(nodes) if _is_recurrent(node)), len(nodes))
+    return max(first_grouped(nodes), min(recurrent, _first_of_at_most(nodes, _SMALL_PLANE)))
 
 
 def first_vector(nodes: Sequence[Node]) -> int:
     """Return the index from which on all nodes have a single position and can process groups.
 
-    For vectors, groups are always faster: their elements fill the registers.
+    For vectors and recurrent layers, groups are always faster: their elements fill the registers.
     """
-    for i in range(len(nodes), first_grouped(nodes), -1):
-        forms = (nodes[i - 1].form, *nodes[i - 1].input_forms)
-        if any(form is not None and form.positions > 1 for form in forms):
+    return max(first_grouped(nodes), _first_of_at_most(nodes, 1))
+
+
+def _first_of_at_most(nodes: Sequence[Node], positions: int) -> int:
+    """Return the index from which on all planes have at most so many positions."""
+    for i in range(len(nodes), 0, -1):
+        node = nodes[i - 1]
+        forms = () if _is_recurrent(node) else (node.form, *node.input_forms)
+        if any(form is not None and form.positions > positions for form in forms):
             return i
-    return first_grouped(nodes)
+    return 0
+
+
+def _is_recurrent(node: Node) -> bool:
+    return isinstance(node, Recurrent)
 
 
 def first_grouped(nodes: Sequence[Node]) -> int:

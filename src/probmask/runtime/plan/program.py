@@ -21,11 +21,18 @@ from probmask.runtime.lower.nodes import (
     Normalize,
     Pool,
     Rearrange,
+    Recurrent,
     Reshape,
 )
 from probmask.runtime.plan.arena import Arena, PlacedTensor, Slot, SlotPart
 from probmask.runtime.plan.partition import ExternalTensor, Step
 from probmask.runtime.plan.program_data import Data
+from probmask.runtime.plan.recurrent_operations import (
+    hidden_form,
+    projection,
+    recurrence_fields,
+    state_offsets,
+)
 from probmask.runtime.plan.tensor_layout import Layout, Longs, Tap, blocks_of, tiling_of
 from probmask.runtime.plan.token_operations import (
     attention_fields,
@@ -100,15 +107,20 @@ class _Builder:
 
     def program(self) -> Program:
         nodes = self.step.nodes
+        direct = {tensor.name for tensor in self.step.inputs if self._is_packed_in_groups(tensor)}
         for index, tensor in enumerate(self.step.inputs):
-            self._pack(index, tensor)
+            if tensor.name not in direct:
+                self._pack(index, tensor)
         for node in nodes[: self.ungrouped]:
             self._add(node, 1)
         self._unpack(1)
         has_groups = self.ungrouped < len(nodes)
         if has_groups:
-            self._interleave()
+            self._interleave(direct)
         ungrouped_operations = len(self.operations)
+        for index, tensor in enumerate(self.step.inputs):
+            if tensor.name in direct:
+                self._pack_group(index, tensor)
         for node in nodes[self.ungrouped :]:
             self._add(node, self.lanes)
         if has_groups:
@@ -142,7 +154,7 @@ class _Builder:
         fields: dict[Field, Any],
         limits: tuple[float, float] = (-INFINITY, INFINITY),
     ) -> None:
-        fields = {Field.OTHER: -1, Field.MASK: -1, **fields}
+        fields = {Field.OTHER: -1, Field.VALUES: -1, Field.MASK: -1, **fields}
         self.operations.append(_Operation(fields, limits, owner))
 
     def _input(self, node: Node, index: int, lanes: int) -> PlacedTensor:
@@ -176,6 +188,22 @@ class _Builder:
         if external.form.tokens or is_mask:
             fields = self._token_copy(tensor, external.form, index, into_arena=True)
             fields[Field.UNCHECKED] = is_mask
+        self._emit("(input)", fields)
+
+    def _is_packed_in_groups(self, external: ExternalTensor) -> bool:
+        """Return whether an input consists of tokens that only groups read."""
+        of_single = self.arena.reads[external.name, 1]
+        is_interleaved = external.name in self.arena.interleaved
+        return external.form.tokens and is_interleaved and of_single == 1
+
+    def _pack_group(self, index: int, external: ExternalTensor) -> None:
+        """Copy the tokens of all images of a group into their lanes."""
+        tensor = self.arena.allocate(external.name, self.lanes, external.form)
+        fields = {
+            **self._from_to(tensor, tensor),
+            Field.KIND: Kind.PACK_TOKENS,
+            Field.EXTERNAL: index,
+        }
         self._emit("(input)", fields)
 
     def _token_copy(
@@ -222,11 +250,15 @@ class _Builder:
             self._emit("(output)", fields)
             self.arena.mark_read((external.name,), lanes)
 
-    def _interleave(self) -> None:
-        """Copy the tensors that groups read from single images into their lanes."""
+    def _interleave(self, direct: set[str]) -> None:
+        """Copy the tensors that groups read from single images into their lanes.
+
+        Those in ``direct`` are packed into their lanes instead.
+        """
         forms = {tensor.name: tensor.form for tensor in self.step.inputs}
         forms.update({node.name: node.form for node in self.step.nodes if node.form is not None})
-        for name in self.arena.interleaved:
+        copied = [name for name in self.arena.interleaved if name not in direct]
+        for name in copied:
             source = self.arena.get(name, 1)
             target = self.arena.allocate(name, self.lanes, forms[name])
             fields = {
@@ -235,7 +267,7 @@ class _Builder:
                 Field.TARGET_LANES: self.lanes,
             }
             self._emit("(lanes)", fields)
-        self.arena.mark_read(self.arena.interleaved, 1)
+        self.arena.mark_read(copied, 1)
 
     def _add(self, node: Node, lanes: int) -> None:
         if isinstance(node, Reshape):  # a view of the same slot
@@ -251,14 +283,18 @@ class _Builder:
         elif isinstance(node, Attention):
             self._attend(node)
         elif isinstance(node, Rearrange):
-            self._rearrange(node)
+            self._rearrange(node, lanes)
+        elif isinstance(node, Recurrent):
+            self._recurrent(node, lanes)
         else:
             assert isinstance(node, Combine | Activate)
             self._elementwise(node, lanes)
         self.arena.mark_read(node.inputs, lanes)
 
-    def _convolution(self, node: Convolution, lanes: int) -> None:
+    def _convolution(self, node: Convolution, lanes: int, owner: str = "") -> None:
+        """Add a convolution; ``owner`` is the node that it is a part of, if it is one."""
         assert node.form is not None
+        owner = owner or node.name
         source = self._input(node, 0, lanes)
         residual = self._input(node, 1, lanes) if len(node.inputs) > 1 else None
         target = self.arena.overwrite_residual(node, lanes) or self.arena.allocate(
@@ -283,11 +319,11 @@ class _Builder:
         if residual is not None:
             fields |= {Field.OTHER: residual.slot, Field.OTHER_PLANE: residual.layout.plane}
         clamp = Activation() if has_curve else node.activation
-        self._emit(node.name, fields, (clamp.low, clamp.high))
+        self._emit(owner, fields, (clamp.low, clamp.high))
         if has_curve:
             activate = self._from_to(target, target)
             activate |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
-            self._emit(node.name, activate)
+            self._emit(owner, activate)
 
     def _input_offsets(
         self, node: Convolution, source: PlacedTensor, target: Layout, fields: dict[Field, Any]
@@ -430,13 +466,41 @@ class _Builder:
         }
         self._emit(node.name, fields, (node.scale, INFINITY))
 
-    def _rearrange(self, node: Rearrange) -> None:
+    def _rearrange(self, node: Rearrange, lanes: int) -> None:
         assert node.form is not None
-        target = self.arena.allocate(node.name, 1, node.form)
+        target = self.arena.allocate(node.name, lanes, node.form)
         names = iter(node.inputs)
         for part in node.parts:
-            source = None if part.source is None else self.arena.get(next(names), 1)
+            source = None if part.source is None else self.arena.get(next(names), lanes)
             self._emit(node.name, rearrangement_fields(part, source, target, self.data))
+
+    def _recurrent(self, node: Recurrent, lanes: int) -> None:
+        """Add all layers. For one image, the input's part of all steps is computed first."""
+        assert node.form is not None
+        result = self.arena.allocate(node.name, lanes, node.form)
+        states = [self._input(node, index, lanes) for index in range(1, len(node.inputs))]
+        source = self._input(node, 0, lanes)
+        for layer in range(len(node.layers)):
+            temporary = [f"{node.name}.hidden{layer - 1}"] if layer else []
+            if lanes == 1:
+                gates = projection(node, layer)
+                self.arena.reads[gates.name, lanes] = 1
+                self._convolution(gates, lanes, owner=node.name)
+                source = self.arena.get(gates.name, lanes)
+                temporary.append(gates.name)
+            hidden, is_last = result, layer == len(node.layers) - 1
+            if not is_last:
+                name = f"{node.name}.hidden{layer}"
+                hidden = self.arena.allocate_temporary(name, lanes, hidden_form(node))
+            fields = self._from_to(source, hidden)
+            if is_last and not node.returned[0]:
+                fields[Field.TARGET] = -1
+            fields |= state_offsets(node, layer, states, result)
+            fields |= recurrence_fields(node, layer, lanes, self.threads, self.arena, self.data)
+            fields[Field.POSITION_BITS] = self._position_bits(Layout(1, 1, 1, 0, lanes, lanes))
+            self._emit(node.name, fields)
+            self.arena.mark_read(temporary, lanes)
+            source = hidden
 
 
 def _regular_columns(node: Pool) -> tuple[int, int, int]:

@@ -72,7 +72,11 @@ def rearrangement_fields(
             loops.append((factor.size, step, _step(factor, target.layout)))
             step *= factor.size
         offset = data.add("constants", part.constant.reshape(-1))
-        fields = {Field.SOURCE: offset, Field.SOURCE_IS: Place.CONSTANT}
+        fields = {
+            Field.SOURCE: offset,
+            Field.SOURCE_IS: Place.CONSTANT,
+            Field.LANES: target.layout.lanes,
+        }
         return fields | {Field.TARGET: to} | copy_fields(loops[::-1], data)
     assert part.source is not None
     layout = source.layout
@@ -80,7 +84,8 @@ def rearrangement_fields(
     assert found is not None, "lowering checks it"
     loops = [(size, _step(a, layout), _step(b, target.layout)) for size, a, b in found]
     start = SlotPart(source.slot, _offset(part.source, layout))
-    return {Field.SOURCE: start, Field.TARGET: to} | copy_fields(loops, data)
+    places = {Field.SOURCE: start, Field.TARGET: to, Field.LANES: layout.lanes}
+    return places | copy_fields(loops, data)
 
 
 def _offset(view: View, layout: Layout) -> int:
@@ -94,7 +99,8 @@ def _step(factor: Factor, layout: Layout) -> int:
     if factor.axis is Axis.CHANNEL:
         return factor.step * layout.plane
     rows, columns = divmod(factor.step, layout.width)
-    return rows * layout.stride + columns if layout.height > 1 else factor.step
+    step = rows * layout.stride + columns if layout.height > 1 else factor.step
+    return step * layout.lanes
 
 
 def attention_fields(

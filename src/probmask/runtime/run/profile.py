@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from probmask.messages import printable
-from probmask.runtime.lower.nodes import Convolution, Network, Node
+from probmask.runtime.lower.nodes import Convolution, Network, Node, Recurrent
 from probmask.runtime.plan.partition import (
     LANES,
     Choices,
@@ -129,7 +129,7 @@ def _describe(node: Node, choices: Choices, timing: Timing, elsewhere: str) -> d
         "node": node.name,
         "layer": node.label,
         "output": "×".join(map(str, node.trailing)) if node.form is not None else "",
-        "density": node.density if isinstance(node, Convolution) else None,
+        "density": node.density if isinstance(node, Convolution | Recurrent) else None,
         "runs": "model" if choices.model else "kernels" if sparse else elsewhere,
         "why": _reason(node, choices, timing),
         "kernels_ms": None if on_kernels is None else 1e3 * on_kernels,
