@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,26 @@ def test_a_forked_child_starts_its_own_threads(engine, batch):
     assert not hanging
     assert answers.get() == expected.tolist()
     assert torch.equal(engine(x), expected)
+
+
+def test_one_thread_computes_what_is_not_faster_when_divided(tmp_path):
+    """Measure whether to divide layers where there are few images; save and reuse the choice."""
+    torch.manual_seed(0)
+    model, x = masked(models.resnet14(width=8), 0.9), torch.randn(1, 3, 32, 32)
+    engine = probmask.runtime.compile(model, x, threads=2, layers="sparse")
+    expected = engine(x)
+    divided = engine.choices
+    firsts = frozenset(divided.ungrouped)
+    measured = engine._divided_where_faster(divided)
+    assert measured.undivided <= firsts
+    alone = replace(divided, undivided=firsts)
+    alone.save(tmp_path / "choices.json")
+    again = probmask.runtime.compile(model, x, threads=2, choices=tmp_path / "choices.json")
+    assert again.choices == alone
+    again._threads.map = None  # one thread computes the layers
+    assert torch.equal(again(x), expected)
+    many = engine.tuned_for(torch.randn(4, 3, 32, 32))
+    assert not many.choices.undivided  # there are enough images to share
 
 
 def test_interrupts_do_not_change_results():

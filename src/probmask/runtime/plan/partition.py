@@ -35,11 +35,13 @@ class Choices:
         ungrouped: For the first node of a step, the number of the step's nodes that run for one
             image at a time. The others run for groups. Default: all nodes of the step.
         model: Whether the model itself runs, as a whole, in PyTorch.
+        undivided: First nodes of the steps whose layers are not divided among threads.
     """
 
     sparse: frozenset[str]
     ungrouped: Mapping[str, int]
     model: bool = False
+    undivided: frozenset[str] = frozenset()
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the choices as JSON, with the name of this processor.
@@ -66,6 +68,7 @@ class Choices:
             "sparse": sorted(self.sparse),
             "lone": dict(sorted(self.ungrouped.items())),
             "model": self.model,
+            "undivided": sorted(self.undivided),
         }
         write_atomically(path, json.dumps(content, indent=2).encode(), overwrite=overwrite)
 
@@ -78,13 +81,14 @@ def read_choices(path: str | os.PathLike[str], network: Network) -> Choices:
         ungrouped = {str(name): int(count) for name, count in content["lone"].items()}
         measured_on = str(content["processor"])
         model = bool(content.get("model", False))
+        undivided = frozenset(str(name) for name in content.get("undivided", ()))
     except OSError as error:
         raise InputError(f"choices={path}: cannot be read ({error.strerror}).") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"choices={path}: not a file that Engine.choices.save wrote ({error!r})."
         ) from error
-    unknown = sorted((sparse | set(ungrouped)) - candidates(network))
+    unknown = sorted((sparse | undivided | set(ungrouped)) - candidates(network))
     if unknown:
         raise InputError(
             f"choices={path}: made for another network, with a node {unknown[0]!r}. Compile "
@@ -95,7 +99,7 @@ def read_choices(path: str | os.PathLike[str], network: Network) -> Choices:
             f"choices={path}: measured on {measured_on}, but this is {processor()}. Compile "
             "without choices and save them again."
         )
-    return Choices(sparse, ungrouped, model)
+    return Choices(sparse, ungrouped, model, undivided)
 
 
 def processor() -> str:

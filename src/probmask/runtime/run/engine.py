@@ -1,8 +1,10 @@
 """The engine: a compiled network that runs each node where it is fastest."""
 
 import copy
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -208,7 +210,30 @@ class Engine:
             for step in steps_of(self.network, sparse)
             if step.sparse
         }
-        self._use_fastest_of(Choices(frozenset(sparse), ungrouped))
+        mixture = Choices(frozenset(sparse), ungrouped)
+        self._use_fastest_of(self._divided_where_faster(mixture))
+
+    def _divided_where_faster(self, choices: Choices) -> Choices:
+        """Return the choices with the steps that one thread computes as fast as all threads."""
+        if self.threads == 1 or not choices.sparse:
+            return choices
+        alone = replace(choices, undivided=frozenset(choices.ungrouped))
+        values = dict(zip(self.network.inputs, self._examples, strict=True))
+        schedules = [self._plan(chosen) for chosen in (choices, alone)]
+        rounds: list[list[dict[str, float]]] = [[], []]
+        started = time.perf_counter()
+        with torch.no_grad():
+            for schedule in schedules:  # creates the memory and the threads
+                schedule.run(values)
+            while len(rounds[0]) < 5 or time.perf_counter() - started < _COMPARISON_SECONDS:
+                for schedule, taken in zip(schedules, rounds, strict=True):
+                    taken.append(schedule.seconds_of_few_images(values))
+        together, single = (
+            {name: statistics.median(seconds[name] for seconds in taken) for name in taken[0]}
+            for taken in rounds
+        )
+        slow = {name for name in together if single[name] < _MIN_SPEEDUP * together[name]}
+        return replace(choices, undivided=frozenset(slow))
 
     def _use_fastest_of(self, mixture: Choices) -> None:
         """Use the mixture if it is fast enough, otherwise PyTorch alone."""

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -162,11 +162,15 @@ class KernelStep:
         grouped: Program | None,
         threads: Threads,
         tensors: Tensors,
+        *,
+        undivided: bool = False,
     ) -> None:
         self.step = step
         self.single = Runner(single)
         self.grouped = Runner(grouped) if grouped is not None else None
         self.threads, self.tensors = threads, tensors
+        # Whether one thread computes a layer if there are not enough images for all threads.
+        self.undivided = undivided
 
     def __call__(self, values: dict[str, Any]) -> bool:
         """Compute the step's outputs and add them to the values; return whether all are finite.
@@ -184,6 +188,19 @@ class KernelStep:
         for external, tensor in zip(self.step.outputs, outputs, strict=True):
             values[external.name] = tensor
         return finite
+
+    def has_few_images(self, values: Mapping[str, Any]) -> bool:
+        """Return whether there are too few images in these values to divide them among threads."""
+        first = self.step.inputs[0]
+        images = prod(values[first.name].shape[: len(first.form.leading)])
+        group = self.grouped.program.group if self.grouped is not None else 1
+        counts = [images // group] if group > 1 and images >= group else []
+        counts += [images % group if group > 1 else images]
+        return any(count and not self._has_enough(count) for count in counts)
+
+    def _has_enough(self, images: int) -> bool:
+        """Return whether all threads get about the same number of images or groups."""
+        return images >= 2 * self.threads.count or images == self.threads.count
 
     def _check(self, inputs: list[Any], images: int) -> None:
         """Raise if sizes do not match: compiled code would read past the end of a tensor."""
@@ -211,15 +228,16 @@ class KernelStep:
         groups = (end - begin) // group
         if count == 1:
             return runner.run(external, begin, end)
-        if groups >= 2 * count or groups == count:
+        if self._has_enough(groups):
             bounds = [begin + groups * k // count * group for k in range(count + 1)]
             jobs = [
                 lambda first=first, last=last: runner.run(external, first, last)
                 for first, last in pairwise(bounds)
             ]
             return all(self.threads.map(jobs))
-        if not self.threads.together.acquire(blocking=False):
-            return runner.run(external, begin, end)  # another call uses the threads
+        # If the threads are not free, another call uses them.
+        if self.undivided or not self.threads.together.acquire(blocking=False):
+            return runner.run(external, begin, end)
         try:
             return runner.run_together(external, begin, end, self.threads)
         finally:

@@ -1,5 +1,6 @@
 """The schedule of a call: which tasks run in which order, and when their tensors are freed."""
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,19 @@ class Schedule:
                 del values[name]
         return values, True
 
+    def seconds_of_few_images(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run a call; return the seconds of each step that has too few images for all threads.
+
+        The steps are named by their first node.
+        """
+        values, seconds = dict(inputs), {}
+        for task in self._tasks:
+            started = time.perf_counter()
+            task.run(values)
+            if isinstance(task.run, KernelStep) and task.run.has_few_images(values):
+                seconds[task.run.step.nodes[0].name] = time.perf_counter() - started
+        return seconds
+
     def _kernel_step(self, step: Step, choices: Choices) -> KernelStep:
         ungrouped = choices.ungrouped.get(step.nodes[0].name, len(step.nodes))
         ungrouped = max(ungrouped, first_grouped(step.nodes))
@@ -48,7 +62,8 @@ class Schedule:
         grouped = None
         if ungrouped < len(step.nodes):
             grouped = build_program(step, threads=count, lanes=LANES, ungrouped=ungrouped)
-        return KernelStep(step, single, grouped, self._threads, self._tensors)
+        undivided = step.nodes[0].name in choices.undivided
+        return KernelStep(step, single, grouped, self._threads, self._tensors, undivided=undivided)
 
 
 @dataclass(frozen=True)
