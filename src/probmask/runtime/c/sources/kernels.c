@@ -219,6 +219,42 @@ void pm_rearrange(const struct pm_rearrangement *op, const float *source, float 
             }
 }
 
+/* Output row y is row y / step of the phases y % step, and likewise for columns. */
+void pm_merge_phases(const struct pm_merge *op) {
+    const int lanes = op->lanes, step = op->step_x;
+    for (int c = 0; c < op->channels; ++c)
+        for (int y = 0; y < op->height; ++y) {
+            const int plane = (c * op->step_y + y % op->step_y) * step;
+            const float *source = op->source + plane * op->source_plane;
+            source += y / op->step_y * op->source_stride * lanes;
+            float *target = op->target + c * op->target_plane + y * op->target_stride * lanes;
+            for (int phase = 0; phase < step; ++phase, source += op->source_plane)
+                for (int x = phase; x < op->width; x += step)
+                    for (int lane = 0; lane < lanes; ++lane)
+                        target[x * lanes + lane] = source[x / step * lanes + lane];
+        }
+}
+
+void pm_resize(const struct pm_resize *op) {
+    const int32_t *upper = op->places, *lower = upper + op->height;
+    const int32_t *left = lower + op->height, *right = left + op->width;
+    const float *weights = op->weights + op->height;
+    for (int c = 0; c < op->channels; ++c)
+        for (int y = 0; y < op->height; ++y) {
+            const float *plane = op->source + c * op->source_plane;
+            const float *above = plane + upper[y] * op->source_stride;
+            const float *below = plane + lower[y] * op->source_stride;
+            float *target = op->target + c * op->target_plane + y * op->target_stride;
+            const float weight = op->weights[y], rest = 1.0f - weight;
+            for (int x = 0; x < op->source_width; ++x)
+                op->scratch[x] = rest * above[x] + weight * below[x];
+            for (int x = 0; x < op->width; ++x) {
+                const float a = op->scratch[left[x]], b = op->scratch[right[x]];
+                target[x] = (1.0f - weights[x]) * a + weights[x] * b;
+            }
+        }
+}
+
 /* ---- Pooling --------------------------------------------------------------------------------- */
 
 /* Windows of 2 × 2 or 3 × 3 with stride two that the border does not cut: `count` of a row. */
@@ -342,30 +378,59 @@ void pm_average_pool(const struct pm_pool *op) {
 
 /* x · sigmoid(z), which is 0 where exp is clamped. */
 INLINE vec times_sigmoid(vec x, vec z) {
-    const vec below = add(splat(1.0f), exponential(subtract(splat(0.0f), z)));
+    const vec below = add(splat(1.0f), exponential(negate(z)));
     return where_larger(z, splat(-87.0f), divide(x, below));
 }
 
-INLINE vec curve_of(vec x, enum pm_curve curve) {
-    if (curve == PM_SILU) return times_sigmoid(x, x);
-    if (curve == PM_GELU) {
+/* tanh|x| = -t / (t + 2) with t = exp(-2 |x|) - 1, and the sign of x. */
+INLINE vec tanh_of(vec x) {
+    const vec size = larger(x, negate(x));
+    const vec t = exponential_minus_one(multiply(size, splat(-2.0f)));
+    const vec result = divide(negate(t), add(t, splat(2.0f)));
+    const vec zero = splat(0.0f);
+    return subtract(where_larger(x, zero, result), where_larger(zero, x, result));
+}
+
+INLINE vec curve_of(vec x, float low, float high, const enum pm_curve curve) {
+    const vec zero = splat(0.0f), one = splat(1.0f), two = splat(2.0f);
+    switch (curve) {
+    case PM_SILU: return times_sigmoid(x, x);
+    case PM_GELU: {
         const vec half = multiply(x, splat(0.5f));
         return multiply_add(half, error_function(multiply(x, splat(0.70710678f))), half);
     }
-    if (curve == PM_GELU_TANH) {
+    case PM_GELU_TANH: {
         const vec factor = splat(0.044715f * 1.5957691216f);
         const vec cubic = multiply_add(multiply(x, x), factor, splat(1.5957691216f));
         return times_sigmoid(x, multiply(x, cubic));
     }
-    const vec gate = clamp(add(x, splat(3.0f)), 0.0f, 6.0f);
-    return multiply(x, divide(gate, splat(6.0f)));
+    case PM_TANH: return tanh_of(x);
+    case PM_MISH: { /* x · tanh(ln(1 + e)) = x · n / (n + 2) with e = exp(x) and n = e² + 2 e */
+        const vec e = exponential(smaller(x, splat(20.0f)));
+        const vec n = multiply(e, add(e, two));
+        return multiply(x, divide(n, add(n, two)));
+    }
+    case PM_LEAKY:
+    case PM_ELU: {
+        const vec below = curve == PM_LEAKY ? x : exponential_minus_one(x);
+        return add(where_larger(x, zero, multiply(x, splat(low))),
+                   where_larger(zero, x, multiply(below, splat(high))));
+    }
+    case PM_SIGMOID: return divide(one, add(one, exponential(negate(x))));
+    case PM_HARDSWISH:
+    case PM_HARDSIGMOID: {
+        const vec gate = divide(clamp(add(x, splat(3.0f)), 0.0f, 6.0f), splat(6.0f));
+        return curve == PM_HARDSWISH ? multiply(x, gate) : gate;
+    }
+    default: return clamp(x, low, high);
+    }
 }
 
 enum operation { ADD, MULTIPLY, ACTIVATE };
 
 INLINE vec result_of(const struct pm_elementwise *op, vec x, vec z, const enum operation operation,
                      const enum pm_curve curve) {
-    if (operation == ACTIVATE && curve != PM_CLAMP) return curve_of(x, curve);
+    if (operation == ACTIVATE) return curve_of(x, op->low, op->high, curve);
     if (operation == ADD) x = add(x, z);
     if (operation == MULTIPLY) x = multiply(x, z);
     return clamp(x, op->low, op->high);
@@ -396,11 +461,58 @@ void pm_multiply(const struct pm_elementwise *op) { map(op, MULTIPLY, PM_CLAMP);
 
 void pm_activate(const struct pm_elementwise *op) {
     switch (op->curve) {
-    case PM_CLAMP: map(op, ACTIVATE, PM_CLAMP); break;
-    case PM_SILU: map(op, ACTIVATE, PM_SILU); break;
-    case PM_GELU: map(op, ACTIVATE, PM_GELU); break;
-    case PM_GELU_TANH: map(op, ACTIVATE, PM_GELU_TANH); break;
-    case PM_HARDSWISH: map(op, ACTIVATE, PM_HARDSWISH); break;
+#define CASE(curve)                                                                                \
+    case curve: map(op, ACTIVATE, curve); break;
+        CASE(PM_CLAMP)
+        CASE(PM_SILU)
+        CASE(PM_GELU)
+        CASE(PM_GELU_TANH)
+        CASE(PM_HARDSWISH)
+        CASE(PM_TANH)
+        CASE(PM_MISH)
+        CASE(PM_LEAKY)
+        CASE(PM_ELU)
+        CASE(PM_SIGMOID)
+        CASE(PM_HARDSIGMOID)
+    }
+}
+
+void pm_clear_padding(const struct pm_image *op) {
+    for (int c = 0; c < op->channels; ++c) {
+        float *plane = op->tensor + c * op->plane;
+        for (int i = 0; i < op->lead; ++i) plane[i - op->lead] = 0.0f;
+        for (int y = 0; y < op->height; ++y) {
+            const int start = (y * op->stride + op->width) * op->lanes;
+            const int is_last = y + 1 == op->height;
+            const int end = is_last ? op->plane - op->lead : (y + 1) * op->stride * op->lanes;
+            for (int i = start; i < end; ++i) plane[i] = 0.0f;
+        }
+    }
+}
+
+INLINE void combine_channels(const struct pm_channels *op, const int product) {
+    const int lanes = op->lanes, count = op->width * lanes;
+    for (int c = 0; c < op->channels; ++c)
+        for (int y = 0; y < op->height; ++y) {
+            const float *other = op->other + c * op->other_plane;
+            const float *x = op->source + c * op->source_plane + y * op->source_stride * lanes;
+            float *target = op->target + c * op->target_plane + y * op->target_stride * lanes;
+            for (int i = 0; i < count; ++i) {
+                const float z = lanes == 1 ? *other : other[i % lanes];
+                target[i] = clamped(product ? x[i] * z : x[i] + z, op->low, op->high);
+            }
+        }
+}
+
+void pm_add_channels(const struct pm_channels *op) { combine_channels(op, 0); }
+void pm_multiply_channels(const struct pm_channels *op) { combine_channels(op, 1); }
+
+void pm_leaky_channels(const struct pm_channels *op) {
+    for (int c = 0; c < op->channels; ++c) {
+        const float slope = op->other[c];
+        const float *x = op->source + c * op->source_plane;
+        float *target = op->target + c * op->target_plane;
+        for (int i = 0; i < op->source_plane; ++i) target[i] = x[i] < 0 ? x[i] * slope : x[i];
     }
 }
 
@@ -458,6 +570,58 @@ void pm_normalize(const struct pm_norm *op) {
             vec y = multiply_add(scaled, splat(op->scale[c]), splat(op->bias[c]));
             if (op->positions) y = keep(y, expand(op->positions + start));
             store(op->target + c * op->target_plane + start, y);
+        }
+    }
+}
+
+/* Sum of (x - center)², or of x, in a row. */
+INLINE vec sum_of_row(const float *x, int count, float center, const int squared) {
+    vec sum = splat(0.0f);
+    int i = 0;
+    for (; i + WIDTH <= count; i += WIDTH) {
+        const vec v = subtract(load(x + i), splat(center));
+        sum = squared ? multiply_add(v, v, sum) : add(sum, v);
+    }
+    if (i < count) {
+        float rest[WIDTH] = {0};
+        for (int k = 0; i + k < count; ++k) {
+            const float v = x[i + k] - center;
+            rest[k] = squared ? v * v : v;
+        }
+        sum = add(sum, load(rest));
+    }
+    return sum;
+}
+
+static float sum_of_group(const struct pm_group_norm *op, int group, float center, int squared) {
+    vec sums = splat(0.0f);
+    for (int c = 0; c < op->channels; ++c)
+        for (int y = 0; y < op->height; ++y) {
+            const float *x = op->source + (group * op->channels + c) * op->source_plane;
+            x += y * op->source_stride;
+            sums = add(sums, squared ? sum_of_row(x, op->width, center, 1)
+                                     : sum_of_row(x, op->width, center, 0));
+        }
+    float lanes[WIDTH], total = 0.0f;
+    store(lanes, sums);
+    for (int k = 0; k < WIDTH; ++k) total += lanes[k];
+    return total;
+}
+
+void pm_normalize_groups(const struct pm_group_norm *op) {
+    const float count = (float)op->channels * (float)op->height * (float)op->width;
+    for (int group = 0; group < op->groups; ++group) {
+        const float center = sum_of_group(op, group, 0.0f, 0) / count;
+        const float variance = sum_of_group(op, group, center, 1) / count;
+        float factor[WIDTH];
+        store(factor, inverse_root(splat(variance + op->epsilon)));
+        for (int c = group * op->channels; c < (group + 1) * op->channels; ++c) {
+            const float scale = factor[0] * op->scale[c], shift = op->bias[c] - center * scale;
+            for (int y = 0; y < op->height; ++y) {
+                const float *x = op->source + c * op->source_plane + y * op->source_stride;
+                float *target = op->target + c * op->target_plane + y * op->target_stride;
+                for (int i = 0; i < op->width; ++i) target[i] = x[i] * scale + shift;
+            }
         }
     }
 }
@@ -542,6 +706,37 @@ static void softmax(float *scores, int row, int keys, const float *mask, int mas
         sum = add(sum, e);
     }
     store(reciprocal, divide(splat(1.0f), sum));
+}
+
+void pm_softmax(const struct pm_norm *op) {
+    const int single = op->source_plane == 1; /* one position: its channels are neighbors */
+    for (int start = 0; start < (single ? 1 : op->run); start += WIDTH) {
+        const float *x = op->source + start;
+        float *y = op->target + start;
+        vec top = single ? splat(*x) : load(x), sum = splat(0.0f);
+        for (int c = 1; c < op->channels; ++c) {
+            const float *at = x + c * op->source_plane;
+            top = larger(single ? splat(*at) : load(at), top);
+        }
+        for (int pass = 0; pass < 2; ++pass)
+            for (int c = 0; c < op->channels; ++c) {
+                const float *at = x + c * op->source_plane;
+                vec e = exponential(subtract(single ? splat(*at) : load(at), top));
+                if (!pass) {
+                    sum = add(sum, e);
+                    continue;
+                }
+                e = divide(e, sum);
+                if (single) {
+                    float lanes[WIDTH];
+                    store(lanes, e);
+                    y[c] = lanes[0];
+                } else {
+                    if (op->positions) e = keep(e, expand(op->positions + start));
+                    store(y + c * op->target_plane, e);
+                }
+            }
+    }
 }
 
 static void attend_block(const struct pm_attention *op, int head, int first, int width) {

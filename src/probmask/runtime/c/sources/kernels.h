@@ -42,6 +42,7 @@ void pm_linear(const struct pm_layer *op);   /* one position */
 struct pm_image {
     float *tensor;
     int channels, plane, height, width, stride, lanes;
+    int lead;   /* floats before the first position of a plane */
     int tokens; /* whether the channels are last outside */
 };
 void pm_pack(const struct pm_image *op, const float *image);
@@ -63,6 +64,14 @@ struct pm_phases {
 };
 void pm_split_phases(const struct pm_phases *op); /* for strided layers: every n-th row, column */
 
+struct pm_merge {
+    const float *source; /* the phases of a channel are next to each other */
+    float *target;
+    int channels, source_plane, target_plane, source_stride, target_stride;
+    int height, width, step_y, step_x, lanes;
+};
+void pm_merge_phases(const struct pm_merge *op); /* for transposed convolutions */
+
 struct pm_rearrangement {
     int sizes[4], source_steps[4], target_steps[4]; /* of four nested loops */
 };
@@ -83,8 +92,32 @@ struct pm_pool {
 void pm_max_pool(const struct pm_pool *op);
 void pm_average_pool(const struct pm_pool *op);
 
+/* Interpolation: each output row is a mean of two input rows, and likewise for columns. */
+struct pm_resize {
+    const float *source;
+    float *target;
+    const int32_t *places; /* the first and the second row of each output row, then columns */
+    const float *weights;  /* of the second row, then of the second column */
+    float *scratch;        /* one row of the source */
+    int channels, source_plane, target_plane, source_stride, target_stride;
+    int height, width, source_width;
+};
+void pm_resize(const struct pm_resize *op);
+
 /* Elementwise operations over whole planes: the padding stays zero. */
-enum pm_curve { PM_CLAMP, PM_SILU, PM_GELU, PM_GELU_TANH, PM_HARDSWISH };
+enum pm_curve {
+    PM_CLAMP,
+    PM_SILU,
+    PM_GELU,
+    PM_GELU_TANH,
+    PM_HARDSWISH,
+    PM_TANH,
+    PM_MISH,
+    PM_LEAKY, /* x · low for positive numbers, x · high for negative ones */
+    PM_ELU,   /* x · low for positive numbers, (exp(x) - 1) · high for negative ones */
+    PM_SIGMOID,
+    PM_HARDSIGMOID
+};
 struct pm_elementwise {
     const float *source, *other;
     float *target;
@@ -96,6 +129,19 @@ void pm_add(const struct pm_elementwise *op);
 void pm_multiply(const struct pm_elementwise *op);
 void pm_activate(const struct pm_elementwise *op);
 void pm_copy(const struct pm_elementwise *op);
+void pm_clear_padding(const struct pm_image *op); /* after curves that do not map 0 to 0 */
+
+/* A tensor and one number per channel. */
+struct pm_channels {
+    const float *source, *other;
+    float *target;
+    int channels, source_plane, other_plane, target_plane, source_stride, target_stride;
+    int height, width, lanes;
+    float low, high;
+};
+void pm_add_channels(const struct pm_channels *op);
+void pm_multiply_channels(const struct pm_channels *op);
+void pm_leaky_channels(const struct pm_channels *op); /* multiples of negative numbers */
 
 /* LayerNorm, or RMSNorm if it is not centered, over the channels of each position. */
 struct pm_norm {
@@ -107,6 +153,18 @@ struct pm_norm {
     const signed char *positions;
 };
 void pm_normalize(const struct pm_norm *op);
+void pm_softmax(const struct pm_norm *op); /* over the channels */
+
+/* GroupNorm and InstanceNorm. */
+struct pm_group_norm {
+    const float *source;
+    float *target;
+    const float *scale, *bias; /* by channel */
+    int groups, channels;      /* channels of a group */
+    int source_plane, target_plane, source_stride, target_stride, height, width;
+    float epsilon;
+};
+void pm_normalize_groups(const struct pm_group_norm *op);
 
 /* Attention: softmax(scale · queries · keys + mask) · values, head by head. */
 struct pm_attention {

@@ -143,6 +143,8 @@ INLINE vec estimate_inverse_root(vec v) { PM_EACH(inverse_root_of(v.x[i])); }
 
 #endif
 
+INLINE vec negate(vec x) { return subtract(splat(0.0f), x); }
+
 /* 1 / √x by three steps of Newton's method; each doubles the correct digits. */
 INLINE vec inverse_root(vec x) {
     vec y = estimate_inverse_root(x);
@@ -157,10 +159,12 @@ INLINE vec clamp(vec x, float low, float high) {
     return smaller(larger(x, splat(low)), splat(high));
 }
 
-/* exp(x) = 2ⁿ · exp(r), with x clamped to [-87, 88] (polynomial of Cephes). */
-INLINE vec exponential(vec x) {
+/* t, whose lowest bits are n, and exp(r) - 1, for x = n · ln(2) + r (polynomial of Cephes). */
+struct power {
+    vec t, rest;
+};
+INLINE struct power power_and_rest(vec x) {
     const vec rounding = splat(12582912.0f); /* adding it leaves n in the lowest bits */
-    x = clamp(x, -87.0f, 88.0f);
     const vec t = multiply_add(x, splat(1.44269504f), rounding);
     const vec n = subtract(t, rounding);
     vec r = multiply_add(n, splat(-0.693359375f), x);
@@ -171,8 +175,21 @@ INLINE vec exponential(vec x) {
     p = multiply_add(p, r, splat(4.1665795894e-2f));
     p = multiply_add(p, r, splat(1.6666665459e-1f));
     p = multiply_add(p, r, splat(5.0000001201e-1f));
-    p = multiply_add(multiply(p, r), r, add(r, splat(1.0f)));
-    return add_exponent(p, t);
+    const struct power result = {t, multiply_add(multiply(p, r), r, r)};
+    return result;
+}
+
+/* exp(x) = 2ⁿ · exp(r), with x clamped to [-87, 88]. */
+INLINE vec exponential(vec x) {
+    const struct power p = power_and_rest(clamp(x, -87.0f, 88.0f));
+    return add_exponent(add(p.rest, splat(1.0f)), p.t);
+}
+
+/* exp(x) - 1 for x ≤ 0, precise near 0. */
+INLINE vec exponential_minus_one(vec x) {
+    const struct power p = power_and_rest(clamp(x, -87.0f, 0.0f));
+    const vec power = add_exponent(splat(1.0f), p.t);
+    return multiply_add(power, p.rest, subtract(power, splat(1.0f)));
 }
 
 /* erf(x) = x · P(x²) / Q(x²) (polynomials of Eigen). */
