@@ -89,7 +89,10 @@ def build(tmp_path_factory):
 
 def run(command, directory, inputs, expected):
     """Run a program twice in a row on inputs; return both results in the form of the expected."""
-    raw = b"".join(tensor.numpy().tobytes() for tensor in inputs)
+    raw = b"".join(
+        (tensor if tensor.is_floating_point() else tensor.int()).numpy().tobytes()
+        for tensor in inputs
+    )
     done = subprocess.run(command, cwd=directory, input=2 * raw, stdout=subprocess.PIPE, check=True)
     leaves, spec = pytree.tree_flatten(expected)
     results = []
@@ -169,6 +172,23 @@ class Decoder(nn.Module):
         return x + self.down(nn.functional.silu(a) * b), x
 
 
+class Sentences(nn.Module):
+    """Tokens and a mask of the keys that are not padding; a view of the result is returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(30, 16), nn.Parameter(torch.randn(9, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 24, activation="gelu", batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, tokens, mask):
+        x = self.words(tokens) + self.places
+        q = x.unflatten(2, (2, 8)).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, q, q, mask[:, None, None].bool())
+        x = self.layer(x + y.transpose(1, 2).flatten(2))
+        return self.head(x[:, 0]), x.transpose(1, 2)
+
+
 NETWORKS = {
     "smallconv": (lambda: models.smallconv(width=8), (2, 1, 8, 8)),
     "residual": (Residual, (1, 3, 15, 12)),
@@ -210,6 +230,14 @@ def test_several_inputs_a_mask_and_causal_attention(tmp_path, build):
         "run(const float *in_x, const float *in_other, float *out_0, float *out_1)"
         in (tmp_path / "network.h").read_text()
     )
+
+
+def test_tokens_and_a_padding_mask(tmp_path, build):
+    TOOLCHAINS["gcc"].skip_if_missing()
+    torch.manual_seed(0)
+    tokens, mask = torch.randint(30, (2, 9)), (torch.arange(9) < torch.tensor([[9], [5]])).long()
+    assert_agrees(masked(Sentences(), 0.5), tokens, mask, directory=tmp_path, build=build)
+    assert "const int32_t *in_tokens" in (tmp_path / "network.h").read_text()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -257,7 +285,7 @@ def test_an_operation_without_a_kernel_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("model", "example", "message"),
     [
-        (nn.Embedding(4, 4), torch.zeros(1, 3, dtype=torch.long), "takes input of int64"),
+        (nn.Linear(3, 3).double(), torch.zeros(1, 3).double(), "takes input of float64, but a C"),
         (nn.Identity(), torch.zeros(1, 3), "an output of the network is a constant or one of"),
         (nn.Linear(3, 3), torch.zeros(0, 3), r"export_c\(example=…\): the example is empty"),
         (nn.Linear(3, 3), torch.zeros(1, 4), r"export_c\(Linear\): torch.export cannot export"),
@@ -306,7 +334,7 @@ def test_the_command_writes_a_program_that_its_makefile_builds(artifact, tmp_pat
         assert_close(result, expected)
     cut = subprocess.run(["./network"], cwd=out, input=b"0123", capture_output=True, check=False)
     assert (cut.returncode, cut.stdout) == (1, b"")
-    assert b"expected 192 floats, found 1" in cut.stderr
+    assert b"expected 192 numbers, found 1" in cut.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as safetensors_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from probmask.artifact.load import load, load_state
 from probmask.artifact.onnx import Agreement, compare_with_onnxruntime, random_inputs, to_onnx
@@ -121,18 +121,22 @@ def _save_with_graph(
     info = read(artifact)
     shape = input_shape_of(artifact, info, model, input_shape)
     network = load(artifact, model=model)
-    name = model or info.metadata.get("model")
-    takes_tokens = isinstance(name, str) and name in MODELS and MODELS[name].image_shape is None
-    tokens = torch.ones(1, *shape, dtype=torch.int64)
     save(
         network,
         out,
         metadata=info.metadata,
         values=None if info.rounding is None else info.rounding["values"],
         graph=True,
-        example=(tokens, tokens) if takes_tokens else random_inputs(network, shape, 1),
+        example=example_of(model or info.metadata.get("model"), network, shape, 1),
         overwrite=overwrite,
     )
+
+
+def example_of(name: object, network: nn.Module, shape: Sequence[int], batch: int) -> Any:
+    """Return inputs of a network: noise, or tokens and their mask for a network of sentences."""
+    takes_tokens = isinstance(name, str) and name in MODELS and MODELS[name].image_shape is None
+    tokens = torch.ones(batch, *shape, dtype=torch.int64)
+    return (tokens, tokens) if takes_tokens else random_inputs(network, shape, batch)
 
 
 def _to_safetensors(state: Mapping[str, Tensor]) -> bytes:
@@ -252,7 +256,7 @@ def _usual_shape(artifact: Path, info: ArtifactInfo, model: str | None) -> tuple
         raise ArtifactError(
             f"{artifact}: {name} takes tokens; only networks that take one tensor of numbers, such "
             "as images, can be exported to ONNX or timed. Load it with probmask.load. For --format "
-            "graph, pass the number of tokens: input_shape=(128,) (--input-shape 128)."
+            "graph or c, pass the number of tokens: input_shape=(128,) (--input-shape 128)."
         )
     channels, *sides = usual
     known = settings if isinstance(settings, dict) else {}

@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     export.add_argument(
         "--input-shape",
         metavar="C,H,W",
-        help="shape of one input, for ONNX, C and graph; for graph also the number of tokens "
-        "(default: as in training)",
+        help="shape of one input, for ONNX, C and graph; for C and graph also the number of "
+        "tokens (default: as in training)",
     )
     export.add_argument(
         "--batch", type=int, metavar="N", help="number of inputs per call, for C (default: 1)"
@@ -87,10 +87,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _export_c(options: argparse.Namespace) -> None:
     """Write a C program and print how to build it."""
-    import torch
-
     from probmask.artifact import load, read
-    from probmask.artifact.export import input_shape_of
+    from probmask.artifact.export import example_of, input_shape_of
     from probmask.checks import check_count
     from probmask.cli.bench import check_sizes
     from probmask.runtime.c.c_export import export_c
@@ -98,10 +96,12 @@ def _export_c(options: argparse.Namespace) -> None:
     batch = 1 if options.batch is None else options.batch
     check_count("export", "batch", batch, least=1, meaning="a number of inputs per call")
     artifact, model = artifact_path(options), model_to_import(options)
-    shape = input_shape_of(artifact, read(artifact), model, parse_shape(options.input_shape))
+    info = read(artifact)
+    shape = input_shape_of(artifact, info, model, parse_shape(options.input_shape))
     check_sizes(shape, [batch])
     network = load(artifact, model=model)
-    done = export_c(network, options.out, torch.zeros(batch, *shape), overwrite=options.force)
+    example = example_of(model or info.metadata.get("model"), network, shape, batch)
+    done = export_c(network, options.out, example, overwrite=options.force)
     if options.json:
         print_json({**asdict(done), "path": str(done.path), "format": "c"})
         return

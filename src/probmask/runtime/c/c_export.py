@@ -49,7 +49,8 @@ def export_c(
     Args:
         model: A module, exported in evaluation mode, or the path of an artifact.
         out: The directory to write. It must not exist, or be empty.
-        example: An input, or a tuple of inputs, as float32 tensors or arrays.
+        example: An input, or a tuple of inputs, as tensors or arrays of float32 or integers.
+            Integers, such as tokens, are ``int32_t`` in C.
         overwrite: Write into a directory that is not empty. Files of the same names are replaced.
 
     Returns:

@@ -291,7 +291,7 @@ def _attend(op: Operation) -> str:
         "values": op.at(Field.VALUES),
         "target": op.at(Field.TARGET),
         "heads": op.integers("heads", op[Field.TABLE], 4 * heads),
-        "scratch": "scratch",
+        "scratch": f"{op.arena}_scratch",
         "mask": _mask(op),
         "mask_plane": op[Field.MASK_PLANE],
         "mask_heads": op[Field.MASK_HEADS],

@@ -10,10 +10,18 @@ from probmask.errors import InputError
 from probmask.runtime.c.c_operations import CALLS, Operation
 from probmask.runtime.c.c_tables import Tables, as_comment
 from probmask.runtime.kernels.operation_table import Field, Kind
-from probmask.runtime.lower.nodes import Network, Node, Rearrange, Recurrent
+from probmask.runtime.lower.nodes import (
+    AttendedKeys,
+    Embed,
+    Fallback,
+    Network,
+    Node,
+    Rearrange,
+    Recurrent,
+)
+from probmask.runtime.lower.views import View
 from probmask.runtime.plan.partition import (
     LANES,
-    ExternalTensor,
     Step,
     candidates,
     first_grouped,
@@ -23,6 +31,10 @@ from probmask.runtime.plan.partition import (
 from probmask.runtime.plan.program import Program, build_program
 from probmask.version import __version__
 
+# C types of the inputs, by dtype.
+_KINDS = {"float32": "float", "int64": "int32_t", "int32": "int32_t", "bool": "int32_t"}
+# Nested loops of a copy.
+_LOOPS = 4
 _COPIED = ("kernels.c", "kernels.h", "vectors.h", "Makefile")
 
 
@@ -33,10 +45,11 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     origin: str
+    kind: str = "float"
 
     @property
     def size(self) -> int:
-        """Number of floats."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -84,6 +97,7 @@ class _Source:
             for names, sizes in zip(network.input_shapes, shapes, strict=True)
             for name, size in zip(names, sizes, strict=True)
         }
+        self.nodes = {node.name: node for node in network.nodes}
         self.steps = steps_of(network, candidates(network))
         self.inputs = self._inputs()
         self.outputs = self._outputs()
@@ -96,24 +110,34 @@ class _Source:
     def _inputs(self) -> tuple[Tensor, ...]:
         names, shapes = self.network.inputs, self.network.input_shapes
         single = len(names) == 1
+        kinds = [_KINDS[_name_of(dtype)] for dtype in self.network.input_dtypes]
         return tuple(
-            Tensor("in" if single else f"in_{name}", self._sizes(shape), name)
-            for name, shape in zip(names, shapes, strict=True)
+            Tensor("in" if single else f"in_{name}", self._sizes(shape), name, kind)
+            for name, shape, kind in zip(names, shapes, kinds, strict=True)
         )
 
     def _outputs(self) -> tuple[Tensor, ...]:
-        names, found = self.network.outputs, self._externals()
+        names = self.network.outputs
         return tuple(
-            Tensor(
-                "out" if len(names) == 1 else f"out_{i}",
-                (*self._sizes(found[name].form.leading), *found[name].trailing),
-                name,
-            )
+            Tensor("out" if len(names) == 1 else f"out_{i}", self._shape(name), name)
             for i, name in enumerate(names)
         )
 
-    def _externals(self) -> dict[str, ExternalTensor]:
-        return {tensor.name: tensor for step in self.steps for tensor in step.outputs}
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an input, or of the output of a node, outside of the arenas."""
+        if name in self.network.inputs:
+            return self._sizes(self.network.input_shapes[self.network.inputs.index(name)])
+        node = self.nodes[name]
+        if isinstance(node, Embed):
+            return (*self._shape(node.inputs[0]), node.table.shape[1])
+        if isinstance(node, AttendedKeys):
+            batch, *keys = self._shape(node.inputs[0])
+            return (batch, 1, *keys)
+        view = _view(node)
+        if view is not None:
+            return tuple(view.sizes(self._shape(view.root)[0]))
+        assert node.form is not None
+        return (*self._sizes(node.form.leading), *node.trailing)
 
     def _sizes(self, sizes: Sequence[int | str]) -> tuple[int, ...]:
         """Return sizes as numbers."""
@@ -128,14 +152,14 @@ class _Source:
         return as_comment(f"{self.title}, by probmask {__version__}.")
 
     def _signature(self) -> str:
-        inputs = [f"const float *{tensor.name}" for tensor in self.inputs]
+        inputs = [f"const {tensor.kind} *{tensor.name}" for tensor in self.inputs]
         return f"void run({', '.join([*inputs, *(f'float *{t.name}' for t in self.outputs)])})"
 
     def main_parts(self) -> dict[str, str]:
         """Return what `main.c` leaves open."""
         tensors = (*self.inputs, *self.outputs)
         return {
-            "BUFFERS": "\n".join(f"static float {t.name}[{t.macro}];" for t in tensors),
+            "BUFFERS": "\n".join(f"static {t.kind} {t.name}[{t.macro}];" for t in tensors),
             "INPUTS": ", ".join(f"{{{t.name}, {t.macro}}}" for t in self.inputs),
             "OUTPUTS": ", ".join(f"{{{t.name}, {t.macro}}}" for t in self.outputs),
             "ARGUMENTS": ", ".join(t.name for t in tensors),
@@ -143,10 +167,10 @@ class _Source:
 
     def implementation(self) -> str:
         """Return the tables and the function."""
-        read = {tensor.name for step in self.steps for tensor in step.inputs}
+        read = {name for node in self.network.nodes for name in node.inputs}
         body = [f"    (void){t.name}; /* not used */" for t in self.inputs if t.origin not in read]
         for i, step in enumerate(self.steps):
-            body += self._step(step, i)
+            body += self._step(step, i) if step.sparse else self._moves(step)
         return _IMPLEMENTATION.substitute(
             TITLE=self._title(),
             TABLES="\n".join(self.tables.lines),
@@ -155,42 +179,64 @@ class _Source:
         )
 
     def _step(self, step: Step, number: int) -> list[str]:
-        """Define the tables of a step; return its loop over the images."""
-        for tensor in step.outputs:
-            if tensor.name not in self.pointers:
-                self._buffer(tensor, f"between_{number}_{len(self.pointers)}")
+        """Define the tables of a step on the kernels; return its loop over the images."""
         assert step.nodes[0].form is not None
         images = prod(self._sizes(step.nodes[0].form.leading))
         program = _program(step, images)
-        arena = "arena" if number == 0 else f"arena_{number}"
+        arena = f"arena_{number}"
         self.tables.lines.append(f"\nstatic float {arena}[{program.arena_size}] PM_ALIGNED;")
-        self._scratch(program)
+        self._scratch(program, arena)
         single, grouped = self._calls(step, program, arena, number)
         return _loop(images, program.group, single, grouped)
 
-    def _buffer(self, tensor: ExternalTensor, name: str) -> None:
-        """Define the memory of a tensor between two steps."""
-        size = prod(self._sizes(tensor.form.leading)) * tensor.form.size
-        self.tables.lines.append(f"\nstatic float {name}[{size}];")
-        self.pointers[tensor.name] = name
+    def _moves(self, step: Step) -> list[str]:
+        """Define the tables of nodes around the kernels; return their calls."""
+        return [f"    {self._move(node)};" for node in step.nodes]
 
-    def _scratch(self, program: Program) -> None:
-        """Define the memory of attentions; all steps share it."""
+    def _move(self, node: Node) -> str:
+        source, target = self._pointer(node.inputs[0]), self._pointer(node.name)
+        name, count = f"{target}_op", prod(self._shape(node.inputs[0]))
+        self.tables.comment(node.label)
+        if isinstance(node, AttendedKeys):
+            return f"pm_attended({source}, {target}, {count})"
+        if isinstance(node, Embed):
+            rows, width = node.table.shape
+            table = self.tables.array("float", f"{target}_table", node.table.reshape(-1))
+            members = {"table": table, "rows": rows, "width": width, "count": count}
+            self.tables.structure("pm_embedding", name, members)
+            return f"pm_embed(&{name}, {source}, {target})"
+        view = _view(node)
+        assert view is not None
+        sizes, steps, start = view.strides(self._shape(view.root)[0])
+        self.tables.structure("pm_rearrangement", name, _loops(sizes, steps))
+        return f"pm_rearrange(&{name}, {source} + {start}, {target})"
+
+    def _pointer(self, name: str) -> str:
+        """Return the C name of a tensor outside of the arenas; define its memory if it has none."""
+        if name not in self.pointers:
+            self.pointers[name] = f"between_{len(self.pointers)}"
+            memory = f"{self.pointers[name]}[{prod(self._shape(name))}]"
+            self.tables.lines.append(f"\nstatic float {memory} PM_ALIGNED;")
+        return self.pointers[name]
+
+    def _scratch(self, program: Program, arena: str) -> None:
+        """Define the memory of the attentions of a step."""
         rows = program.table[program.table[:, Field.KIND] == Kind.ATTEND]
         if len(rows):
             keys = int(rows[:, Field.KEYS].max())
-            self.tables.lines.append(f"static float scratch[PM_SCRATCH({keys})] PM_ALIGNED;")
+            memory = f"{arena}_scratch[PM_SCRATCH({keys})]"
+            self.tables.lines.append(f"static float {memory} PM_ALIGNED;")
 
     def _calls(
         self, step: Step, program: Program, arena: str, number: int
     ) -> tuple[list[str], list[str]]:
         """Define the operations; return the calls for one image and those for a group."""
-        externals = tuple(self.pointers[tensor.name] for tensor in (*step.inputs, *step.outputs))
+        externals = tuple(self._pointer(tensor.name) for tensor in (*step.inputs, *step.outputs))
         labels = {node.name: node.label for node in step.nodes}
         calls = []
         for i, owner in enumerate(program.owners):
             self.tables.comment(labels.get(owner, owner))
-            suffix = f"_{number}_{i}" if len(self.steps) > 1 else f"_{i}"
+            suffix = f"_{number}_{i}"
             op = Operation(program, i, self.tables, arena, suffix, externals)
             if op.kind not in CALLS:
                 raise InputError(
@@ -235,14 +281,12 @@ def _loop(images: int, group: int, single: Sequence[str], grouped: Sequence[str]
 def _check_kernels(network: Network) -> None:
     """Raise if something has no kernel, or if an output does not depend on the inputs."""
     for name, dtype in zip(network.inputs, network.input_dtypes, strict=True):
-        if str(dtype).removeprefix("torch.") != "float32":
-            kind = str(dtype).removeprefix("torch.")
+        if _name_of(dtype) not in _KINDS:
             raise InputError(
-                f"export_c: the network takes {name} of {kind}, but a C program takes float32. "
-                "Export the part of the network after the embeddings, or convert the network with "
-                ".float()."
+                f"export_c: the network takes {name} of {_name_of(dtype)}, but a C program takes "
+                "float32 and integers. Convert the network with .float()."
             )
-    missing = [node for node in network.nodes if node.form is None]
+    missing = [node for node in network.nodes if not _has_c(node, network)]
     if missing:
         raise InputError(
             f"export_c: {_named(missing)} no kernel, so the network cannot be written as C. "
@@ -259,6 +303,48 @@ def _check_kernels(network: Network) -> None:
         raise InputError(
             f"export_c: forward changes its input {name} in place. Return the new value instead."
         )
+
+
+def _has_c(node: Node, network: Network) -> bool:
+    """Return whether C can compute a node."""
+    if node.form is not None:
+        return True
+    kinds = dict(zip(network.inputs, map(_name_of, network.input_dtypes), strict=True))
+    if isinstance(node, Embed | AttendedKeys):
+        return _KINDS.get(kinds.get(node.inputs[0], "")) == "int32_t"
+    view = _view(node)
+    return view is not None and len(_joined(*view.strides(2)[:2])) <= _LOOPS
+
+
+def _view(node: Node) -> View | None:
+    """Return which elements of a tensor a node has, if it only moves them."""
+    return node.moved if isinstance(node, Fallback) else None
+
+
+def _joined(sizes: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return loops of size, step in the source and step in the target, as few as possible."""
+    loops: list[tuple[int, int, int]] = []
+    inside = 1
+    for size, step in reversed([*zip(sizes, steps, strict=True)]):
+        if loops and step == loops[-1][0] * loops[-1][1]:
+            loops[-1] = (loops[-1][0] * size, *loops[-1][1:])
+        elif size > 1:
+            loops.append((size, step, inside))
+        inside *= size
+    return loops[::-1]
+
+
+def _loops(sizes: Sequence[int], steps: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the loops of a copy to a contiguous tensor."""
+    loops = _joined(sizes, steps)
+    loops = [*[(1, 0, 0)] * (_LOOPS - len(loops)), *loops]
+    loops[2:] = loops[:1:-1]  # the third loop is the innermost
+    parts = zip(*loops, strict=True)
+    return dict(zip(("sizes", "source_steps", "target_steps"), map(tuple, parts), strict=True))
+
+
+def _name_of(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _named(nodes: Sequence[Node]) -> str:
@@ -278,7 +364,9 @@ _HEADER = Template("""\
 #ifndef PM_NETWORK_H
 #define PM_NETWORK_H
 
-/* Numbers of floats, and shapes, in C order. */
+#include <stdint.h>
+
+/* Numbers of elements, and shapes, in C order. */
 $SIZES
 
 #ifdef __cplusplus

@@ -197,6 +197,18 @@ void pm_split_phases(const struct pm_phases *op) {
     }
 }
 
+void pm_embed(const struct pm_embedding *op, const int32_t *indices, float *target) {
+    for (int i = 0; i < op->count; ++i, target += op->width) {
+        const int known = 0 <= indices[i] && indices[i] < op->rows;
+        const float *row = op->table + (known ? indices[i] * (int64_t)op->width : 0);
+        for (int k = 0; k < op->width; ++k) target[k] = known ? row[k] : 0.0f;
+    }
+}
+
+void pm_attended(const int32_t *numbers, float *target, int count) {
+    for (int i = 0; i < count; ++i) target[i] = numbers[i] ? 0.0f : -PM_INFINITY;
+}
+
 /* The third loop reads neighbors and the fourth writes neighbors, or the other way round. Blocks of
  * the third keep both in the cache.
  */

@@ -72,6 +72,16 @@ struct pm_merge {
 };
 void pm_merge_phases(const struct pm_merge *op); /* for transposed convolutions */
 
+struct pm_embedding {
+    const float *table;
+    int rows, width, count; /* of the table, and number of indices */
+};
+/* Rows of a table. An index outside of the table gives zeros. */
+void pm_embed(const struct pm_embedding *op, const int32_t *indices, float *target);
+
+/* A mask for an attention: 0 where a number is not 0, otherwise minus infinity. */
+void pm_attended(const int32_t *numbers, float *target, int count);
+
 struct pm_rearrangement {
     int sizes[4], source_steps[4], target_steps[4]; /* of four nested loops */
 };

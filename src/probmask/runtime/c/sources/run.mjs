@@ -1,7 +1,7 @@
-// Run network.wasm on raw floats: read inputs from stdin until it ends, write outputs to stdout.
+// Run network.wasm on raw numbers: read inputs from stdin until it ends, write outputs to stdout.
 import { readFileSync, writeSync } from "node:fs";
 
-const inputs = [$INPUTS]; // numbers of floats
+const inputs = [$INPUTS]; // how many numbers, of four bytes each
 const outputs = [$OUTPUTS];
 
 const file = readFileSync(new URL("network.wasm", import.meta.url));
