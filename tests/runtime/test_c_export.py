@@ -28,7 +28,10 @@ from runtime.random_networks import RandomNetwork, RandomTokens
 # PyTorch warns about the copy that it makes for even kernel sizes.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 # Operations of the engine that cannot be exported to C, with the reason.
-UNSUPPORTED: dict[Kind, str] = {}
+UNSUPPORTED = {
+    Kind.PACK_TOKENS: "tokens run for one image at a time in C",
+    Kind.RECUR: "recurrent layers have no C kernel",
+}
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=fast")
 WASM = ("--target=wasm32", "-msimd128", "-ffreestanding")
 
