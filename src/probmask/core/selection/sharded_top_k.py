@@ -50,38 +50,45 @@ def select_in_groups(
         InputError: if a group has fewer entries than it has to keep. On all ranks.
         NonFiniteError: if a tensor contains NaN on any rank. On all ranks.
     """
-    levels = [_flat(values)] + ([] if ties is None else [_flat(ties)])
-    masks = [torch.zeros_like(v, dtype=torch.bool) for v in levels[0]]
+    names = names or [f"values[{i}]" for i in range(len(values))]
+    sizes = [v.numel() for v in values]
+    masks = [torch.zeros(v.numel(), dtype=torch.bool, device=v.device) for v in values]
     if taken is not None:
         masks = [mask.reshape(-1).clone() for mask in taken]
     tied = [~mask for mask in masks]
     left = list(keep)
-    names = names or [f"values[{i}]" for i in range(len(values))]
-    whole = taken is None  # whether all entries are tied, so that no copy is needed
-    for level in levels:
-        entries = level if whole else [x[t] for x, t in zip(level, tied, strict=True)]
-        whole = False
-        cuts, above = _cuts(call, entries, groups, left, shards, names)
-        for mask, open_, x, group in zip(masks, tied, level, groups, strict=True):
+    whole = taken is None  # whether all entries are tied, so that none need to be selected
+    for level in (values,) if ties is None else (values, ties):
+        joined = _joined(level)
+        parts = torch.split(joined, sizes)
+        if len(keep) == 1:  # one tensor in place of many: fewer operations
+            entries, groups_of = [joined if whole else joined[torch.cat(tied)]], [0]
+        else:
+            entries = [x if whole else x[t] for x, t in zip(parts, tied, strict=True)]
+            groups_of = list(groups)
+        named = list(zip(names, parts, strict=True))
+        cuts, above = _cuts(call, entries, groups_of, left, shards, named)
+        for mask, open_, x, group in zip(masks, tied, parts, groups, strict=True):
             mask |= open_ & (x > cuts[group])
             open_ &= x == cuts[group]
         left = [k - more for k, more in zip(left, above, strict=True)]
+        whole = False
     _take_by_position(masks, tied, groups, left, shards)
     return [mask.view(v.shape) for mask, v in zip(masks, values, strict=True)]
 
 
 def nth_largest(values: Sequence[Tensor], n: int, shards: Shards, names: Sequence[str]) -> float:
     """Return the n-th largest entry, counted from 1, of all tensors over all shards."""
-    groups = [0] * len(values)
-    (cut,), _ = _cuts(f"nth_largest(n={n})", _flat(values), groups, [n], shards, names)
+    named = list(zip(names, values, strict=True))
+    (cut,), _ = _cuts(f"nth_largest(n={n})", [_joined(values)], [0], [n], shards, named)
     return cut
 
 
-def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return row-major vectors, all fp32, or fp64 if one of them is. Adding 0 makes -0.0 to 0.0."""
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return one vector in fp32, or in fp64 if a tensor is. Adding 0 makes -0.0 to 0.0."""
     wide = any(x.dtype == torch.float64 for x in tensors)
     dtype = torch.float64 if wide else torch.float32
-    return [x.detach().reshape(-1).to(dtype) + 0.0 for x in tensors]
+    return torch.cat([x.detach().reshape(-1).to(dtype) for x in tensors]).add_(0.0)
 
 
 def _cuts(
@@ -90,11 +97,12 @@ def _cuts(
     groups: Sequence[int],
     keep: Sequence[int],
     shards: Shards,
-    names: Sequence[str],
+    named: Sequence[tuple[str, Tensor]],
 ) -> tuple[list[float], list[int]]:
     """Return the keep-th largest entry of each group, and the number of entries above it.
 
     The cut of a group that keeps nothing is infinite. Each pass finds one more digit of the cuts.
+    ``named`` are the tensors of which an error names those with NaN.
     """
     dtype = entries[0].dtype
     bits = torch.finfo(dtype).bits
@@ -105,7 +113,7 @@ def _cuts(
         found = _histograms(entries, groups, len(keep), 1 << digit, shift, low)
         found = shards.total(found).cpu()
         if int(found[:, -1].sum()):
-            broken = [n for n, x in zip(names, entries, strict=True) if bool(x.isnan().any())]
+            broken = [name for name, x in named if bool(x.isnan().any())]
             raise NonFiniteError(
                 f"{call}: {', '.join(broken) or 'a tensor on another rank'} contains NaN, which "
                 "cannot be ordered. Look for a loss or a gradient that diverged."
