@@ -30,7 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 # Operations of the engine that cannot be exported to C, with the reason.
 UNSUPPORTED = {
     Kind.PACK_TOKENS: "tokens run for one image at a time in C",
-    Kind.RECUR: "recurrent layers have no C kernel",
 }
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=fast")
 WASM = ("--target=wasm32", "-msimd128", "-ffreestanding")
@@ -192,6 +191,20 @@ class Sentences(nn.Module):
         return self.head(x[:, 0]), x.transpose(1, 2)
 
 
+class Recurrent(nn.Module):
+    """Two layers of an LSTM in both directions, a GRU and an RNN, with their final states."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 19, 2, batch_first=True, bidirectional=True)
+        self.gru, self.rnn = nn.GRU(38, 7, batch_first=True), nn.RNN(7, 18, batch_first=True)
+
+    def forward(self, x):
+        y, (hidden, cell) = self.lstm(x)
+        z, _ = self.gru(y)
+        return self.rnn(z)[0], hidden, cell
+
+
 NETWORKS = {
     "smallconv": (lambda: models.smallconv(width=8), (2, 1, 8, 8)),
     "residual": (Residual, (1, 3, 15, 12)),
@@ -202,6 +215,7 @@ NETWORKS = {
     "mlp": (mlp, (1, 1, 8, 8)),
     "mlp in groups": (mlp, (24, 1, 8, 8)),
     "encoder": (encoder, (2, 19, 32)),
+    "recurrent": (Recurrent, (2, 21, 5)),
 }
 
 

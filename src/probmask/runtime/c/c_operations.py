@@ -8,11 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from probmask.runtime.c.c_tables import Tables
-from probmask.runtime.kernels.operation_table import Curve, Field, Kind, Place
+from probmask.runtime.kernels.operation_table import Cell, Curve, Field, Kind, Place
+from probmask.runtime.kernels.recurrence import GATES, TABLE_LONGS
+from probmask.runtime.kernels.vectors import WIDTH
+from probmask.runtime.lower.nodes import INFINITY
 from probmask.runtime.plan.program import Program
+from probmask.runtime.plan.recurrent_operations import recurrent_weights
 
 # Position bytes are padded to this many: the widest vector that the C kernels use.
 _WIDEST = 16
+# Steps of a recurrent layer whose inputs are transposed at once: PM_STEPS in kernels.h.
+_STEPS = 8
 # The C names of the curves; a test checks that all have one.
 CURVES = {
     Curve.NONE: "PM_CLAMP",
@@ -53,6 +59,17 @@ class Operation:
     def at(self, field: Field, lead: Field | None = None) -> str:
         """Return a pointer into the arena."""
         return f"{self.arena} + {self[field] + (self[lead] if lead is not None else 0)}"
+
+    def after(self, field: Field, lead: Field, count: int = 0, plane: Field | None = None) -> str:
+        """Return a pointer to an element ``count`` planes after a lead; 0 without the tensor."""
+        if self[field] < 0:
+            return "0"
+        step = 1 if plane is None else self[plane]
+        return f"{self.arena} + {self[field] + self[lead] + count * step}"
+
+    def final(self, start: int, field: Field) -> str:
+        """Return a pointer to a final state of a recurrent layer; 0 if it is not needed."""
+        return "0" if self[field] < 0 else f"{self.arena} + {start + self[field]}"
 
     def define(self, kind: str, members: Mapping[str, Any]) -> str:
         """Define the structure of this operation; return a pointer to it."""
@@ -322,6 +339,86 @@ def _mask(op: Operation) -> str:
     return op.floats("mask", op[Field.MASK], size)
 
 
+_CELLS = {
+    Cell.LSTM: "PM_LSTM",
+    Cell.GRU: "PM_GRU",
+    Cell.TANH: "PM_RNN_TANH",
+    Cell.RELU: "PM_RNN_RELU",
+}
+
+
+def _recur(op: Operation) -> str:
+    """Return one call per direction; the second one runs backwards."""
+    return "; ".join(_recur_in(op, direction) for direction in range(op[Field.ROWS]))
+
+
+def _recur_in(op: Operation, direction: int) -> str:
+    cell, units = Cell(op[Field.CELL]), op[Field.UNITS]
+    rows = GATES[cell] * units
+    name = f"{op.suffix}_{direction}"
+    memory = _recurrent_memory(op, name, rows)
+    finals = op[Field.FINALS] + direction * units * op[Field.FINALS_PLANE]
+    members = {
+        "cell": _CELLS[cell],
+        "gates": GATES[cell],
+        "units": units,
+        "steps": op[Field.STEPS],
+        "backwards": direction,
+        "source": op.after(Field.SOURCE, Field.SOURCE_LEAD, direction * rows, Field.SOURCE_PLANE),
+        "source_plane": op[Field.SOURCE_PLANE],
+        "weights": _recurrent_weights(op, direction, name, memory),
+        **memory,
+        "first_hidden": op.after(Field.OTHER, Field.STATE, direction),
+        "first_state": op.after(Field.VALUES, Field.STATE, direction),
+        "first_plane": op[Field.OTHER_PLANE],
+        "target": op.after(Field.TARGET, Field.TARGET_LEAD, direction * units, Field.TARGET_PLANE),
+        "target_plane": op[Field.TARGET_PLANE],
+        "last_hidden": op.final(finals, Field.FINAL_HIDDEN),
+        "last_state": op.final(finals, Field.FINAL_CELL),
+        "last_plane": op[Field.FINALS_PLANE],
+    }
+    return f"pm_recur(&{op.tables.structure('pm_recurrence', f'op{name}', members)})"
+
+
+def _recurrent_memory(op: Operation, name: str, rows: int) -> dict[str, str]:
+    """Define the memory of a direction; vectors may read and write past the last unit."""
+    units = op[Field.UNITS]
+    sizes = {"hidden": units, "state": units, "sums": rows, "inputs": rows * _STEPS}
+    for part, size in sizes.items():
+        op.tables.lines.append(f"static float {part}{name}[{size + _WIDEST}] PM_ALIGNED;")
+    return {part: f"{part}{name}" for part in sizes}
+
+
+def _recurrent_weights(
+    op: Operation, direction: int, name: str, memory: Mapping[str, str]
+) -> dict[str, Any]:
+    """Define the weights of the hidden state by row; return the members of their layer."""
+    units, gates = op[Field.UNITS], GATES[Cell(op[Field.CELL])]
+    first = op[Field.TABLE] + TABLE_LONGS * direction
+    entries = op.program.longs[first : first + TABLE_LONGS].tolist()
+    padded = -(-units // WIDTH) * WIDTH
+    weight, bias = recurrent_weights(op.program, entries, gates * padded, units)
+    kept = (np.arange(gates)[:, None] * padded + np.arange(units)).ravel()
+    weight, bias = weight[kept], bias[kept]
+    row, column = np.nonzero(weight)
+    counts = np.bincount(row, minlength=len(weight)).astype(np.int32)
+    offsets, wide = op.tables.offsets(f"offsets{name}", column.astype(np.int32))
+    return {
+        "source": memory["hidden"],
+        "residual": "0",
+        "target": memory["sums"],
+        "counts": op.tables.array("int32_t", f"counts{name}", counts),
+        "offsets": offsets,
+        "wide": wide,
+        "values": op.tables.array("float", f"values{name}", weight[row, column]),
+        "bias": op.tables.array("float", f"bias{name}", bias),
+        "rows": len(weight),
+        "blocks": 1,
+        "low": -INFINITY,
+        "high": INFINITY,
+    }
+
+
 # The kinds of operations that have a C kernel, and how they are called.
 CALLS: dict[Kind, Callable[[Operation], str]] = {
     Kind.PACK: _pack,
@@ -341,4 +438,5 @@ CALLS: dict[Kind, Callable[[Operation], str]] = {
     Kind.REARRANGE: _rearrange,
     Kind.NORMALIZE: _normalize,
     Kind.ATTEND: _attend,
+    Kind.RECUR: _recur,
 }

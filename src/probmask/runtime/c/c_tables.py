@@ -59,6 +59,8 @@ def number(value: float) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f".{key} = {_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple):
         return "{" + ", ".join(map(_value, value)) + "}"
     return number(value) if isinstance(value, float) else str(int(value))

@@ -3,6 +3,7 @@
 The weights of the hidden state are stored by row, or in windows (see `recurrent_steps`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -223,3 +224,31 @@ def _by_group(
     windows[:, 1:] = place.transpose(1, 0, 2)[kept].astype(np.uint8).view(np.int64)
     first = np.concatenate([[0], np.cumsum(used)]).astype(np.int64)
     return first, windows, value.transpose(1, 0, 2)[kept].astype(np.float32)
+
+
+def recurrent_weights(
+    program: Any, entries: Sequence[int], rows: int, units: int
+) -> tuple[Floats, Floats]:
+    """Return the weights of the hidden state of one image, dense, and their bias.
+
+    The inverse of what a program stores. ``entries`` are those of its table for one direction.
+    """
+    first, weights, windows, values, bias = (int(entry) for entry in entries)
+    dense = np.zeros((rows, units), np.float32)
+    bias_of_rows = program.constants[bias : bias + rows]
+    if not HAS_WINDOWS:
+        starts = program.longs[first : first + rows + 1]
+        row = np.repeat(np.arange(rows), np.diff(starts))
+        stored = slice(weights, weights + int(starts[-1]))
+        dense[row, program.offsets[stored]] = program.values[stored]
+        return dense, bias_of_rows
+    starts = program.longs[first : first + rows // WIDTH + 1]
+    count = int(starts[-1])
+    group = np.repeat(np.arange(rows // WIDTH), np.diff(starts))
+    stored = program.longs[windows : windows + count * WINDOW_LONGS].reshape(count, WINDOW_LONGS)
+    places = np.ascontiguousarray(stored[:, 1:]).view(np.uint8).reshape(count, WIDTH)
+    found = program.constants[values : values + count * WIDTH].reshape(count, WIDTH)
+    window, lane = np.nonzero(found)
+    column = stored[window, 0] // 4 + places[window, lane]
+    dense[group[window] * WIDTH + lane, column] = found[window, lane]
+    return dense, bias_of_rows

@@ -786,3 +786,71 @@ void pm_attend(const struct pm_attention *op) {
             attend_block(op, head, first, vectors * (block + 1) / blocks - first);
         }
 }
+
+/* ---- Recurrent layers -------------------------------------------------------------------------- */
+
+/* x · sigmoid(z). */
+INLINE vec gated(vec x, vec z) { return divide(x, add(splat(1.0f), exponential(negate(z)))); }
+
+/* Compute the new state of a vector of units from both parts of their gates. */
+INLINE void update_units(const struct pm_recurrence *op, const float *of_input, int unit,
+                         const enum pm_cell cell) {
+    const float *of_state = op->sums + unit;
+    float *hidden = op->hidden + unit;
+    of_input += unit;
+#define GATE(k) add(load(of_input + k * op->units), load(of_state + k * op->units))
+    if (cell == PM_LSTM) {
+        const vec kept = gated(load(op->state + unit), GATE(1));
+        const vec state = add(kept, gated(tanh_of(GATE(2)), GATE(0)));
+        store(op->state + unit, state);
+        store(hidden, gated(tanh_of(state), GATE(3)));
+    } else if (cell == PM_GRU) {
+        const vec reset = gated(load(of_state + 2 * op->units), GATE(0));
+        const vec fresh = tanh_of(add(load(of_input + 2 * op->units), reset));
+        store(hidden, add(fresh, gated(subtract(load(hidden), fresh), GATE(1))));
+    } else {
+        const vec x = GATE(0);
+        store(hidden, cell == PM_RNN_TANH ? tanh_of(x) : where_larger(x, splat(0.0f), x));
+    }
+}
+
+INLINE void update_all(const struct pm_recurrence *op, const float *of_input,
+                       const enum pm_cell cell) {
+    for (int unit = 0; unit < op->units; unit += WIDTH) update_units(op, of_input, unit, cell);
+}
+
+static void update(const struct pm_recurrence *op, const float *of_input) {
+    switch (op->cell) {
+    case PM_LSTM: update_all(op, of_input, PM_LSTM); break;
+    case PM_GRU: update_all(op, of_input, PM_GRU); break;
+    case PM_RNN_TANH: update_all(op, of_input, PM_RNN_TANH); break;
+    case PM_RNN_RELU: update_all(op, of_input, PM_RNN_RELU); break;
+    }
+}
+
+void pm_recur(const struct pm_recurrence *op) {
+    const int rows = op->gates * op->units;
+    for (int i = 0; i < op->units; ++i) {
+        op->hidden[i] = op->first_hidden ? op->first_hidden[i * op->first_plane] : 0.0f;
+        op->state[i] = op->first_state ? op->first_state[i * op->first_plane] : 0.0f;
+    }
+    for (int done = 0; done < op->steps; done += PM_STEPS) {
+        const int rest = op->steps - done, count = rest < PM_STEPS ? rest : PM_STEPS;
+        const int first = op->backwards ? op->steps - done - count : done;
+        for (int i = 0; i < rows; ++i)
+            for (int k = 0; k < count; ++k)
+                op->inputs[k * rows + i] = op->source[i * op->source_plane + first + k];
+        for (int i = 0; i < count; ++i) {
+            const int k = op->backwards ? count - 1 - i : i;
+            pm_linear(&op->weights);
+            update(op, op->inputs + k * rows);
+            if (op->target)
+                for (int unit = 0; unit < op->units; ++unit)
+                    op->target[unit * op->target_plane + first + k] = op->hidden[unit];
+        }
+    }
+    for (int i = 0; i < op->units; ++i) {
+        if (op->last_hidden) op->last_hidden[i * op->last_plane] = op->hidden[i];
+        if (op->last_state) op->last_state[i * op->last_plane] = op->state[i];
+    }
+}

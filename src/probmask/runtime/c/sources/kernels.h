@@ -193,4 +193,25 @@ struct pm_attention {
 void pm_attend(const struct pm_attention *op);
 #define PM_SCRATCH(keys) (64 * (keys))
 
+/* The steps of one direction of a recurrent layer. */
+enum pm_cell { PM_LSTM, PM_GRU, PM_RNN_TANH, PM_RNN_RELU };
+struct pm_recurrence {
+    enum pm_cell cell;
+    int gates, units, steps, backwards;
+    const float *source; /* the input's part of the gates: planes of steps */
+    int source_plane;
+    struct pm_layer weights; /* of the hidden state; its source is `hidden`, its target `sums` */
+    float *hidden, *state;   /* hidden state and cell state */
+    float *sums;             /* the hidden state's part of the gates */
+    float *inputs;           /* the input's part, for PM_STEPS steps */
+    const float *first_hidden, *first_state; /* initial states, or 0 */
+    int first_plane;
+    float *target; /* hidden states of all steps, or 0 */
+    int target_plane;
+    float *last_hidden, *last_state; /* final states, or 0 */
+    int last_plane;
+};
+void pm_recur(const struct pm_recurrence *op);
+#define PM_STEPS 8
+
 #endif
