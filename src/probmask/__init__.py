@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports these 
         InputError,
         LayerCollapseWarning,
         NonFiniteError,
+        RankLostError,
         RankMismatchError,
         RefilledWeightsWarning,
         UnmaskedWeightsWarning,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports these 
     from probmask.masking.optimizers import WeightOptimizers
     from probmask.masking.parametrization import MaskedWeight
     from probmask.masking.probe import Probe
+    from probmask.masking.rank_watch import watch_ranks
     from probmask.masking.sites import Site, find_sites
     from probmask.masking.sparsifier import Sparsifier
     from probmask.masking.summary import Summary
@@ -54,6 +56,7 @@ _HOMES = {
     "MergeCost": "probmask.integrations.lora",
     "Method": "probmask.masking.method",
     "NonFiniteError": "probmask.errors",
+    "RankLostError": "probmask.errors",
     "RankMismatchError": "probmask.errors",
     "Phase": "probmask.masking.method",
     "ProbMask": "probmask.methods.probmask",
@@ -80,6 +83,7 @@ _HOMES = {
     "read": "probmask.artifact",
     "save": "probmask.artifact",
     "train": "probmask.training.trainer",
+    "watch_ranks": "probmask.masking.rank_watch",
 }
 # Packages whose content is reached through them, such as probmask.models.resnet32().
 _PACKAGES = ("data", "methods", "models", "optim", "runtime")
@@ -103,6 +107,7 @@ __all__ = [
     "ProbMask",
     "Probe",
     "Progress",
+    "RankLostError",
     "RankMismatchError",
     "RefilledWeightsWarning",
     "Site",
@@ -131,6 +136,7 @@ __all__ = [
     "runtime",
     "save",
     "train",
+    "watch_ranks",
 ]
 
 

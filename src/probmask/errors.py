@@ -28,6 +28,14 @@ class RankMismatchError(RuntimeError):
     """The ranks of a distributed training no longer have the same weights or masks."""
 
 
+class RankLostError(RuntimeError):
+    """A rank of a distributed training does not respond. ``first``: no other rank reports it."""
+
+    def __init__(self, message: str, *, first: bool = True) -> None:
+        super().__init__(message)
+        self.first = first
+
+
 class DownloadError(RuntimeError):
     """A download failed, or the downloaded file differs from the released one."""
 

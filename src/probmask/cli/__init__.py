@@ -31,6 +31,8 @@ from probmask.errors import (
     KernelCacheWarning,
     LayerCollapseWarning,
     NonFiniteError,
+    RankLostError,
+    RankMismatchError,
     RestartWarning,
     TensorBoardWarning,
     UnmaskedWeightsWarning,
@@ -64,6 +66,8 @@ _EXIT_CODES: dict[type[Exception], int] = {
     FailedRunsError: 1,
     WorkerError: 1,
     OSError: 1,
+    RankLostError: 1,
+    RankMismatchError: 1,
 }
 _EXAMPLES = """\
 examples:
@@ -161,7 +165,8 @@ def _run(options: argparse.Namespace) -> int:
     except tuple(_EXIT_CODES) as error:
         code = next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
         # Wrong input is the same on all ranks, but a single rank can fail.
-        print_message(_text(error), every_rank=code == 1)
+        if not isinstance(error, RankLostError) or error.first:
+            print_message(_text(error), every_rank=code == 1)
         return code
     return 0
 

@@ -77,7 +77,10 @@ def add(commands: Any) -> None:
     train.add_argument("--seed", type=int, help="seed of all random numbers")
     train.add_argument("--out", type=Path, metavar="DIR", help="directory of the run; must be new")
     train.add_argument("--devices", type=int, metavar="N", help="number of devices")
-    train.add_argument("--strategy", help="strategy of Lightning Fabric, as in ddp")
+    train.add_argument(
+        "--strategy",
+        help="ddp copies the weights to every device, fsdp divides them; auto: ddp",
+    )
     train.add_argument(
         "--ray",
         metavar="ADDRESS|local",

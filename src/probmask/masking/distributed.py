@@ -21,7 +21,7 @@ def running() -> bool:
 
 def several_ranks() -> bool:
     """Return whether there is a process group with more than one rank."""
-    return running() and distributed.get_world_size() > 1
+    return world_size() > 1
 
 
 def rank() -> int:
@@ -29,11 +29,16 @@ def rank() -> int:
     return distributed.get_rank() if running() else 0
 
 
+def world_size() -> int:
+    """Return the number of ranks, 1 without a process group."""
+    return distributed.get_world_size() if running() else 1
+
+
 def gathered(value: Any) -> list[Any]:
     """Return the values of all ranks, on every rank."""
     if not running():
         return [value]
-    values: list[Any] = [None] * distributed.get_world_size()
+    values: list[Any] = [None] * world_size()
     distributed.all_gather_object(values, value)
     return values
 
@@ -78,7 +83,7 @@ def averaged(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the mean of each tensor over all ranks."""
     if not running():
         return list(tensors)
-    return [summed(tensor) / distributed.get_world_size() for tensor in tensors]
+    return [summed(tensor) / world_size() for tensor in tensors]
 
 
 def average_gradients_(parameters: Sequence[Tensor]) -> None:

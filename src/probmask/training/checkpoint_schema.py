@@ -125,6 +125,13 @@ def shaped_tensor(
     return check
 
 
+def rows_of_sums(value: Any, field: Field) -> None:
+    """Accept three sums over an epoch for each of any number of ranks, or for the first one."""
+    rows = value.shape[0] if isinstance(value, Tensor) and value.dim() == 2 else None
+    shape = (3,) if rows is None else (rows, 3)
+    shaped_tensor(shape, torch.float64, finite=True)(value, field)
+
+
 def table(rules: Mapping[Any, Rule]) -> Rule:
     """Accept a table with exactly these keys."""
 

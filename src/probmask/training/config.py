@@ -70,14 +70,16 @@ class TrainConfig:
         quantize: Train the weights as integers in further epochs, or None for exact weights.
         dense_twin: Also train a dense network with the same settings, for comparison.
         accelerator: Accelerator of Lightning Fabric.
-        devices: Number of devices.
-        strategy: Strategy of Lightning Fabric.
+        devices: Number of devices. Under ``torchrun``, its processes count instead.
+        strategy: "ddp" gives every device all weights, "fsdp" divides them among the devices.
+            "auto" is "ddp" for several devices.
         precision: "32-true" or "bf16-mixed".
         channels_last: Store images with the channels last, which is faster for most convolutional
             networks.
         threads: Number of CPU threads, or None for PyTorch's default.
         workers: Number of processes that read image files, or None for one per core.
         checkpoint_seconds: Seconds between checkpoints.
+        timeout_seconds: Seconds after which a rank that does not respond ends the run.
         tensorboard: Write the metrics for TensorBoard too.
     """
 
@@ -111,6 +113,7 @@ class TrainConfig:
     threads: int | None = None
     workers: int | None = None
     checkpoint_seconds: float = 30.0
+    timeout_seconds: float = 1800.0
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
@@ -135,6 +138,7 @@ class TrainConfig:
         check_within(
             "train", "checkpoint_seconds", self.checkpoint_seconds, 0, math.inf, meaning=meaning
         )
+        check_within("train", "timeout_seconds", self.timeout_seconds, 1, 1e9, meaning=meaning)
         if self.optimizer.warmup_epochs >= self.epochs:
             raise InputError(
                 f"optimizer(warmup_epochs={self.optimizer.warmup_epochs:g}): the warm-up must be "

@@ -1,6 +1,7 @@
 """Accuracy of a network on test or validation examples."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from probmask.data import DataSource
 from probmask.errors import InputError
 from probmask.masking.batchnorm import evaluating
+from probmask.masking.distributed import rank, summed, world_size
 from probmask.masking.macs import count_macs
 from probmask.masking.model_call import call_model, move_inputs
 from probmask.masking.sites import find_sites
@@ -44,6 +46,8 @@ def evaluate_model(
 ) -> Score:
     """Classify all examples of a part of the data, in evaluation mode.
 
+    The ranks of a distributed training, which all have the network, share the batches.
+
     Args:
         model: Network on ``device``. Every module's mode is restored afterwards.
         data: Data set, whose batches are moved to ``device``.
@@ -57,12 +61,14 @@ def evaluate_model(
         InputError: No example of the part can be read.
     """
     correct = total = 0
-    batches = data.testing if part == "test" else data.validation
+    parts = data.testing if part == "test" else data.validation
+    batches = parts(batch_size=data.examples_per_pass)
     with evaluating(model):
-        for batch in batches(batch_size=data.examples_per_pass):
+        for batch in islice(batches, rank(), None, world_size()):
             predicted = call_model(model, move_inputs(batch.inputs, device)).argmax(1)
             correct += int((predicted == batch.labels.to(device)).sum())
             total += len(batch.labels)
+    correct, total = summed(torch.tensor([correct, total])).tolist()
     if total == 0:
         raise InputError(f"--data {data.name}: none of its {part} {data.examples} can be read.")
     return Score(correct, total)

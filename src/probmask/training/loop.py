@@ -3,21 +3,26 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer
 from torch import Tensor, nn
 
 from probmask.core import schedules
 from probmask.core.noise import RunStream, fold
 from probmask.data import Batch, DataSource, Inputs, Shard
 from probmask.errors import NonFiniteError
+from probmask.masking.distributed import gathered, stacked, summed
 from probmask.masking.method import Phase
 from probmask.masking.model_call import call_model
+from probmask.masking.sharding import rows_of
 from probmask.masking.sparsifier import Sparsifier
 from probmask.training.config import TrainConfig
+from probmask.training.devices import is_sharded
 from probmask.training.metrics import MetricsLog
 from probmask.training.progress import Reporter, Status
 from probmask.training.quantization import Quantizer
@@ -34,14 +39,16 @@ class Loop:
     checkpoint therefore stores no generator state, and a resumed run repeats an uninterrupted one
     bit for bit.
 
-    ``optimizer`` is the plain optimizer that the sparsifier is attached to. After the last update
-    of the method, a `Quantizer` may replace the sparsifier. ``step`` counts the updates so far.
+    ``network`` is the model as Fabric has set it up. ``optimizer`` is the plain optimizer that the
+    sparsifier is attached to. After the last update of the method, a `Quantizer` may replace the
+    sparsifier. ``step`` counts the updates so far.
     """
 
     config: TrainConfig
     data: DataSource
     fabric: Fabric
     model: nn.Module
+    network: _FabricModule
     optimizer: torch.optim.Optimizer
     sparsifier: Sparsifier | Quantizer
     phases: Sequence[Phase]
@@ -53,10 +60,12 @@ class Loop:
         self.epochs = sum(phase.epochs for phase in self.phases)
         self.total_steps = self.epochs * self.steps_per_epoch
         self.shard = Shard(self.fabric.global_rank, self.fabric.world_size)
-        self.network, self._fabric_optimizer = self.fabric.setup(self.model, self.optimizer)
+        optimizer = self.fabric.setup_optimizers(self.optimizer)
+        assert isinstance(optimizer, _FabricOptimizer)  # of one optimizer
+        self._fabric_optimizer = optimizer
         # Sums over the current epoch: loss, correct answers, examples. They cover this rank's share
-        # of the batches. The first rank writes the log, and its checkpoint stores its own sums, so
-        # that a resumed run writes the same lines.
+        # of the batches. Checkpoints store those of all ranks, so that a resumed run writes the
+        # same lines to the log.
         self._sums = torch.zeros(3, dtype=torch.float64, device=self.fabric.device)
 
     def updates(self, log: MetricsLog | None, reporter: Reporter) -> Iterator[None]:
@@ -107,28 +116,46 @@ class Loop:
         self.step += 1
 
     def check_finite(self) -> None:
-        """Raise `NonFiniteError` if the loss, a trained weight or its momentum is not finite."""
-        self._check_loss(self._sums[0].item())
+        """Raise `NonFiniteError` if the loss, a trained weight or its momentum is not finite.
+
+        All ranks call this and raise together.
+        """
+        problem = next((text for text in gathered(self._not_finite()) if text is not None), None)
+        if problem is not None:
+            raise self._diverged(problem)
+
+    def _not_finite(self) -> str | None:
+        """Return what is not finite on this rank."""
+        loss = self._sums[0].item()
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state.get(parameter, {}).values()
             found = [parameter.detach(), *(value for value in state if isinstance(value, Tensor))]
-            if parameter.requires_grad and not all(t.isfinite().all() for t in found):
-                raise self._diverged(f"{name} is not finite")
+            if parameter.requires_grad and not all(rows_of(t).isfinite().all() for t in found):
+                return f"{name} is not finite"
+        return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the run and the sums over the current epoch."""
-        return {"step": self.step, "sums": self._sums}
+        """Return the position in the run and the sums over the current epoch, of every rank."""
+        return {"step": self.step, "sums": stacked(self._sums)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the position that `state_dict` returned."""
+        """Continue from the position that `state_dict` returned on any number of ranks."""
         self.step = state["step"]
-        self._sums.copy_(state["sums"])
+        sums = state["sums"].reshape(-1, 3)  # earlier versions stored those of the first rank
+        if len(sums) != self.shard.ranks:  # another number of ranks: the first one has the total
+            rest = sums.new_zeros((self.shard.ranks - 1, 3))
+            sums = torch.cat([sums.sum(0, keepdim=True), rest])
+        self._sums.copy_(sums[self.shard.rank])
 
     def _accumulate_gradients(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Run forward and backward once per draw of the masks; return the last loss and logits."""
         draws = self.sparsifier.draw_count
         for draw, weight in enumerate(self.sparsifier.draws()):
-            with self.fabric.no_backward_sync(self.network, enabled=draw < draws - 1):
+            # The masked weights of each draw are gathered, so the gradients of each are divided.
+            waits = draw < draws - 1 and not is_sharded(self.fabric)
+            with self._no_backward_sync() if waits else nullcontext():
                 logits = call_model(self.network, inputs)
                 loss = nn.functional.cross_entropy(
                     logits, labels, label_smoothing=self.config.label_smoothing
@@ -136,6 +163,9 @@ class Loop:
                 self.fabric.backward(weight * (loss + self.sparsifier.penalty()))
             self.sparsifier.observe(loss)
         return loss, logits
+
+    def _no_backward_sync(self) -> AbstractContextManager[None]:
+        return self.fabric.no_backward_sync(self.network)
 
     def _count(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         self._sums[0] += loss * len(labels)
@@ -169,10 +199,12 @@ class Loop:
             group["lr"] = rate
 
     def _end_epoch(self, log: MetricsLog | None, reporter: Reporter) -> None:
-        loss, correct, examples = self._sums.tolist()
+        loss, correct, examples = summed(self._sums).tolist()
         self._sums.zero_()
-        self._check_loss(loss)
+        if not math.isfinite(loss):
+            raise self._diverged(f"the loss is {loss}")
         metrics = self.sparsifier.metrics()
+        histograms = self.sparsifier.histograms()  # on all ranks, which may count together
         if log is not None:
             values = {
                 "epoch": self.step // self.steps_per_epoch,
@@ -181,13 +213,9 @@ class Loop:
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
                 **metrics,
             }
-            log.write(self.step, values, self.sparsifier.histograms())
+            log.write(self.step, values, histograms)
         self._sparsity = metrics.get("expected_sparsity", 0.0)
         self._report(reporter, [loss, correct, examples])
-
-    def _check_loss(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise self._diverged(f"the loss is {loss}")
 
     def _diverged(self, problem: str) -> NonFiniteError:
         return NonFiniteError(

@@ -20,7 +20,12 @@ LARGEST_RECORD = 2**24
 
 # Configuration keys that do not influence the result, so they may differ when a run is resumed.
 # The data and the initial weights may have moved; digests of their content are compared.
-NEUTRAL_KEYS = frozenset(("checkpoint_seconds", "data_dir", "init", "tensorboard", "workers"))
+NEUTRAL_KEYS = frozenset(
+    ("checkpoint_seconds", "data_dir", "init", "tensorboard", "timeout_seconds", "workers")
+)
+# Keys that may differ when a run is resumed: those, and the ranks, which change the rounding of
+# sums, and the noise of methods that draw it on every rank.
+KEYS_OF_SESSION = NEUTRAL_KEYS | {"devices", "strategy"}
 
 _Count = Annotated[int, Range(0, meaning="a whole number")]
 _Positive = Annotated[int, Range(1, meaning="a whole number")]
@@ -133,9 +138,9 @@ class _Record(TypedDict):
     history: NotRequired[list[_LogLine]]
 
 
-def without_neutral_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a configuration table that influence the result."""
-    return {key: value for key, value in config.items() if key not in NEUTRAL_KEYS}
+def without_keys_of_session(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a configuration table that stay the same when a run is resumed."""
+    return {key: value for key, value in config.items() if key not in KEYS_OF_SESSION}
 
 
 def read_record(path: Path) -> dict[str, Any]:

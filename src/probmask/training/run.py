@@ -23,12 +23,15 @@ from probmask.errors import (
     VersionWarning,
 )
 from probmask.masking.attach import attach
+from probmask.masking.distributed import gathered
 from probmask.masking.probe import Probe
-from probmask.messages import one_line, printable
+from probmask.messages import listed, one_line, printable
 from probmask.models import MODELS, build_model, model_settings
 from probmask.training import checkpoint_schema as schema
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
+from probmask.training.checkpoint_schedule import CheckpointSchedule
 from probmask.training.config import TrainConfig, make_method, phases_of, to_table
+from probmask.training.devices import is_sharded
 from probmask.training.evaluation import check_model
 from probmask.training.initial_weights import load_initial_weights
 from probmask.training.loop import Loop
@@ -37,8 +40,9 @@ from probmask.training.optimizer import build_optimizer, is_own_optimizer, optim
 from probmask.training.progress import MakeReporter, Reporter
 from probmask.training.quantization import Quantizer
 from probmask.training.record import artifact_metadata, make_record, versions
-from probmask.training.record_format import without_neutral_keys
+from probmask.training.record_format import without_keys_of_session
 from probmask.training.run_directory import RunDirectory
+from probmask.training.sharded_state import divided_by_shape, divided_like, whole_state
 
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
 # Examples for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
@@ -97,6 +101,7 @@ class TrainingRun:
             )
         self.seconds = 0.0
         self._lines: list[str] = []  # of the log
+        self._fingerprint = ""  # of the data
         self._versions = [versions()]  # of all sessions, if they differ
         self._loop: Loop | None = None
 
@@ -122,7 +127,14 @@ class TrainingRun:
                 f"train(batch_size={config.batch_size}): {fabric.world_size} processes share every "
                 f"batch evenly; choose a multiple of {fabric.world_size}."
             )
+        if config.quantize is not None and is_sharded(fabric):
+            raise InputError(
+                "train(strategy='fsdp', quantize=…): integers need whole weights; train with "
+                "strategy ddp."
+            )
         self.data = data
+        self._fingerprint = _common_fingerprint(data)
+        network = fabric.setup_module(self.model)
         optimizer = build_optimizer(config.optimizer, self.model.parameters())
         sparsifier = attach(
             self.model,
@@ -144,6 +156,7 @@ class TrainingRun:
             data=data,
             fabric=fabric,
             model=self.model,
+            network=network,
             optimizer=optimizer,
             sparsifier=sparsifier,
             phases=self.phases,
@@ -151,7 +164,13 @@ class TrainingRun:
 
     def complete(self, directory: RunDirectory, make_reporter: MakeReporter) -> dict[str, Any]:
         """Train and finish in ``directory``; return the record."""
-        if directory.checkpoint.exists():
+        exists = gathered(directory.checkpoint.exists())
+        if not all(exists) and exists[0]:
+            raise CheckpointError(
+                f"{directory.checkpoint}: rank {exists.index(False)} cannot read it; a run resumes "
+                "from a directory on a file system that all nodes share."
+            )
+        if exists[0]:
             self.restore(directory)
         elif self._is_first_rank and directory.metrics.exists():
             warnings.warn(
@@ -170,22 +189,20 @@ class TrainingRun:
         Raises:
             NonFiniteError: The training diverged. The last finite checkpoint stays.
         """
-        fingerprint = self.data.fingerprint() if self._is_first_rank else ""
         seconds_before = self.seconds
-        started = last_checkpoint = time.monotonic()
+        started = time.monotonic()
+        schedule = CheckpointSchedule(self.config.checkpoint_seconds)
         log = self._open_log(directory)
         with log or nullcontext(), _naming_checkpoint(directory.checkpoint):
             for _ in self.loop.updates(log, reporter):
-                now = time.monotonic()
-                self.seconds = seconds_before + now - started
+                self.seconds = seconds_before + time.monotonic() - started
                 if self._is_quantized(self.loop.step):
                     self._begin_quantization()
-                # All ranks hold the same state. The first one, which has the log, writes it.
-                due = now - last_checkpoint >= self.config.checkpoint_seconds
-                if log is not None and due:
+                if schedule.is_due():
                     self.loop.check_finite()
-                    write_checkpoint(directory.checkpoint, self._state(log, fingerprint))
-                    last_checkpoint = now
+                    state = self._state(log)
+                    if log is not None:
+                        write_checkpoint(directory.checkpoint, state)
             self.loop.check_finite()
         if log is not None:
             self._lines = log.lines
@@ -213,16 +230,19 @@ class TrainingRun:
 
     def finish(self, directory: RunDirectory) -> dict[str, Any]:
         """Finalize the masks, measure the network, write artifact and record."""
-        # Every rank reads the same images, in batches of the size that one rank trains with.
-        batch_size = self.config.batch_size // self.loop.shard.ranks
-        batches = self.data.training(self.loop.epochs, batch_size=batch_size, seed=self.config.seed)
+        # The ranks share the examples, in batches of the size that each of them trains with.
+        batch_size = self.config.batch_size
+        batches = self.data.training(
+            self.loop.epochs, batch_size=batch_size, seed=self.config.seed, shard=self.loop.shard
+        )
         with closing(batches):  # ends the worker processes
             some = islice(batches, max(1, _EXAMPLES_FOR_BATCHNORM // batch_size))
             summary = self.loop.sparsifier.finalize(data=(batch.inputs for batch in some))
+        model = self._whole_model()
         record = make_record(
             self.config,
             self.data,
-            self.model,
+            model,
             summary,
             model_args=self.model_args,
             phases=self.phases,
@@ -234,7 +254,7 @@ class TrainingRun:
         )
         if self._is_first_rank:
             save(
-                self.model,
+                model,
                 directory.artifact,
                 metadata=artifact_metadata(record),
                 values=None if self.config.quantize is None else self.config.quantize.values,
@@ -246,6 +266,15 @@ class TrainingRun:
             directory.checkpoint.unlink(missing_ok=True)
         finished: dict[str, Any] = self.loop.fabric.broadcast(record)
         return finished
+
+    def _whole_model(self) -> nn.Module:
+        """Return the finished network; if its weights are divided, a copy with whole weights."""
+        if not is_sharded(self.loop.fabric):
+            return self.model
+        state = whole_state(self.model.state_dict())
+        model = build_model(self.config.model, self.model_args)
+        model.load_state_dict(state)
+        return model.to(self.loop.fabric.device)
 
     def restore(self, directory: RunDirectory) -> None:
         """Continue from the checkpoint in ``directory``.
@@ -273,9 +302,7 @@ class TrainingRun:
             rule(state[key], field[key])
         lines = self._checked_lines(state, path)
         try:
-            self.model.load_state_dict(state["model"])
-            self.loop.optimizer.load_state_dict(state["optimizer"])
-            self.loop.sparsifier.load_state_dict(state["sparsifier"])
+            self._load(state)
             self.loop.sparsifier.summary()  # computes the masks, and thus uses the method's state
             self.loop.sparsifier.metrics()
         except _LOADING_ERRORS as error:  # extra state of a module can raise anything
@@ -286,13 +313,25 @@ class TrainingRun:
         self._lines = lines
         self._versions = _joined_versions(state["versions"], path)
 
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Load the states of network, optimizer and method; each rank takes its part of them."""
+        model, sparsifier = self.model, self.loop.sparsifier
+        optimizer = divided_by_shape(state["optimizer"], list(model.parameters()))
+        model.load_state_dict(divided_like(state["model"], model.state_dict()))
+        self.loop.optimizer.load_state_dict(optimizer)
+        if isinstance(sparsifier, Quantizer):
+            sparsifier.load_state_dict(state["sparsifier"])
+        else:
+            weights = [site.weight for site in sparsifier.sites]
+            sparsifier.load_state_dict(divided_by_shape(state["sparsifier"], weights))
+
     def _field_rules(self) -> dict[str, schema.Rule]:
         """Return the rules of all fields, except that parts of the state may have any content."""
         return {
             "config": schema.table_of(schema.text, schema.plain),
             "data": schema.text,
             "step": schema.whole_number(0, self.total_steps),
-            "sums": schema.tensor(self.loop.state_dict()["sums"], finite=True),
+            "sums": schema.rows_of_sums,
             "seconds": schema.number(0, _MAX_SECONDS),
             "log": schema.text,
             "unreadable": schema.table_of(schema.text, schema.text),
@@ -327,18 +366,24 @@ class TrainingRun:
         except InputError as error:
             raise CheckpointError(str(error)) from error
 
-    def _state(self, log: MetricsLog, fingerprint: str) -> dict[str, Any]:
-        """Return everything that `restore` needs."""
-        return {
-            "config": to_table(self.config),
+    def _state(self, log: MetricsLog | None) -> dict[str, Any]:
+        """Return everything that `restore` needs, on the rank that has the log.
+
+        All ranks call this together. Those of a sharded network send their parts.
+        """
+        states = {
             "model": self.model.state_dict(),
             "optimizer": self.loop.optimizer.state_dict(),
             "sparsifier": self.loop.sparsifier.state_dict(),
+        }
+        return {
+            "config": to_table(self.config),
+            **whole_state(states, keep=log is not None),
             **self.loop.state_dict(),
             "seconds": self.seconds,
-            "log": log.text,
+            "log": "" if log is None else log.text,
             "versions": self._versions,
-            "data": fingerprint,
+            "data": self._fingerprint,
             "unreadable": self.data.unreadable,
         }
 
@@ -364,10 +409,23 @@ def load_run_data(config: TrainConfig) -> DataSource:
     return load_data(config.data, config.data_dir, settings)
 
 
+def _common_fingerprint(data: DataSource) -> str:
+    """Return the digest of the data, or raise if a rank has different data than the first one."""
+    found: list[str] = gathered(data.fingerprint())
+    different = [f"rank {rank}" for rank, digest in enumerate(found) if digest != found[0]]
+    if different:
+        ranks = f"{different[0]} has" if len(different) == 1 else f"{listed(different)} have"
+        raise InputError(
+            f"train(data={data.name!r}): {ranks} different data than rank 0; give all nodes the "
+            "same files and the same version of probmask."
+        )
+    return found[0]
+
+
 def _same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Compare configurations. Settings that an earlier version did not have are the defaults."""
     defaults = to_table(TrainConfig())
-    before, after = without_neutral_keys({**defaults, **earlier}), without_neutral_keys(now)
+    before, after = (without_keys_of_session(each) for each in ({**defaults, **earlier}, now))
     optimizers = [before.pop("optimizer"), after.pop("optimizer")]
     if isinstance(optimizers[0], Mapping):
         optimizers[0] = {"args": {}, **optimizers[0]}

@@ -2,21 +2,20 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
-from lightning_fabric.strategies import STRATEGY_REGISTRY
 
 from probmask.data import DataSource, default_workers
 from probmask.errors import AbsentClassWarning, InputError
 from probmask.launch import is_first_rank
-from probmask.messages import one_line, suggestion
+from probmask.masking.rank_watch import RankWatch, end_process
 from probmask.training.config import (
     TrainConfig,
     as_dense_twin,
@@ -24,8 +23,9 @@ from probmask.training.config import (
     to_table,
     with_init_digest,
 )
+from probmask.training.devices import launch_fabric, restarts_of_torchrun
 from probmask.training.progress import Bar, MakeReporter, Quiet
-from probmask.training.record_format import NEUTRAL_KEYS, without_neutral_keys
+from probmask.training.record_format import KEYS_OF_SESSION, without_keys_of_session
 from probmask.training.run import TrainingRun, load_run_data
 from probmask.training.run_directory import RunDirectory, unused_directory
 
@@ -71,6 +71,7 @@ def train(
         InputError: A setting is wrong, the data is missing, or ``out`` is in use.
         CheckpointError: The checkpoint is damaged or belongs to another run.
         NonFiniteError: The loss became NaN or infinite.
+        RankLostError: Another rank does not respond.
 
     Example:
         >>> import tempfile
@@ -82,6 +83,7 @@ def train(
         >>> outcome.record["size"], outcome.record["kept"]
         (4264, 2132)
     """
+    resume = resume or _is_restarted(out)
     if resume and (outcome := _finished_outcome(config, out)) is not None:
         return outcome
     if config is not None and not resume:
@@ -90,22 +92,30 @@ def train(
     data = load_run_data(launch)
     _set_threads(launch)
     run = None if resume else _new_run(launch, data, out, visible=make_reporter is Bar)
-    fabric = _launch_fabric(launch)
+    fabric = launch_fabric(launch)
     _set_threads(launch)  # again: Lightning may have changed it
     data = data.to(fabric.device, workers=_workers(launch))
-    if run is not None:
-        run.prepare(fabric, data)
-    with ExitStack() as locks:
+    watch = RankWatch(launch.timeout_seconds, partial(_end, fabric))
+    with watch, ExitStack() as locks:
+        if run is not None:
+            run.prepare(fabric, data)
         path, config = _claim_directory(fabric, config, out, resume=resume, locks=locks)
         dense = None
         if config.dense_twin:
             dense = _train_twin(config, data, RunDirectory(path / "dense"), fabric, make_reporter)
         directory = RunDirectory(path)
-        record = _finished_record(directory)
+        record = fabric.broadcast(_finished_record(directory))
         if record is None:
             run = run or _prepared_run(config, data, fabric, directory)
             record = run.complete(directory, make_reporter)
     return Outcome(path, record, dense)
+
+
+def _end(fabric: Fabric, message: str) -> None:
+    """End this process, and those that it has launched, which may be stopped."""
+    for process in getattr(fabric.strategy.launcher, "procs", ()):
+        process.kill()
+    end_process(message and f"{message} Continue the run with --resume.")
 
 
 def default_directory(config: TrainConfig) -> Path:
@@ -129,7 +139,7 @@ def find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, 
         if config.init_sha256 is None:  # the file is not needed any more
             config = replace(config, init_sha256=found.init_sha256)
         _check_same(config, found, directory)
-        found = replace(found, **{key: getattr(config, key) for key in NEUTRAL_KEYS})
+        found = replace(found, **{key: getattr(config, key) for key in KEYS_OF_SESSION})
     return directory.path, found
 
 
@@ -152,6 +162,21 @@ def warn_of_absent_classes(data: DataSource) -> None:
         AbsentClassWarning,
         stacklevel=2,
     )
+
+
+def _is_restarted(out: str | Path | None) -> bool:
+    """Return whether ``torchrun`` has restarted the ranks after the run was begun.
+
+    Raises:
+        InputError: If it may restart them, but the run has no directory that they would find again.
+    """
+    restarts, most = restarts_of_torchrun()
+    if most > 0 and out is None:
+        raise InputError(
+            f"train(out=None): torchrun --max-restarts={most} starts this command again after a "
+            "failure; name the directory of the run, so that it is continued (--out DIR)."
+        )
+    return restarts > 0 and out is not None and RunDirectory(Path(out)).config.exists()
 
 
 def _resumed_config(path: Path) -> TrainConfig:
@@ -227,7 +252,7 @@ def _train_twin(
         if not directory.config.exists():
             directory.create(twin)
     fabric.barrier()
-    record = _finished_record(directory)
+    record: dict[str, Any] | None = fabric.broadcast(_finished_record(directory))
     if record is None:
         record = _prepared_run(twin, data, fabric, directory).complete(directory, make_reporter)
     return record
@@ -241,38 +266,6 @@ def _set_threads(config: TrainConfig) -> None:
 
 def _workers(config: TrainConfig) -> int:
     return default_workers(devices=config.devices) if config.workers is None else config.workers
-
-
-def _launch_fabric(config: TrainConfig) -> Fabric:
-    _check_known("strategy", config.strategy, STRATEGY_REGISTRY.available_strategies())
-    _check_known(
-        "accelerator",
-        config.accelerator,
-        ["gpu", *ACCELERATOR_REGISTRY.available_accelerators()],
-    )
-    try:
-        fabric = Fabric(
-            accelerator=config.accelerator,
-            devices=config.devices,
-            strategy=config.strategy,
-            precision=config.precision,
-        )
-        fabric.launch()
-    except Exception as error:  # Lightning raises errors of many types here
-        raise InputError(
-            f"train(accelerator={config.accelerator!r}, devices={config.devices}, strategy="
-            f"{config.strategy!r}): Lightning Fabric cannot start: {one_line(error)}"
-        ) from error
-    return fabric
-
-
-def _check_known(name: str, value: str, known: Iterable[str]) -> None:
-    known = ["auto", *known]
-    if value not in known:
-        raise InputError(
-            f"train({name}={value!r}): Lightning Fabric has no such {name}; "
-            f"{suggestion(value, known)}"
-        )
 
 
 def _claim_directory(
@@ -307,7 +300,7 @@ def _create_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Pat
 
 def _check_same(given: TrainConfig, found: TrainConfig, directory: RunDirectory) -> None:
     """Raise if a setting that influences the result differs from the run's."""
-    ours, theirs = without_neutral_keys(to_table(given)), without_neutral_keys(to_table(found))
+    ours, theirs = (without_keys_of_session(to_table(each)) for each in (given, found))
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             raise InputError(

@@ -1,0 +1,120 @@
+"""The ranks of a run: how they are launched, and how they divide or copy the network."""
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from lightning_fabric import Fabric
+from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning_fabric.strategies import STRATEGY_REGISTRY
+from lightning_fabric.strategies.ddp import DDPStrategy
+from torch import nn
+
+from probmask.errors import InputError
+from probmask.messages import one_line, suggestion
+from probmask.training.config import TrainConfig
+
+# The watch (`probmask.masking.rank_watch`) names a rank that does not respond. Messages may take
+# longer than it waits, so that it is the first to report.
+_PATIENCE = 2
+
+
+class ShardedStrategy(DDPStrategy):
+    """Launch ranks as DDP does, and let FSDP2 divide the weights among them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._backward_sync_control = None
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """Leave it to `setup_module`: FSDP2 moves only the rows of this rank."""
+
+    def setup_module(self, module: nn.Module) -> Any:
+        """Divide the weights of the module, in place."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        for block in blocks_of(module):
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        return module
+
+
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that FSDP2 gathers one at a time: the layers of sequences and lists."""
+    for child in model.children():
+        repeated = isinstance(model, nn.Sequential | nn.ModuleList)
+        if isinstance(child, nn.Sequential | nn.ModuleList) or not repeated:
+            yield from blocks_of(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def launch_fabric(config: TrainConfig) -> Fabric:
+    """Start the ranks, or join those that ``torchrun`` has started.
+
+    Raises:
+        InputError: If the strategy or the accelerator is unknown or cannot be started here.
+    """
+    names = [name for name in STRATEGY_REGISTRY.available_strategies() if name.startswith("ddp")]
+    _check_known("strategy", config.strategy, ["fsdp", *names])
+    _check_known(
+        "accelerator", config.accelerator, ["gpu", *ACCELERATOR_REGISTRY.available_accelerators()]
+    )
+    nodes, devices = ranks_of_torchrun() or (1, config.devices)
+    try:
+        fabric = Fabric(
+            accelerator=config.accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy=_strategy(config, ranks=nodes * devices),
+            precision=config.precision,
+        )
+        fabric.launch()
+    except Exception as error:  # Lightning raises errors of many types here
+        raise InputError(
+            f"train(accelerator={config.accelerator!r}, devices={devices}, strategy="
+            f"{config.strategy!r}): Lightning Fabric cannot start: {one_line(error)}"
+        ) from error
+    return fabric
+
+
+def ranks_of_torchrun() -> tuple[int, int] | None:
+    """Return the number of nodes and of ranks on each, or None if ``torchrun`` is not used."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ["WORLD_SIZE"]) // here, here
+
+
+def restarts_of_torchrun() -> tuple[int, int]:
+    """Return how often ``torchrun`` has restarted the ranks, and how often it may."""
+    return (
+        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")),
+    )
+
+
+def _strategy(config: TrainConfig, *, ranks: int) -> Any:
+    timeout = timedelta(seconds=_PATIENCE * config.timeout_seconds)
+    if config.strategy == "fsdp":
+        return ShardedStrategy(timeout=timeout)
+    if config.strategy == "ddp" or (config.strategy == "auto" and ranks > 1):
+        return DDPStrategy(timeout=timeout)
+    return config.strategy
+
+
+def is_sharded(fabric: Fabric) -> bool:
+    """Return whether FSDP2 divides the weights among the ranks."""
+    return isinstance(fabric.strategy, ShardedStrategy)
+
+
+def _check_known(name: str, value: str, known: Iterable[str]) -> None:
+    known = ["auto", *known]
+    if value not in known:
+        raise InputError(
+            f"train({name}={value!r}): Lightning Fabric has no such {name}; "
+            f"{suggestion(value, known)}"
+        )
