@@ -3,7 +3,9 @@
 import contextlib
 import os
 import socket
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -12,8 +14,37 @@ from probmask.cli import main
 from probmask.data import load_data
 from probmask.masking.parametrization import masked_parameters
 from probmask.methods.probmask.learned import ProbMaskedWeight
+from probmask.training import run
+from probmask.training.checkpoint import write_checkpoint
 from probmask.training.config import TrainConfig
+from probmask.training.devices import launch_fabric
+from probmask.training.metrics import MetricsLog
 from probmask.training.run import TrainingRun
+from probmask.training.run_directory import RunDirectory
+from training.small import start
+
+DIED = 9  # exit code of a rank that died as planned
+
+
+def start_ranks(function: Any, *arguments: Any, ranks: int = 2) -> list[BaseProcess]:
+    port = free_port()
+    return [start(function, rank, ranks, port, *arguments) for rank in range(ranks)]
+
+
+def finish(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.join(240)
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+def run_until(arguments: list[str], step: int, *, ranks: int) -> None:
+    """Run `probmask` on some ranks until its checkpoint of this step; then all of them die."""
+    first, *others = start_ranks(command_until, arguments, step, ranks=ranks)
+    first.join(240)
+    for each in others:
+        each.kill()
+        each.join()
+    assert first.exitcode == DIED
 
 
 def free_port() -> int:
@@ -24,6 +55,8 @@ def free_port() -> int:
 
 def join_world(rank: int, ranks: int, port: int) -> None:
     """Set the variables of an external launcher, so that this process is one of several ranks."""
+    if ranks == 1:
+        return
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -39,23 +72,61 @@ def command(rank: int, ranks: int, port: int, arguments: list[str]) -> None:
     raise SystemExit(main(arguments))
 
 
+def command_until(rank: int, ranks: int, port: int, arguments: list[str], step: int) -> None:
+    """Run `probmask` as one rank; the first one dies when it has written this checkpoint."""
+
+    def write(path: Path, state: Any) -> None:
+        write_checkpoint(path, state)
+        if state["step"] == step:
+            os._exit(DIED)
+
+    run.write_checkpoint = write
+    command(rank, ranks, port, arguments)
+
+
+def command_with_errors_in(
+    rank: int, ranks: int, port: int, arguments: list[str], directory: Path
+) -> None:
+    """Run `probmask` as one rank, with its standard error in a file."""
+    with (directory / f"stderr{rank}").open("w") as file:
+        os.dup2(file.fileno(), 2)
+        command(rank, ranks, port, arguments)
+
+
+def restored_state(
+    rank: int, ranks: int, port: int, config: TrainConfig, directory: Path, out: Path
+) -> None:
+    """Restore a checkpoint on some number of ranks, and write it again."""
+    join_world(rank, ranks, port)
+    torch.set_num_threads(1)
+    data = load_data(config.data)
+    fabric = launch_fabric(config)
+    restored = TrainingRun(config, data, resumed=True)
+    restored.prepare(fabric, data)
+    restored.restore(RunDirectory(directory))
+    state = restored._state(MetricsLog(out / "log", None) if rank == 0 else None)
+    if rank == 0:
+        write_checkpoint(out / f"{ranks}.safetensors", state)
+    fabric.barrier()
+
+
 def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Path) -> None:
     """Train; save the noise before and the parameters after every update."""
     join_world(rank, ranks, port)
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
     fabric.launch()
     data = load_data(config.data)
-    run = TrainingRun(config, data)
-    run.prepare(fabric, data)
-    run.loop.network.train()
-    masked = {path: each for path, _, _, each in masked_parameters(run.model)}
+    training = TrainingRun(config, data)
+    training.prepare(fabric, data)
+    training.loop.network.train()
+    masked = {path: each for path, _, _, each in masked_parameters(training.model)}
     probs = {path: each for path, each in masked.items() if isinstance(each, ProbMaskedWeight)}
     noise, states, images = [], [], []
-    for batch in run.loop.batches():
+    for batch in training.loop.batches():
         noise.append([each.noise.clone() for each in probs.values()])
         images.append(batch.inputs)
-        run.loop.update(batch)
-        tensors = dict(run.model.named_parameters())
+        training.loop.update(batch)
+        tensors = dict(training.model.named_parameters())
         tensors |= {f"{path}.prob": each.prob for path, each in probs.items()}
         states.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
     found = {"noise": noise, "states": states, "images": images}

@@ -10,8 +10,8 @@ import torch
 
 from probmask.artifact import load_state
 from probmask.training.checkpoint import read_checkpoint
-from training.ranks import command, free_port, some_updates
-from training.small import METHOD_OF_FORM, SIZE, flags, lines, small, start, wait_until
+from training.ranks import command, finish, some_updates, start_ranks
+from training.small import METHOD_OF_FORM, SIZE, flags, lines, small, wait_until
 
 SETTINGS = {
     "epochs": 6,
@@ -22,17 +22,6 @@ SETTINGS = {
     "method__sparsity": 0.9,
 }
 KEEP = SIZE - round(0.9 * SIZE)
-
-
-def start_ranks(function, *arguments):
-    port = free_port()
-    return [start(function, rank, 2, port, *arguments) for rank in range(2)]
-
-
-def finish(processes):
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
 
 
 @pytest.fixture(scope="module", params=["tied", "learned"])

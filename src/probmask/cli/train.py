@@ -1,6 +1,7 @@
 """`probmask train`: train a sparse network."""
 
 import argparse
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train with the given configuration and print the result."""
+    # PyTorch prints stack traces of its own where another rank has ended; ours is one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from probmask.training.run_directory import RunDirectory
 
     resume = options.resume is not None

@@ -153,7 +153,8 @@ class RankWatch:
             silent, first = [0], True
         names = ", ".join(map(str, silent)) or "unknown"
         ranks = f"rank {names} does" if len(silent) < 2 else f"ranks {names} do"
-        cause = str(error).strip().splitlines()[0]
+        line = str(error).strip().partition("\n")[0]
+        cause = line.rpartition("] ")[2].partition(". ")[0]  # without the place in the source code
         return RankLostError(
             f"{ranks} not respond to rank {rank()}: {_ADVICE} ({cause})", first=first
         )

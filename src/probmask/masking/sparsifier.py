@@ -128,6 +128,11 @@ class Sparsifier:
         return tuple(group.optimizer for group in self._trainables)
 
     @property
+    def own_parameters(self) -> list[Tensor]:
+        """The parameters that the method trains; if FSDP2 shards the weights, those of its rows."""
+        return [parameter for masked in self._masker.masked for parameter in masked.parameters()]
+
+    @property
     def draw_count(self) -> int:
         """Number of masks to draw per update."""
         return self._masker.draws
@@ -467,7 +472,7 @@ class Sparsifier:
     def _combine_gradients(self) -> None:
         """Give all ranks the same gradients of the method's own parameters."""
         if self._sharded is None:
-            average_gradients_(self._own_parameters())
+            average_gradients_(self.own_parameters)
         else:
             self._sharded.share_gradients()
             self._sharded.sum_gradients_()
@@ -476,7 +481,7 @@ class Sparsifier:
         # The scaler unscales the gradients of the user's optimizer only.
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         if scale != 1.0:
-            for parameter in self._own_parameters():
+            for parameter in self.own_parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
 
@@ -540,9 +545,6 @@ class Sparsifier:
                 settings["lr"] = group.learning_rate(now, rate)
             group.optimizer.step()
 
-    def _own_parameters(self) -> list[Tensor]:
-        return [parameter for masked in self._masker.masked for parameter in masked.parameters()]
-
     def _discard_gradients(self) -> None:
         """Discard the gradients of the method's own parameters, because of ``zero_grad``."""
         if self._has_stepped() and self._trainables and self._scaler is None:
@@ -558,7 +560,7 @@ class Sparsifier:
             self._sharded.discard_gradients()
 
     def _clear_gradients(self) -> None:
-        for parameter in self._own_parameters():
+        for parameter in self.own_parameters:
             parameter.grad = None
 
     def _release_optimizers(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -232,17 +233,23 @@ def stored_values(value: Any, field: Field) -> None:
 
 
 def optimizer_state(
-    optimizer: Optimizer, build: Callable[[list[Tensor]], Optimizer] | None = None
+    optimizer: Optimizer,
+    build: Callable[[list[Tensor]], Optimizer] | None = None,
+    shapes: Mapping[int, torch.Size] = MappingProxyType({}),
 ) -> Rule:
     """Accept a state of this optimizer: its groups, and the tensors of its parameters.
 
     ``build`` returns an optimizer with the same settings; without it, the settings are the
-    optimizer's defaults.
+    optimizer's defaults. ``shapes`` has the shapes of the whole parameters, by the id of those that
+    are rows of them.
     """
     build = build or _same_class(optimizer)
     groups = optimizer.state_dict()["param_groups"]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state_of = {index: _parameter_state(build, p) for index, p in enumerate(parameters)}
+    state_of = {
+        index: _parameter_state(build, shapes.get(id(p), p.shape), p.dtype)
+        for index, p in enumerate(parameters)
+    }
 
     def state(value: Any, field: Field) -> None:
         if not isinstance(value, Mapping):
@@ -268,9 +275,11 @@ def _same_class(optimizer: Optimizer) -> Callable[[list[Tensor]], Optimizer]:
     return lambda parameters: kind(parameters, **defaults)
 
 
-def _parameter_state(build: Callable[[list[Tensor]], Optimizer], parameter: Tensor) -> Rule:
+def _parameter_state(
+    build: Callable[[list[Tensor]], Optimizer], shape: torch.Size, dtype: torch.dtype
+) -> Rule:
     """Return the rule of the state of one parameter: what a step of such an optimizer leaves."""
-    example = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    example = torch.zeros(shape, dtype=dtype)
     example.grad = torch.zeros_like(example)
     trial = build([example])
     trial.step()
@@ -288,6 +297,8 @@ def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> 
     """Accept a state of the sparsifier after ``step`` updates, before any update is made."""
     now = sparsifier.state_dict()
     method, sites = now["method"], sparsifier.sites
+    trained = zip(sparsifier.own_parameters, chain.from_iterable(method["trained"]), strict=True)
+    shapes = {id(parameter): whole.shape for parameter, whole in trained}
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     site_rules = [
         table(
@@ -311,7 +322,9 @@ def sparsifier_state(sparsifier: Sparsifier, model: nn.Module, *, step: int) -> 
             "training": same(now["training"]),
             "shapes": same(now["shapes"]),
             "method": table(method_rules),
-            "trainables": items([optimizer_state(each) for each in sparsifier.own_optimizers]),
+            "trainables": items(
+                [optimizer_state(each, shapes=shapes) for each in sparsifier.own_optimizers]
+            ),
         }
     )
 
