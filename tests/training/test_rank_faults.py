@@ -1,0 +1,98 @@
+"""Ranks that are killed, are stopped or have other data.
+
+`benchmarks/rank_faults.py` has more faults.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.ranks import command, command_with_errors_in, finish, free_port, start_ranks
+from training.small import flags, lines, start, wait_until
+
+SETTINGS = {
+    "epochs": 8,
+    "batch_size": 128,
+    "accelerator": "cpu",
+    "checkpoint_seconds": 0,
+    "method__sparsity": 0.9,
+}
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+
+def rank_processes(parent):
+    """Return the processes of the ranks that torchrun, the parent, has started, by rank."""
+    found = {}
+    for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{number}/environ").read_bytes())
+        if rank:
+            found[int(rank[1])] = int(number)
+    return found
+
+
+def test_torchrun_restarts_a_killed_rank_and_the_result_is_the_same(tmp_path):
+    given = flags(**SETTINGS)
+    straight, out = tmp_path / "straight", tmp_path / "run"
+    two = ["--devices", "2"]  # auto is ddp
+    finish(start_ranks(command, ["train", "--out", str(straight), *two, *given]))
+    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    arguments = ["probmask.cli", "train", "--out", str(out), "--quiet", *given]
+    with (tmp_path / "printed").open("w") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *launch, "-m", *arguments],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while lines(out / "metrics.jsonl") < 2:
+                assert process.poll() is None, (tmp_path / "printed").read_text()
+            os.kill(rank_processes(process.pid)[1], signal.SIGKILL)
+            assert process.wait(200) == 0, (tmp_path / "printed").read_text()
+        finally:
+            process.terminate()  # torchrun then ends the ranks
+            process.wait()
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+
+
+def test_a_stopped_rank_is_named_after_the_timeout(tmp_path):
+    out = tmp_path / "run"
+    given = flags(**SETTINGS | {"epochs": 10_000, "devices": 2, "timeout_seconds": 3})
+    ranks = start_ranks(
+        command_with_errors_in, ["train", "--out", str(out), "--quiet", *given], tmp_path
+    )
+    wait_until(lambda: lines(out / "metrics.jsonl") >= 1, ranks[0])
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    ranks[0].join(120)
+    ranks[1].kill()
+    ranks[1].join()
+    assert ranks[0].exitcode == 1
+    printed = [
+        line
+        for line in (tmp_path / "stderr0").read_text().splitlines()
+        if line.startswith("probmask: ")
+    ]
+    assert len(printed) == 1
+    assert "rank 1 has not responded to rank 0 for 3 seconds" in printed[0]
+    assert "--resume" in printed[0]
+
+
+def test_a_rank_with_other_data_is_named_before_anything_is_created(tmp_path):
+    """Rank 1 holds out validation images."""
+    given = ["train", "--out", str(tmp_path / "run"), *flags(**SETTINGS | {"devices": 2})]
+    port = free_port()
+    ranks = [
+        start(command_with_errors_in, rank, 2, port, [*given, *extra], tmp_path)
+        for rank, extra in enumerate(([], ["--select-on", "val"]))
+    ]
+    for rank in ranks:
+        rank.join(120)
+        assert rank.exitcode == 2
+    assert "rank 1 has different data than rank 0" in (tmp_path / "stderr0").read_text()
+    assert not (tmp_path / "run").exists()
