@@ -7,9 +7,12 @@ from typing import Any
 
 from lightning_fabric import Fabric
 from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning_fabric.accelerators.cuda import CUDAAccelerator
 from lightning_fabric.strategies import STRATEGY_REGISTRY
 from lightning_fabric.strategies.ddp import DDPStrategy
-from torch import nn
+from torch import distributed, nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from probmask.errors import InputError
 from probmask.messages import one_line, suggestion
@@ -72,6 +75,8 @@ def launch_fabric(config: TrainConfig) -> Fabric:
             strategy=_strategy(config, ranks=nodes * devices),
             precision=config.precision,
         )
+        if restarts_of_torchrun()[0] > 0 and nodes * devices > 1:
+            _meet_again(fabric, _timeout(config))
         fabric.launch()
     except Exception as error:  # Lightning raises errors of many types here
         raise InputError(
@@ -98,12 +103,33 @@ def restarts_of_torchrun() -> tuple[int, int]:
 
 
 def _strategy(config: TrainConfig, *, ranks: int) -> Any:
-    timeout = timedelta(seconds=_PATIENCE * config.timeout_seconds)
+    timeout = _timeout(config)
     if config.strategy == "fsdp":
         return ShardedStrategy(timeout=timeout)
     if config.strategy == "ddp" or (config.strategy == "auto" and ranks > 1):
         return DDPStrategy(timeout=timeout)
     return config.strategy
+
+
+def _timeout(config: TrainConfig) -> timedelta:
+    return timedelta(seconds=_PATIENCE * config.timeout_seconds)
+
+
+def _meet_again(fabric: Fabric, timeout: timedelta) -> None:
+    """Create the process group of ranks that ``torchrun`` has restarted.
+
+    Its store still has the addresses of the ranks that were killed, and a fast rank would connect
+    to them. This group finds its addresses under other names. Fabric uses a group that exists.
+    """
+    store, rank, ranks = next(rendezvous("env://", timeout=timeout))
+    gpu = isinstance(fabric.accelerator, CUDAAccelerator)
+    distributed.init_process_group(
+        "nccl" if gpu else "gloo",
+        store=PrefixStore(f"probmask/{restarts_of_torchrun()[0]}", store),
+        rank=rank,
+        world_size=ranks,
+        timeout=timeout,
+    )
 
 
 def is_sharded(fabric: Fabric) -> bool:
