@@ -36,6 +36,10 @@ def watch_ranks(timeout_seconds: float) -> "RankWatch":
         timeout_seconds: How long a rank may show no sign of life. Choose more than the longest time
             for which your code keeps Python's interpreter lock, such as a compilation.
 
+    Returns:
+        The context manager. It raises `RankLostError` in place of the error of a message that
+        failed, and ends the process if a message waits.
+
     Raises:
         InputError: If the number is below 1.
 
