@@ -129,15 +129,22 @@ def test_wrong_input_is_one_line_and_leaves_no_directory(key, value, message, cl
     assert not out.exists()
 
 
-def test_ranks_of_a_node_are_numbered_and_see_its_gpus():
-    places = [Place("a", "10.0.0.1", (gpu,), "/run") for gpu in ("2", "0")]
-    places.append(Place("b", "10.0.0.2", ("5",), "/run"))
-    found = rank_variables(places)
-    assert [each["RANK"] for each in found] == ["0", "1", "2"]
-    assert [each["LOCAL_RANK"] for each in found] == ["0", "1", "0"]
-    assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1"]
-    assert [each["LOCAL_WORLD_SIZE"] for each in found] == ["2", "2", "1"]
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["2,0", "2,0", "5"]
+@pytest.mark.parametrize(
+    ("nodes", "local_ranks", "groups", "gpus"),
+    [
+        ("aabb", "0101", "0011", ["2,0", "2,0", "1,3", "1,3"]),
+        ("aab", "000", "012", ["2", "0", "1"]),  # Fabric accepts no uneven nodes
+    ],
+)
+def test_ranks_are_numbered_as_by_torchrun(nodes, local_ranks, groups, gpus):
+    pairs = zip(nodes, "2013", strict=False)
+    found = rank_variables([Place(node, "10.0.0.1", (gpu,), "/run") for node, gpu in pairs])
+    assert [int(each["RANK"]) for each in found] == list(range(len(nodes)))
+    assert "".join(each["LOCAL_RANK"] for each in found) == local_ranks
+    assert "".join(each["GROUP_RANK"] for each in found) == groups
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == gpus
+    sizes = {int(each["LOCAL_WORLD_SIZE"]) * int(each["GROUP_WORLD_SIZE"]) for each in found}
+    assert sizes == {len(nodes)}
 
 
 def test_a_worker_reserves_its_threads_and_a_gpu_if_there_are_enough():

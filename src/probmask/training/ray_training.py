@@ -407,20 +407,25 @@ class _Workers:
 def rank_variables(places: Sequence[Place]) -> list[dict[str, str]]:
     """Return the environment variables of every rank, as torchrun sets them.
 
-    Workers on the same node are neighbors in ``places``. All of them see all of their GPUs.
+    Workers on the same node are neighbors in ``places``, and all of them see all of their GPUs.
+    Fabric requires as many ranks on every node. If Ray has placed them unevenly, each worker counts
+    as a node of its own.
     """
     nodes = [place.node for place in places]
+    if len({nodes.count(node) for node in nodes}) > 1:
+        nodes = [f"{node} {rank}" for rank, node in enumerate(nodes)]
     order = list(dict.fromkeys(nodes))
     variables = []
-    for rank, place in enumerate(places):
-        gpus = [gpu for each in places if each.node == place.node for gpu in each.gpus]
+    for rank, node in enumerate(nodes):
+        pairs = zip(nodes, places, strict=True)
+        gpus = [gpu for other, place in pairs if other == node for gpu in place.gpus]
         variables.append(
             {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(places)),
-                "LOCAL_RANK": str(rank - nodes.index(place.node)),
-                "LOCAL_WORLD_SIZE": str(nodes.count(place.node)),
-                "GROUP_RANK": str(order.index(place.node)),
+                "LOCAL_RANK": str(rank - nodes.index(node)),
+                "LOCAL_WORLD_SIZE": str(nodes.count(node)),
+                "GROUP_RANK": str(order.index(node)),
                 "GROUP_WORLD_SIZE": str(len(order)),
                 **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             }
