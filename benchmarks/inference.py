@@ -12,6 +12,8 @@ the same for the fastest calls, which other programs on the machine disturb leas
         --sparsities 0.8 0.9 0.95 0.98 --clock cpu
     python benchmarks/inference.py --networks lstm --batches 1 16 \\
         --sparsities 0.8 0.9 0.95 0.98 --clock cpu
+    python benchmarks/inference.py --networks unet convnext --batches 1 \\
+        --sparsities 0.8 0.9 0.95 0.98 --clock cpu
 
 `--clock cpu` measures the CPU time of this process instead of wall time, for one thread on a
 machine that other programs use. `--against deepsparse --python VENV/bin/python` also times
@@ -38,6 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from image_networks import IMAGE_NETWORKS
 from probmask.artifact.onnx import to_onnx
 from probmask.models import MODELS
 from probmask.runtime.lower.export import export
@@ -48,17 +51,20 @@ from probmask.runtime.speed import in_turn, mask_at_random_, random_inputs, turn
 from probmask.training.record import cpu_name
 from rival_engines import RIVALS, deepsparse_turns, dense_turns
 from speed_tables import plot, print_all, print_times
-from token_networks import TOKEN_NETWORKS, token_inputs, write_onnx
+from token_networks import TOKEN_NETWORKS, write_onnx
 
+# Networks that are not a part of probmask.
+OWN_NETWORKS = TOKEN_NETWORKS | IMAGE_NETWORKS
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def network(name: str, sparsity: float) -> nn.Module:
     """Return the network with random masks, in evaluation mode."""
     torch.manual_seed(0)
-    if name in TOKEN_NETWORKS:
-        model = TOKEN_NETWORKS[name].build().eval()
-        mask_at_random_(model, sparsity, ())
+    if name in OWN_NETWORKS:
+        model = OWN_NETWORKS[name].build().eval()
+        shape = images(name, 1).shape[1:] if name in IMAGE_NETWORKS else ()
+        mask_at_random_(model, sparsity, shape)
         return model
     model = MODELS[name].build()
     mask_at_random_(model, sparsity, MODELS[name].image_shape)
@@ -67,7 +73,7 @@ def network(name: str, sparsity: float) -> nn.Module:
 
 def onnx_file(model: nn.Module, name: str, x: Tensor, path: Path) -> Path:
     """Write the network as `probmask export` does, or for this batch size; return the path."""
-    if name in TOKEN_NETWORKS:
+    if name in OWN_NETWORKS:
         write_onnx(model, x, path)
         return path
     path.write_bytes(to_onnx(model, MODELS[name].image_shape, metadata={}))
@@ -88,8 +94,8 @@ def summary(times: dict[str, list[float]], of: Callable[[list[float]], float]) -
 
 def images(name: str, batch: int) -> Tensor:
     """Return noise of the network's image size, or random tokens."""
-    if name in TOKEN_NETWORKS:
-        return token_inputs(name, batch)
+    if name in OWN_NETWORKS:
+        return OWN_NETWORKS[name].inputs(batch, torch.Generator().manual_seed(0))
     return random_inputs(MODELS[name].image_shape, batch)
 
 
@@ -150,7 +156,7 @@ def main() -> None:
     """Time the engines, then print, save and plot the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--networks", nargs="*", default=["resnet32", "vgg19"], choices=[*MODELS, *TOKEN_NETWORKS]
+        "--networks", nargs="*", default=["resnet32", "vgg19"], choices=[*MODELS, *OWN_NETWORKS]
     )
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.9, 0.95, 0.98, 0.99])

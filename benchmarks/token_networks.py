@@ -102,11 +102,6 @@ TOKEN_NETWORKS = {
 }
 
 
-def token_inputs(name: str, batch: int) -> Tensor:
-    """Return random inputs, the same at each call."""
-    return TOKEN_NETWORKS[name].inputs(batch, torch.Generator().manual_seed(0))
-
-
 def write_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
     """Write the network as ONNX for inputs of this shape."""
     torch.onnx.export(

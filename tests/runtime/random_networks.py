@@ -97,7 +97,8 @@ def activation(net, shape):
     return net.draw_from(
         nn.ReLU(), nn.ReLU(inplace=False), nn.ReLU6(), nn.SiLU(), nn.GELU(), nn.GELU("tanh"),
         nn.Hardswish(), nn.Hardtanh(-0.3, 0.4), nn.Hardtanh(0.1, 0.4), nn.LeakyReLU(),
-        nn.Dropout(), nn.Identity(),
+        nn.Dropout(), nn.Identity(), nn.Sigmoid(), nn.Tanh(), nn.ELU(), nn.PReLU(shape[0]),
+        nn.Softmax(1), nn.GroupNorm(1, shape[0]), nn.Hardsigmoid(),
     )  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def combination(net, shape):
         lambda x, y: (x + y).relu() - y,
         lambda x, y: x + y.mean((2, 3), keepdim=True),
         lambda x, y: functional.relu_(x + 0.5) * y,
+        lambda x, y: x * y.mean((2, 3), keepdim=True).sigmoid(),
     )
 
 
@@ -141,12 +143,37 @@ def rearrangement(net, shape):
         lambda x, _: functional.pad(x, (1, -1, 0, 1)),
         lambda x, _: x.clone().clamp_(-0.5, 1),
         lambda x, _: torch.cumsum(x, 3) * 0.2,
-        lambda x, _: functional.interpolate(x, scale_factor=2),
+        lambda x, _: functional.pad(x, (1, 0, 2, 1)),
+        lambda x, _: functional.pad(x[:, :, ::2, 1::2], (0, 0, 0, 0, 1, 2)),
+        lambda x, _: torch.cat([x[:, :1], x.flip(1)[:, 1:], x[:, :1]], 1),
+        lambda x, _: x.permute(0, 2, 3, 1).relu().permute(0, 3, 1, 2),
+        lambda x, _: x[:, :, 1:],
+    )
+
+
+def enlargement(net, shape):
+    groups = net.draw_from(1, 1, shape[0])
+    stride = net.draw_from(1, 2, 3, (1, 2))
+    layer = nn.ConvTranspose2d(
+        shape[0], groups * net.draw_from(1, 2), net.draw_from(1, 2, 3, (4, 3)), stride,
+        padding=net.draw_from(0, 0, 1), groups=groups, dilation=net.draw_from(1, 1, 2),
+        bias=net.draw_from(True, False),
+    )  # fmt: skip
+    layer.weight.data.mul_(torch.rand(layer.weight.shape) < 0.5)
+    size, aligned = net.draw_from((5, 9), (3, 3), (11, 4)), net.draw_from(True, False)
+    return net.draw_from(
+        layer,
+        layer,
+        lambda x, _: functional.interpolate(x, scale_factor=(2, 1)),
+        lambda x, _: functional.interpolate(x, size=size),
+        lambda x, _: functional.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
+        lambda x, _: functional.interpolate(x, size=size, mode="bilinear", align_corners=aligned),
+        lambda x, _: functional.interpolate(x, scale_factor=1.7, mode="bilinear"),
     )
 
 
 STEPS = (convolution,) * 4 + (normalization,) * 2 + (activation,) * 3 + (combination,) * 3
-STEPS += (pooling, rearrangement)
+STEPS += (pooling, rearrangement, rearrangement, enlargement, enlargement)
 
 
 class RandomTokens(nn.Module):

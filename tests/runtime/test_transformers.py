@@ -165,7 +165,20 @@ def test_a_bert_of_transformers():
     assert not any("linear" in label or "norm" in label for label in in_pytorch)
 
 
-@pytest.mark.parametrize("function", [nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.Hardswish()])
+@pytest.mark.parametrize(
+    "function",
+    [
+        nn.SiLU(),
+        nn.GELU(),
+        nn.GELU("tanh"),
+        nn.Hardswish(),
+        nn.Tanh(),
+        nn.Mish(),
+        nn.ELU(),
+        nn.LeakyReLU(),
+    ],
+    ids=str,
+)
 def test_activations_are_accurate(function):
     """Compare with double precision, relative to the input, from tiny to huge numbers."""
     x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([1e-30, -1e-30, 1e10, -1e10])])

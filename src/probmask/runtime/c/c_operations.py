@@ -26,6 +26,12 @@ CURVES = {
     Curve.GELU: "PM_GELU",
     Curve.GELU_TANH: "PM_GELU_TANH",
     Curve.HARDSWISH: "PM_HARDSWISH",
+    Curve.TANH: "PM_TANH",
+    Curve.MISH: "PM_MISH",
+    Curve.LEAKY: "PM_LEAKY",
+    Curve.ELU: "PM_ELU",
+    Curve.SIGMOID: "PM_SIGMOID",
+    Curve.HARDSIGMOID: "PM_HARDSIGMOID",
 }
 
 
@@ -261,7 +267,106 @@ def _elementwise(op: Operation) -> str:
         "low": low,
         "high": high,
     }
-    return f"{_ELEMENTWISE[op.kind]}({op.define('pm_elementwise', members)})"
+    call = f"{_ELEMENTWISE[op.kind]}({op.define('pm_elementwise', members)})"
+    return f"{call}; {_clear_padding(op)}" if op[Field.CURVE] >= Curve.SIGMOID else call
+
+
+def _clear_padding(op: Operation) -> str:
+    tensor = op.at(Field.TARGET, Field.TARGET_LEAD)
+    members = _image(op, tensor, Field.TARGET_PLANE, Field.TARGET_STRIDE)
+    members["lead"] = op[Field.TARGET_LEAD]
+    structure = op.tables.structure("pm_image", f"padding{op.suffix}", members)
+    return f"pm_clear_padding(&{structure})"
+
+
+def _planes(op: Operation) -> dict[str, Any]:
+    """Return the members that all operations from planes to planes have."""
+    return {
+        "source": op.at(Field.SOURCE, Field.SOURCE_LEAD),
+        "target": op.at(Field.TARGET, Field.TARGET_LEAD),
+        "channels": op[Field.ROWS],
+        "source_plane": op[Field.SOURCE_PLANE],
+        "target_plane": op[Field.TARGET_PLANE],
+        "source_stride": op[Field.SOURCE_STRIDE],
+        "target_stride": op[Field.TARGET_STRIDE],
+        "height": op[Field.HEIGHT],
+        "width": op[Field.WIDTH],
+    }
+
+
+_CHANNELS = {
+    Kind.ADD_CHANNELS: "pm_add_channels",
+    Kind.MULTIPLY_CHANNELS: "pm_multiply_channels",
+}
+
+
+def _combine_channels(op: Operation) -> str:
+    low, high = op.limits
+    members = _planes(op) | {
+        "other": op.at(Field.OTHER, Field.OTHER_LEAD),
+        "other_plane": op[Field.OTHER_PLANE],
+        "lanes": op[Field.LANES],
+        "low": low,
+        "high": high,
+    }
+    return f"{_CHANNELS[op.kind]}({op.define('pm_channels', members)})"
+
+
+def _leaky_channels(op: Operation) -> str:
+    members = _planes(op) | {
+        "source": op.at(Field.SOURCE),
+        "target": op.at(Field.TARGET),
+        "other": op.floats("slopes", op[Field.BIAS], op[Field.ROWS]),
+        "lanes": op[Field.LANES],
+    }
+    return f"pm_leaky_channels({op.define('pm_channels', members)})"
+
+
+def _merge_phases(op: Operation) -> str:
+    members = _planes(op) | {
+        "step_y": op[Field.STEP_Y],
+        "step_x": op[Field.STEP_X],
+        "lanes": op[Field.LANES],
+    }
+    return f"pm_merge_phases({op.define('pm_merge', members)})"
+
+
+def _resize(op: Operation) -> str:
+    sides = op[Field.HEIGHT] + op[Field.WIDTH]
+    members = _planes(op) | {
+        "places": op.integers("places", op[Field.TABLE], 2 * sides),
+        "weights": op.floats("weights", op[Field.BIAS], sides),
+        "scratch": op.at(Field.SCRATCH),
+        "source_width": op[Field.SOURCE_WIDTH],
+    }
+    return f"pm_resize({op.define('pm_resize', members)})"
+
+
+def _normalize_groups(op: Operation) -> str:
+    channels = op[Field.SPLITS]
+    members = _planes(op) | {
+        "scale": op.floats("scale", op[Field.BIAS], channels),
+        "bias": op.floats("bias", op[Field.BIAS] + channels, channels),
+        "groups": op[Field.ROWS],
+        "channels": op[Field.CHANNELS],
+        "epsilon": op.limits[0],
+    }
+    return f"pm_normalize_groups({op.define('pm_group_norm', members)})"
+
+
+def _softmax(op: Operation) -> str:
+    members = {
+        "source": op.at(Field.SOURCE, Field.SOURCE_LEAD),
+        "target": op.at(Field.TARGET, Field.TARGET_LEAD),
+        "scale": "0",
+        "bias": "0",
+        "channels": op[Field.CHANNELS],
+        "source_plane": op[Field.SOURCE_PLANE],
+        "target_plane": op[Field.TARGET_PLANE],
+        "run": op.run,
+        "positions": op.positions(),
+    }
+    return f"pm_softmax({op.define('pm_norm', members)})"
 
 
 def _rearrange(op: Operation) -> str:
@@ -439,4 +544,11 @@ CALLS: dict[Kind, Callable[[Operation], str]] = {
     Kind.NORMALIZE: _normalize,
     Kind.ATTEND: _attend,
     Kind.RECUR: _recur,
+    Kind.MERGE_PHASES: _merge_phases,
+    Kind.RESIZE: _resize,
+    Kind.ADD_CHANNELS: _combine_channels,
+    Kind.MULTIPLY_CHANNELS: _combine_channels,
+    Kind.LEAKY_CHANNELS: _leaky_channels,
+    Kind.NORMALIZE_GROUPS: _normalize_groups,
+    Kind.SOFTMAX: _softmax,
 }

@@ -148,7 +148,7 @@ def _tile_function(module: ir.Module, rows: int, width: int) -> ir.Function:
 
 
 @intrinsic
-def _softmax_column(
+def softmax_column(
     typing_context: Any,
     scores: Any,
     row: Any,
@@ -283,7 +283,7 @@ def attend(op, arena, longs, consts, position_bits, scale, nonfinite, first, las
             mask = base + 4 * op[MASK] + (head % op[MASK_HEADS]) * keys * mask_row
             mask += skipped * is_vector
         for j in range(width):
-            _softmax_column(
+            softmax_column(
                 scores + 4 * WIDTH * j, row, seen, mask + 4 * WIDTH * j * is_vector if mask else 0,
                 mask_row, is_vector, position_bits.ctypes.data
                 + 4 * op[POSITION_BITS] + skipped + 4 * WIDTH * j,

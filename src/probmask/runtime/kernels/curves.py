@@ -22,6 +22,7 @@ from probmask.runtime.kernels.vectors import (
     load,
     loop,
     multiply_add,
+    splat,
     store,
 )
 
@@ -96,16 +97,28 @@ def polynomial(builder: ir.IRBuilder, x: ir.Value, coefficients: Sequence[float]
 
 def exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """Emit exp(x) = 2ⁿ · exp(r), with x clamped to [-87, 88]."""
-    x = clamp(builder, x, *_EXP_RANGE)
+    power, p = _power_and_rest(builder, clamp(builder, x, *_EXP_RANGE))
+    return multiply_add(builder, power, p, power)
+
+
+def _power_and_rest(builder: ir.IRBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Emit 2ⁿ and exp(r) - 1, for x = n · ln(2) + r."""
     kind = ir.FunctionType(VECTOR, [VECTOR])
     rint = cgutils.get_or_insert_function(builder.module, kind, f"llvm.rint.v{WIDTH}f32")  # type: ignore[no-untyped-call]
     n = builder.call(rint, [builder.fmul(x, number(1.44269504))])
     r = multiply_add(builder, n, number(-_LN2_HIGH), x)
     r = multiply_add(builder, n, number(-_LN2_LOW), r)
     p = polynomial(builder, r, _EXP)
-    p = multiply_add(builder, builder.fmul(p, r), r, builder.fadd(r, number(1.0)))
-    exponent = builder.shl(builder.fptosi(n, BITS), ir.Constant(BITS, [23] * WIDTH))
-    return builder.bitcast(builder.add(builder.bitcast(p, BITS), exponent), VECTOR)
+    p = multiply_add(builder, builder.fmul(p, r), r, r)
+    biased = builder.add(builder.fptosi(n, BITS), ir.Constant(BITS, [127] * WIDTH))
+    power = builder.bitcast(builder.shl(biased, ir.Constant(BITS, [23] * WIDTH)), VECTOR)
+    return power, p
+
+
+def expm1(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Emit exp(x) - 1 for x ≤ 0, precise near 0."""
+    power, p = _power_and_rest(builder, clamp(builder, x, _EXP_RANGE[0], 0.0))
+    return multiply_add(builder, power, p, builder.fsub(power, number(1.0)))
 
 
 def erf(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
@@ -158,20 +171,72 @@ def _hardswish(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.fmul(x, builder.fdiv(gate, number(6.0)))
 
 
-_CURVES: dict[Curve, Callable[[ir.IRBuilder, ir.Value], ir.Value]] = {
+def _tanh(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Emit tanh|x| = -t / (t + 2) with t = exp(-2 |x|) - 1, and the sign of x."""
+    below = builder.fcmp_ordered("<", x, ZERO)
+    t = expm1(builder, builder.fmul(builder.select(below, x, builder.fneg(x)), number(2.0)))
+    size = builder.fdiv(t, builder.fadd(t, number(2.0)))
+    return builder.select(below, size, builder.fneg(size))
+
+
+def _mish(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Emit x · tanh(ln(1 + e)) = x · n / (n + 2) with e = exp(x) and n = e² + 2 e."""
+    e = exp(builder, clamp(builder, x, _EXP_RANGE[0], 20.0))
+    n = builder.fmul(e, builder.fadd(e, number(2.0)))
+    return builder.fmul(x, builder.fdiv(n, builder.fadd(n, number(2.0))))
+
+
+def _sigmoid(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return builder.fdiv(number(1.0), builder.fadd(number(1.0), exp(builder, builder.fneg(x))))
+
+
+def _hardsigmoid(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    gate = clamp(builder, builder.fadd(x, number(3.0)), 0.0, 6.0)
+    return builder.fdiv(gate, number(6.0))
+
+
+_Emit = Callable[[ir.IRBuilder, ir.Value], ir.Value]
+_CURVES: dict[Curve, _Emit] = {
     Curve.SILU: _silu,
     Curve.GELU: _gelu,
     Curve.GELU_TANH: _gelu_tanh,
     Curve.HARDSWISH: _hardswish,
+    Curve.TANH: _tanh,
+    Curve.MISH: _mish,
+    Curve.LEAKY: lambda _, x: x,
+    Curve.ELU: expm1,
+    Curve.SIGMOID: _sigmoid,
+    Curve.HARDSIGMOID: _hardsigmoid,
 }
+# These curves are multiples of x for positive numbers, and of the function for negative ones.
+_TWO_SIDED = (Curve.LEAKY, Curve.ELU)
+
+
+def _two_sided(emit: _Emit, positive: ir.Value, negative: ir.Value) -> _Emit:
+    def both(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+        above = builder.fmul(x, splat(builder, positive))
+        below = builder.fmul(emit(builder, x), splat(builder, negative))
+        return builder.select(builder.fcmp_ordered(">", x, ZERO), above, below)
+
+    return both
 
 
 @intrinsic
 def curve_of_vectors(
-    typing_context: Any, curve: Any, source: Any, target: Any, count: Any, nonfinite: Any
+    typing_context: Any,
+    curve: Any,
+    source: Any,
+    target: Any,
+    count: Any,
+    nonfinite: Any,
+    positive: Any,
+    negative: Any,
 ) -> Any:
-    """target = curve(source) for ``count`` vectors; arguments are addresses in bytes."""
-    signature = types.void(*[types.int64] * 5)
+    """target = curve(source) for ``count`` vectors; source and target are addresses in bytes.
+
+    The last two arguments are the factors of the curves with two sides.
+    """
+    signature = types.void(*[types.int64] * 5, types.float32, types.float32)
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
         done = builder.append_basic_block("done")
@@ -180,7 +245,8 @@ def curve_of_vectors(
             block = builder.append_basic_block(curve.name.lower())
             switch.add_case(ir.Constant(LONG, int(curve)), block)
             builder.position_at_end(block)
-            _map_vectors(builder, given, emit)
+            emit = _two_sided(emit, *given[5:]) if curve in _TWO_SIDED else emit
+            _map_vectors(builder, given[:5], emit)
             builder.branch(done)
         builder.position_at_end(done)
         return ir.Constant(BYTE.as_pointer(), None)
@@ -188,9 +254,7 @@ def curve_of_vectors(
     return signature, generate
 
 
-def _map_vectors(
-    builder: ir.IRBuilder, given: Any, emit: Callable[[ir.IRBuilder, ir.Value], ir.Value]
-) -> None:
+def _map_vectors(builder: ir.IRBuilder, given: Any, emit: _Emit) -> None:
     """Emit a loop over all vectors; 0 · (sum of the inputs) is added to ``nonfinite``."""
     _, source, target, count, nonfinite = given
 

@@ -19,15 +19,18 @@ from probmask.core.kernel_cache import cached_njit
 from probmask.runtime.kernels.attention import attend
 from probmask.runtime.kernels.elementwise import (
     activate,
+    clear_padding,
     combine,
+    combine_channels,
     interleave,
+    leaky_channels,
     pack,
     pointer,
     split_phases,
     unpack,
 )
 from probmask.runtime.kernels.layer_kernels import convolve, linear, pool
-from probmask.runtime.kernels.normalization import normalize
+from probmask.runtime.kernels.normalization import normalize, normalize_groups, softmax
 from probmask.runtime.kernels.operation_table import (
     BIAS,
     CURVE,
@@ -45,10 +48,12 @@ from probmask.runtime.kernels.operation_table import (
     SPLITS,
     TARGET,
     TOKENS,
+    Curve,
     Kind,
 )
 from probmask.runtime.kernels.rearrangement import pack_tokens, rearrange, unpack_tokens
 from probmask.runtime.kernels.recurrence import recur
+from probmask.runtime.kernels.resizing import merge_phases, resize
 from probmask.runtime.kernels.vectors import WIDTH
 
 _PACK, _UNPACK, _INTERLEAVE = int(Kind.PACK), int(Kind.UNPACK), int(Kind.INTERLEAVE)
@@ -58,12 +63,17 @@ _CONVOLVE, _LINEAR, _SPLIT_PHASES = (
 _MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
 _MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
 _ADD_CONSTANT, _MULTIPLY_CONSTANT = int(Kind.ADD_CONSTANT), int(Kind.MULTIPLY_CONSTANT)
+_ADD_CHANNELS, _MULTIPLY_CHANNELS = int(Kind.ADD_CHANNELS), int(Kind.MULTIPLY_CHANNELS)
+_LEAKY_CHANNELS, _NORMALIZE_GROUPS = int(Kind.LEAKY_CHANNELS), int(Kind.NORMALIZE_GROUPS)
+_SOFTMAX, _SIGMOID = int(Kind.SOFTMAX), int(Curve.SIGMOID)
+_MERGE_PHASES, _RESIZE = int(Kind.MERGE_PHASES), int(Kind.RESIZE)
 _REARRANGE, _NORMALIZE, _ATTEND = int(Kind.REARRANGE), int(Kind.NORMALIZE), int(Kind.ATTEND)
 _RECUR, _PACK_TOKENS = int(Kind.RECUR), int(Kind.PACK_TOKENS)
 # The files whose code is compiled into the driver.
 _COMPILED = (
     "attention", "curves", "driver", "elementwise", "layer_kernels", "normalization",
-    "operation_table", "rearrangement", "recurrence", "recurrent_steps", "tiles", "vectors",
+    "operation_table", "rearrangement", "recurrence", "recurrent_steps", "resizing", "tiles",
+    "vectors",
 )  # fmt: skip
 _LONG = ir.IntType(64)
 # Number of times that a waiting thread reads the counter before it yields the processor.
@@ -169,6 +179,22 @@ def _execute(
         rearrange(op, arena, longs, consts, external, image, nonfinite, first, last)
     elif kind == _NORMALIZE:
         normalize(op, arena, consts, position_bits, low, nonfinite, first, last)
+    elif kind in (_ADD_CHANNELS, _MULTIPLY_CHANNELS):
+        product = kind == _MULTIPLY_CHANNELS
+        combine_channels(op, arena, product, low, high, nonfinite, first, last)
+    elif kind == _LEAKY_CHANNELS:
+        leaky_channels(op, arena, consts, nonfinite, first, last)
+    elif kind == _NORMALIZE_GROUPS:
+        normalize_groups(op, arena, consts, low, nonfinite, first, last)
+    elif kind == _SOFTMAX:
+        place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
+        scratch = arena[place : place + op[SCRATCH_SIZE]]
+        softmax(op, arena, position_bits, scratch, nonfinite, first, last)
+    elif kind == _MERGE_PHASES:
+        merge_phases(op, arena, first, last)
+    elif kind == _RESIZE:
+        place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
+        resize(op, arena, longs, consts, arena[place:], first, last)
     elif kind == _ATTEND:
         attend(op, arena, longs, consts, position_bits, low, nonfinite, first, last, thread)
     elif kind == _RECUR:
@@ -181,6 +207,8 @@ def _execute(
         y = arena[op[TARGET] + start : op[TARGET] + start + size]
         if kind == _ACTIVATE:
             activate(x, y, op[CURVE], low, high, nonfinite)
+            if op[CURVE] >= _SIGMOID:
+                clear_padding(op, arena, first, last)
         elif kind == _COPY:
             for i in range(size):
                 y[i] = x[i]

@@ -9,9 +9,13 @@ from numba.extending import intrinsic
 
 from probmask.runtime.kernels.curves import curve_of_vectors
 from probmask.runtime.kernels.operation_table import (
+    BIAS,
     HEIGHT,
     IMAGE_WIDTH,
     LANES,
+    OTHER,
+    OTHER_LEAD,
+    OTHER_PLANE,
     ROWS,
     SOURCE,
     SOURCE_LEAD,
@@ -36,13 +40,16 @@ _NONE = int(Curve.NONE)
 
 @njit(error_model="numpy", fastmath=FAST_SUMS)
 def activate(x, y, curve, low, high, nonfinite):
-    """y = curve(x), or x clamped to [low, high]; either maps 0 to 0, so padding stays zero."""
+    """y = curve(x), with the factors ``low`` and ``high``, or x clamped to [low, high]."""
     n = len(x)
     if curve != _NONE:
         vectors = n // WIDTH
-        curve_of_vectors(curve, x.ctypes.data, y.ctypes.data, vectors, nonfinite.ctypes.data)
+        curve_of_vectors(
+            curve, x.ctypes.data, y.ctypes.data, vectors, nonfinite.ctypes.data, low, high
+        )
         if vectors * WIDTH < n:
-            _activate_rest(x[vectors * WIDTH :], y[vectors * WIDTH :], curve, nonfinite)
+            rest = vectors * WIDTH
+            _activate_rest(x[rest:], y[rest:], curve, low, high, nonfinite)
         return
     total = np.float32(0.0)
     for i in range(n):
@@ -52,14 +59,81 @@ def activate(x, y, curve, low, high, nonfinite):
 
 
 @njit(error_model="numpy")
-def _activate_rest(x, y, curve, nonfinite):
+def _activate_rest(x, y, curve, low, high, nonfinite):
     """y = curve(x) for less than a vector."""
     rest = np.zeros(WIDTH, np.float32)
     for i in range(len(x)):
         rest[i] = x[i]
-    curve_of_vectors(curve, rest.ctypes.data, rest.ctypes.data, 1, nonfinite.ctypes.data)
+    at = rest.ctypes.data
+    curve_of_vectors(curve, at, at, 1, nonfinite.ctypes.data, low, high)
     for i in range(len(x)):
         y[i] = rest[i]
+
+
+@njit(error_model="numpy")
+def clear_padding(op, arena, first, last):
+    """Set everything but the positions of planes ``first`` to ``last`` to zero.
+
+    Activations that do not map 0 to 0 have changed it.
+    """
+    lanes, stride, width = op[LANES], op[TARGET_STRIDE], op[IMAGE_WIDTH]
+    for c in range(first, last):
+        plane = op[TARGET] + c * op[TARGET_PLANE]
+        arena[plane : plane + op[TARGET_LEAD]] = 0
+        for y in range(op[HEIGHT]):
+            row = plane + op[TARGET_LEAD] + y * stride * lanes
+            end = row + stride * lanes if y + 1 < op[HEIGHT] else plane + op[TARGET_PLANE]
+            arena[row + width * lanes : end] = 0
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def combine_channels(op, arena, product, low, high, nonfinite, first, last):
+    """Add or multiply each of the planes ``first`` to ``last`` by one number per lane.
+
+    The second tensor has a single position.
+    """
+    lanes, width = op[LANES], op[IMAGE_WIDTH]
+    total = np.float32(0.0)
+    for c in range(first, last):
+        numbers = op[OTHER] + c * op[OTHER_PLANE] + op[OTHER_LEAD]
+        source = op[SOURCE] + c * op[SOURCE_PLANE] + op[SOURCE_LEAD]
+        target = op[TARGET] + c * op[TARGET_PLANE] + op[TARGET_LEAD]
+        for y in range(op[HEIGHT]):
+            start = source + y * op[SOURCE_STRIDE] * lanes
+            x = arena[start : start + width * lanes]
+            start = target + y * op[TARGET_STRIDE] * lanes
+            out = arena[start : start + width * lanes]
+            if lanes == 1:
+                number = arena[numbers]
+                for i in range(width):
+                    v = x[i] * number if product else x[i] + number
+                    total += v
+                    out[i] = min(max(v, low), high)
+            else:
+                own = arena[numbers : numbers + lanes]
+                for i in range(width):
+                    for lane in range(lanes):
+                        v = x[i * lanes + lane]
+                        v = v * own[lane] if product else v + own[lane]
+                        total += v
+                        out[i * lanes + lane] = min(max(v, low), high)
+    nonfinite[0] += total * np.float32(0.0)
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def leaky_channels(op, arena, consts, nonfinite, first, last):
+    """Multiply the negative numbers of each plane by one constant per channel."""
+    total = np.float32(0.0)
+    for c in range(first, last):
+        slope = consts[op[BIAS] + c]
+        source, target = op[SOURCE] + c * op[SOURCE_PLANE], op[TARGET] + c * op[TARGET_PLANE]
+        x = arena[source : source + op[SOURCE_PLANE]]
+        y = arena[target : target + op[SOURCE_PLANE]]
+        for i in range(len(x)):
+            v = x[i] * slope if x[i] < 0 else x[i]
+            total += v
+            y[i] = v
+    nonfinite[0] += total * np.float32(0.0)
 
 
 @njit(error_model="numpy", fastmath=FAST_SUMS)

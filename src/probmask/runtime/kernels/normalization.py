@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm on planes: each position is normalized over all channels."""
+"""Normalization: LayerNorm, RMSNorm and softmax over channels, GroupNorm and InstanceNorm."""
 
 from typing import Any
 
@@ -8,19 +8,25 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from probmask.runtime.kernels.attention import softmax_column
 from probmask.runtime.kernels.curves import number
 from probmask.runtime.kernels.elementwise import FAST_SUMS
 from probmask.runtime.kernels.operation_table import (
     BIAS,
     CENTERED,
     CHANNELS,
+    HEIGHT,
+    IMAGE_WIDTH,
     POSITION_BITS,
     SOURCE,
     SOURCE_LEAD,
     SOURCE_PLANE,
+    SOURCE_STRIDE,
+    SPLITS,
     TARGET,
     TARGET_LEAD,
     TARGET_PLANE,
+    TARGET_STRIDE,
 )
 from probmask.runtime.kernels.vectors import (
     BITS,
@@ -184,4 +190,103 @@ def _normalize_single(op, arena, consts, epsilon, nonfinite):
         value = (x[i] - center) * factor * scale[i] + bias[i]
         total += value
         y[i] = value
+    nonfinite[0] += total * np.float32(0.0)
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def normalize_groups(op, arena, consts, epsilon, nonfinite, first, last):
+    """Normalize the groups ``first`` to ``last`` over their channels and positions."""
+    channels, rows = op[CHANNELS], op[HEIGHT]
+    count = np.float32(channels * rows * op[IMAGE_WIDTH])
+    for group in range(first, last):
+        begin = group * channels
+        total = np.float32(0.0)
+        for c in range(begin, begin + channels):
+            for y in range(rows):
+                total += _row_sum(_row(op, arena, c, y), np.float32(0.0), False)
+        center = total / count
+        squares = np.float32(0.0)
+        for c in range(begin, begin + channels):
+            for y in range(rows):
+                squares += _row_sum(_row(op, arena, c, y), center, True)
+        factor = np.float32(1.0) / np.sqrt(squares / count + epsilon)
+        checked = np.float32(0.0)
+        for c in range(begin, begin + channels):
+            scale = factor * consts[op[BIAS] + c]
+            shift = consts[op[BIAS] + op[SPLITS] + c] - center * scale
+            for y in range(rows):
+                start = op[TARGET] + c * op[TARGET_PLANE] + op[TARGET_LEAD]
+                start += y * op[TARGET_STRIDE]
+                out = arena[start : start + op[IMAGE_WIDTH]]
+                x = _row(op, arena, c, y)
+                for i in range(len(x)):
+                    value = x[i] * scale + shift
+                    checked += value
+                    out[i] = value
+        nonfinite[0] += checked * np.float32(0.0)
+
+
+@njit(error_model="numpy")
+def _row(op, arena, channel, y):
+    start = op[SOURCE] + channel * op[SOURCE_PLANE] + op[SOURCE_LEAD] + y * op[SOURCE_STRIDE]
+    return arena[start : start + op[IMAGE_WIDTH]]
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _row_sum(x, center, squared):
+    total = np.float32(0.0)
+    if squared:
+        for i in range(len(x)):
+            total += (x[i] - center) * (x[i] - center)
+    else:
+        for i in range(len(x)):
+            total += x[i]
+    return total
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def softmax(op, arena, position_bits, scratch, nonfinite, first, last):
+    """Compute the softmax over channels of the vectors ``first`` to ``last`` of the positions.
+
+    The target first holds a copy of the source, then the exponentials, then the result.
+    """
+    channels = op[CHANNELS]
+    if op[SOURCE_PLANE] == 1:  # one position: its channels are next to each other
+        if first < last:
+            _softmax_single(
+                arena[op[SOURCE] : op[SOURCE] + channels],
+                arena[op[TARGET] : op[TARGET] + channels],
+                nonfinite,
+            )
+        return
+    for vector in range(first, last):
+        skipped = WIDTH * vector
+        source = op[SOURCE] + op[SOURCE_LEAD] + skipped
+        target = op[TARGET] + op[TARGET_LEAD] + skipped
+        for c in range(channels):
+            place, start = target + c * op[TARGET_PLANE], source + c * op[SOURCE_PLANE]
+            arena[place : place + WIDTH] = arena[start : start + WIDTH]
+        softmax_column(
+            arena.ctypes.data + 4 * target, 4 * op[TARGET_PLANE], channels, 0, 0, 0,
+            position_bits.ctypes.data + 4 * (op[POSITION_BITS] + skipped),
+            scratch.ctypes.data, nonfinite.ctypes.data,
+        )  # fmt: skip
+        for c in range(channels):
+            place = target + c * op[TARGET_PLANE]
+            for i in range(WIDTH):
+                arena[place + i] *= scratch[i]
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _softmax_single(x, y, nonfinite):
+    """Compute the softmax of a vector."""
+    top = x[0]
+    for i in range(len(x)):
+        top = max(top, x[i])
+    total = np.float32(0.0)
+    for i in range(len(x)):
+        y[i] = np.exp(x[i] - top)
+        total += y[i]
+    for i in range(len(x)):
+        y[i] /= total
     nonfinite[0] += total * np.float32(0.0)

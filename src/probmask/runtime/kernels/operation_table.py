@@ -28,6 +28,13 @@ class Kind(IntEnum):
     ATTEND = 16
     RECUR = 17  # the steps of one layer of an LSTM, a GRU or an RNN
     PACK_TOKENS = 18  # copy the tokens of a group's images into their lanes
+    MERGE_PHASES = 19  # write the phases of a transposed convolution between each other
+    RESIZE = 20  # interpolate
+    ADD_CHANNELS = 21  # a tensor and one number per channel
+    MULTIPLY_CHANNELS = 22
+    LEAKY_CHANNELS = 23  # multiples of negative numbers, one for each channel
+    NORMALIZE_GROUPS = 24  # GroupNorm and InstanceNorm
+    SOFTMAX = 25  # over the channels of each position
 
 
 class Place(IntEnum):
@@ -46,6 +53,12 @@ class Curve(IntEnum):
     GELU = 2
     GELU_TANH = 3
     HARDSWISH = 4
+    TANH = 5
+    MISH = 6
+    LEAKY = 7  # multiples of x, one for positive and one for negative numbers
+    ELU = 8  # a multiple of x for positive numbers, of exp(x) - 1 for negative ones
+    SIGMOID = 9  # this one and those after it do not map 0 to 0
+    HARDSIGMOID = 10
 
 
 class Cell(IntEnum):
@@ -86,12 +99,12 @@ class Field(IntEnum):
     TABLE = 23  # offset in the longs: table of windows or phases
     ENTRIES = 24  # number of entries in that table
     CURVE = 25
-    STEP_Y = 26  # stride of SPLIT_PHASES
+    STEP_Y = 26  # stride of SPLIT_PHASES and MERGE_PHASES
     STEP_X = 27  # likewise; also the column stride of pooling with windows of equal width
     SCRATCH = 28  # arena offset of the scratch rows, one per thread
     SCRATCH_SIZE = 29
     TARGET_LANES = 30
-    SOURCE_WIDTH = 31  # width of the pooled image
+    SOURCE_WIDTH = 31  # width of the image that is pooled or interpolated
     WINDOW_WIDTH = 32  # width of every pooling window; 0 if the widths differ
     PADDING_LEFT = 33  # padding columns on the left of the pooled image
     LINES = 34  # image rows in a tile; 0 if a tile is a part of the run
@@ -102,7 +115,7 @@ class Field(IntEnum):
     TARGET_IS = 39
     IMAGE_SIZE = 40  # floats per image of the external tensor
     UNCHECKED = 41  # whether elements of REARRANGE may be infinite
-    CHANNELS = 42  # number of channels that are normalized; ROWS counts vectors
+    CHANNELS = 42  # number of channels that are normalized; ROWS counts vectors or groups
     CENTERED = 43  # whether the mean is subtracted
     VALUES = 44  # arena offset of the values of an attention; its keys are OTHER
     VALUES_PLANE = 45
@@ -122,6 +135,7 @@ class Field(IntEnum):
     FINALS_PLANE = 59
     FINAL_HIDDEN = 60  # offset of the final hidden state in its planes; -1 if it is not needed
     FINAL_CELL = 61
+    OTHER_LEAD = 62
 
 
 COLUMNS = len(Field)
@@ -131,7 +145,7 @@ _COLUMN = {field.name: int(field) for field in Field}
 KIND, SOURCE, OTHER, TARGET = (_COLUMN[name] for name in ("KIND", "SOURCE", "OTHER", "TARGET"))
 ROWS = _COLUMN["ROWS"]
 SOURCE_PLANE, TARGET_PLANE = _COLUMN["SOURCE_PLANE"], _COLUMN["TARGET_PLANE"]
-OTHER_PLANE = _COLUMN["OTHER_PLANE"]
+OTHER_PLANE, OTHER_LEAD = _COLUMN["OTHER_PLANE"], _COLUMN["OTHER_LEAD"]
 SOURCE_LEAD, TARGET_LEAD = _COLUMN["SOURCE_LEAD"], _COLUMN["TARGET_LEAD"]
 SOURCE_STRIDE, TARGET_STRIDE = _COLUMN["SOURCE_STRIDE"], _COLUMN["TARGET_STRIDE"]
 HEIGHT, IMAGE_WIDTH, LANES = _COLUMN["HEIGHT"], _COLUMN["WIDTH"], _COLUMN["LANES"]

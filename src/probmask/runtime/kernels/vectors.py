@@ -141,6 +141,35 @@ def copy_every_second(typing_context: Any, source: Any, target: Any, count: Any)
 
 
 @intrinsic
+def interleave_two(typing_context: Any, even: Any, odd: Any, target: Any, count: Any) -> Any:
+    """target[2 x] = even[x] and target[2 x + 1] = odd[x] for x < ``count``."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
+        whole = builder.and_(given[3], ir.Constant(LONG, -WIDTH))
+
+        def write(index: ir.Value, width: int) -> tuple[ir.Value, ...]:
+            kind = ir.VectorType(FLOAT, width)
+            both = []
+            for row in given[:2]:
+                address = builder.add(row, builder.shl(index, ir.Constant(LONG, 2)))
+                loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
+                loaded.align = 4
+                both.append(loaded)
+            places = [place for x in range(width) for place in (x, width + x)]
+            order = ir.Constant(ir.VectorType(INT, 2 * width), places)
+            mixed = builder.shuffle_vector(*both, order)
+            address = builder.add(given[2], builder.shl(index, ir.Constant(LONG, 3)))
+            builder.store(mixed, builder.inttoptr(address, mixed.type.as_pointer())).align = 4
+            return ()
+
+        loop(builder, ir.Constant(LONG, 0), whole, WIDTH, (), lambda i, _: write(i, WIDTH))
+        loop(builder, whole, given[3], 1, (), lambda i, _: write(i, 1))
+        return ir.Constant(LONG, 0)
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
 def max_of_2x2(typing_context: Any, upper: Any, lower: Any, target: Any, count: Any) -> Any:
     """target[x] = max of columns 2 x and 2 x + 1 of two rows, for x < ``count``."""
 

@@ -1,18 +1,32 @@
 """Copies of views to new roots: where a kernel needs another order, and for concatenation."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from probmask.runtime.lower.copy_loops import can_copy
-from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
+from probmask.runtime.lower.graph import (
+    Built,
+    Graph,
+    arguments_of,
+    image_form_of_any_rank,
+    label_of,
+)
 from probmask.runtime.lower.nodes import Form, Part, Rearrange, unset_call
 from probmask.runtime.lower.pytorch_calls import ViewCall, root_of
 from probmask.runtime.lower.view_nodes import add_result
-from probmask.runtime.lower.views import Axis, Dimension, Factor, View, concrete, merged
+from probmask.runtime.lower.views import (
+    VARYING,
+    Axis,
+    Dimension,
+    Factor,
+    View,
+    concrete,
+    merged,
+)
 
 
 def planes(graph: Graph, argument: Any) -> View | None:
@@ -144,82 +158,142 @@ class _CopyCall:
         return found if self.target.positions > 1 else found.reshape(len(x), self.target.channels)
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """A view or a constant, and where it starts in some dimensions of the joined tensor."""
+
+    content: View | Tensor
+    starts: dict[int, int]
+
+
 def build_concatenated_rows(graph: Graph, node: fx.Node) -> Built:
     """Build a concatenation along any dimension but the batch; parts may be constant."""
     arguments = arguments_of(node)
-    return _joined(graph, node, list(arguments["tensors"]), arguments["dim"])
+    dim = arguments["dim"] % node.meta["val"].dim()
+    pieces, start = [], 0
+    for part in arguments["tensors"]:
+        view, constant = graph.view_of(part), graph.shared_constant(part)
+        is_float = constant is not None and constant.dtype == torch.float32
+        content = view if view is not None else constant if is_float else None
+        if content is None:
+            return None
+        pieces.append(_Piece(content, {dim: start}))
+        start += content.shape[dim]
+    return _joined(graph, node, pieces, dim, _Concatenation(dim))
 
 
 def build_padding(graph: Graph, node: fx.Node) -> Built:
-    """Build padding of one dimension by a constant number."""
+    """Build padding by a constant number; a negative padding crops."""
     arguments = arguments_of(node)
-    x, pad = arguments["self"], list(arguments["pad"])
-    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
-    padded = [i for i, pair in enumerate(pairs) if pair != (0, 0)]
-    value = x.meta["val"]
-    if len(padded) != 1 or not isinstance(value, Tensor) or min(pairs[padded[0]]) < 0:
+    view = graph.view_of(arguments["self"])
+    pad, number = list(arguments["pad"]), arguments["value"] or 0.0
+    if view is None or arguments.get("mode", "constant") != "constant":
         return None
-    dim = value.dim() - 1 - padded[0]
-    shape = [1 if not str(size).isdecimal() else int(size) for size in value.shape]
-    edges = [
-        torch.full([*shape[:dim], n, *shape[dim + 1 :]], float(arguments["value"]))
-        for n in pairs[padded[0]]
-    ]
-    parts = [edges[0], x, edges[1]]
-    return _joined(graph, node, [p for p in parts if not isinstance(p, Tensor) or p.numel()], dim)
+    rank = len(view.dimensions)
+    pairs = {rank - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2)}
+    pairs = {dim: pair for dim, pair in pairs.items() if pair != (0, 0)}
+    for dim, (before, after) in pairs.items():
+        length = view.shape[dim] + min(0, before) + min(0, after)
+        cropped = view.sliced(dim, max(0, -before), length) if length > 0 else None
+        if cropped is None:
+            return None
+        view = cropped
+    inner = {dim: max(0, before) for dim, (before, _) in pairs.items()}
+    whole = [concrete(size) for size in node.meta["val"].shape]
+    call = _Padding(tuple(max(0, n) for n in pad), number)
+    edges = _edges(whole, list(view.shape), inner, number)
+    dim = next(iter(pairs), rank - 1)
+    return _joined(graph, node, [*edges, _Piece(view, inner)], dim, call)
 
 
-def _joined(graph: Graph, node: fx.Node, parts: list[Any], dim: int) -> Built:
-    views = [None if isinstance(part, Tensor) else graph.view_of(part) for part in parts]
-    known = [view for view in views if view is not None]
+def _edges(
+    whole: list[int], within: list[int], starts: dict[int, int], number: float
+) -> list[_Piece]:
+    """Return constants that fill a tensor around what starts at ``starts``, without overlap."""
+    edges = []
+    for dim, start in starts.items():
+        end = start + within[dim]
+        for first, size in ((0, start), (end, whole[dim] - end)):
+            if size:
+                # Dimensions that come later have their whole size, earlier ones the inner size.
+                done = [d for d in starts if list(starts).index(d) < list(starts).index(dim)]
+                shape = [within[d] if d in done else n for d, n in enumerate(whole)]
+                shape[dim] = size
+                shape = [1 if n == VARYING else n for n in shape]
+                places = {d: starts[d] for d in done}
+                edges.append(_Piece(torch.full(shape, float(number)), places | {dim: first}))
+    return edges
+
+
+def _joined(
+    graph: Graph, node: fx.Node, pieces: list[_Piece], dim: int, join: "_Concatenation | _Padding"
+) -> Built:
+    known = [piece.content for piece in pieces if isinstance(piece.content, View)]
     shape = [concrete(size) for size in node.meta["val"].shape]
-    dim %= len(shape)
     if not known or any(not view.has_batch() for view in known):
         return None
     if all(_is_ambiguous(graph, view) for view in known):
         return None
     batches = {i for view in known for i, d in enumerate(view.dimensions) if _has_batch(d)}
+    joined_dims = {d for piece in pieces for d in piece.starts} | {dim}
     leadings = {view.leading for view in known}
-    if len(batches | {dim}) != len(batches) + 1 or len(batches) > 1 or len(leadings) > 1:
+    if batches & joined_dims or len(batches) > 1 or len(leadings) > 1:
         return None
-    target = _joined_root(node, shape, known[0], batches)
+    target = _joined_root(node, shape, known, batches)
     if target is None:
         return None
     made: list[Part] = []
-    start = 0
-    for part, view in zip(parts, views, strict=True):
-        constant = part if isinstance(part, Tensor) else graph.shared_constant(part)
-        place = _place(target, dim, start)
-        if view is not None:
-            inner = Part(_like(place, view), view)
-            if not can_copy(inner, graph.form_of_root(view)):
-                return None
-            start += view.shape[dim]
-        elif constant is not None and constant.dtype == torch.float32:
-            size = constant.shape[dim]
-            sizes = [size if i == dim else 1 if i in batches else n for i, n in enumerate(shape)]
-            single = of_one_image(constant, sizes)
-            if single is None:
-                return None
-            array = single.contiguous().numpy().copy()
-            inner = Part(_constant_place(place, dim, size), None, array)
-            start += size
-        else:
+    for piece in pieces:
+        place = target
+        for where, start in piece.starts.items():
+            place = _place(place, where, start)
+        part = _part_of(graph, piece.content, place, batches, shape, joined_dims)
+        if part is None:
             return None
-        made.append(inner)
-    forms = tuple(graph.form_of_root(view) for view in known)
+        made.append(part)
     joined = Rearrange(
         node.name,
         tuple(view.root for view in known),
         unset_call,
         label_of(node),
-        form=form_of(target),
-        input_forms=forms,
+        form=_joined_form(node, target),
+        input_forms=tuple(graph.form_of_root(view) for view in known),
         views=tuple(known),
         parts=tuple(made),
     )
-    joined.call = _JoinCall(joined, dim, target)
+    joined.call = _JoinCall(joined, join, target)
     return add_result(graph, node, joined, target)
+
+
+def _part_of(
+    graph: Graph,
+    content: View | Tensor,
+    place: View,
+    batches: set[int],
+    shape: list[int],
+    joined_dims: set[int],
+) -> Part | None:
+    """Return the part that copies a view or a constant to its place."""
+    if isinstance(content, View):
+        part = Part(_like(place, content), content)
+        return part if can_copy(part, graph.form_of_root(content)) else None
+    sizes = [
+        content.shape[i] if i in joined_dims else 1 if i in batches else n
+        for i, n in enumerate(shape)
+    ]
+    single = of_one_image(content, sizes)
+    if single is None:
+        return None
+    array = single.contiguous().numpy().copy()
+    return Part(_constant_place(place, sizes), None, array)
+
+
+def _joined_form(node: fx.Node, target: View) -> Form:
+    """Return the form of the joined tensor: an image's if it has the order of one."""
+    image = image_form_of_any_rank(node.meta["val"])
+    if image is not None and target.has_image_axes():
+        return image
+    return form_of(target)
 
 
 def of_one_image(constant: Tensor, shape: Sequence[int]) -> Tensor | None:
@@ -237,12 +311,17 @@ def of_one_image(constant: Tensor, shape: Sequence[int]) -> Tensor | None:
         return None
 
 
-def _joined_root(node: fx.Node, shape: list[int], view: View, batches: set[int]) -> View | None:
+def _joined_root(
+    node: fx.Node, shape: list[int], known: list[View], batches: set[int]
+) -> View | None:
     """Return the new root of a concatenation, in which dimensions keep their axis.
 
-    The last dimension is always channels, so that the next linear layer can read it.
+    Images stay images. In all other tensors the last dimension becomes channels, so that the next
+    linear layer can read it.
     """
+    view = known[0]
     sizes = [1 if i in batches else size for i, size in enumerate(shape)]
+    is_image = len(shape) in (3, 4) and all(other.has_image_axes() for other in known)
     if any(view.batch != shape[i] for i in batches) or len(shape) - 1 in batches:
         return None
     plain = View(node.name, 0, 0, view.leading, False, tuple(_dimension(n) for n in sizes))
@@ -250,6 +329,8 @@ def _joined_root(node: fx.Node, shape: list[int], view: View, batches: set[int])
         bool(d) and all(factor.axis is Axis.CHANNEL for factor in d) for d in view.dimensions
     ]
     over_channels[-1] = True
+    if is_image:
+        over_channels = [i == 1 for i in range(len(shape))]
     axes = [
         Axis.CHANNEL if over_channels[i] else Axis.POSITION
         for i, dimension in enumerate(plain.dimensions)
@@ -289,26 +370,22 @@ def _like(target: View, source: View) -> View:
     return replace(target, dimensions=tuple(dimensions))
 
 
-def _constant_place(target: View, dim: int, size: int) -> View:
+def _constant_place(target: View, sizes: list[int]) -> View:
     """Return the part of the target that a constant fills, without the batch."""
     dimensions: list[Dimension] = []
-    for i, dimension in enumerate(target.dimensions):
-        if _has_batch(dimension):
+    for size, dimension in zip(sizes, target.dimensions, strict=True):
+        if _has_batch(dimension) or size == 1:
             dimensions.append(())
-        elif i == dim:
-            dimensions.append(
-                tuple(replace(factor, size=size) for factor in dimension) if size != 1 else ()
-            )
         else:
-            dimensions.append(dimension)
+            dimensions.append(tuple(replace(factor, size=size) for factor in dimension))
     return replace(target, dimensions=tuple(dimensions))
 
 
 class _JoinCall:
-    """A concatenation in PyTorch, in the order of the new root."""
+    """A concatenation or a padding in PyTorch, in the order of the new root."""
 
-    def __init__(self, node: Rearrange, dim: int, target: View) -> None:
-        self.node, self.dim, self.target = node, dim, target
+    def __init__(self, node: Rearrange, join: "_Concatenation | _Padding", target: View) -> None:
+        self.node, self.join, self.target = node, join, target
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         given = iter(inputs)
@@ -316,6 +393,20 @@ class _JoinCall:
             ViewCall(part.source)(next(given)) if part.source is not None else part.constant
             for part in self.node.parts
         ]
+        joined = self.join(found)
+        form = self.node.form
+        if form is not None and (form.tokens or form.positions == 1):
+            joined = root_of(self.target, joined)
+        return joined.reshape(len(joined), *self.node.trailing)
+
+
+@dataclass(frozen=True)
+class _Concatenation:
+    """Join tensors and constants along a dimension."""
+
+    dim: int
+
+    def __call__(self, found: list[Any]) -> Tensor:
         shape = next(x.shape for x in found if isinstance(x, Tensor))
         tensors = []
         for x in found:
@@ -324,5 +415,16 @@ class _JoinCall:
                 sizes = [x.shape[i] if i == self.dim else n for i, n in enumerate(shape)]
                 x = x.expand(sizes)
             tensors.append(x)
-        joined = root_of(self.target, torch.cat(tensors, self.dim))
-        return joined.reshape(len(joined), *self.node.trailing)
+        return torch.cat(tensors, self.dim)
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Pad the only tensor; the constants are its padding."""
+
+    pad: tuple[int, ...]
+    number: float
+
+    def __call__(self, found: list[Any]) -> Tensor:
+        (x,) = (x for x in found if isinstance(x, Tensor))
+        return nn.functional.pad(x, self.pad, value=self.number)

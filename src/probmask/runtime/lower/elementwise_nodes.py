@@ -21,6 +21,7 @@ from probmask.runtime.lower.graph import (
     trailing_shape,
 )
 from probmask.runtime.lower.nodes import (
+    INFINITY,
     Activate,
     Activation,
     Combine,
@@ -29,6 +30,7 @@ from probmask.runtime.lower.nodes import (
     Form,
     Node,
     Reshape,
+    TransposedConvolution,
     unset_call,
 )
 from probmask.runtime.lower.pytorch_calls import apply_activation_
@@ -54,6 +56,31 @@ def hardtanh(node: fx.Node) -> Activation | None:
     return Activation(low, high) if low <= 0 <= high else None
 
 
+def clamp(node: fx.Node) -> Activation | None:
+    """Return a clamp that maps 0 to 0, with two bounds, one or none."""
+    arguments = arguments_of(node)
+    low, high = (arguments.get(key) for key in ("min", "max"))
+    low, high = -INFINITY if low is None else low, INFINITY if high is None else high
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        return None
+    return Activation(float(low), float(high)) if low <= 0 <= high else None
+
+
+def leaky_relu(node: fx.Node) -> Activation:
+    """Return LeakyReLU."""
+    slope = float(arguments_of(node)["negative_slope"])
+    return Activation(curve=Curve.LEAKY, negative=slope)
+
+
+def elu(node: fx.Node) -> Activation | None:
+    """Return ELU, or None if its input has a factor of its own."""
+    arguments = arguments_of(node)
+    if arguments["input_scale"] != 1:
+        return None
+    scale = float(arguments["scale"])
+    return Activation(curve=Curve.ELU, positive=scale, negative=scale * float(arguments["alpha"]))
+
+
 def gelu(node: fx.Node) -> Activation:
     """Return GELU, exact or approximated by tanh."""
     tanh = arguments_of(node)["approximate"] == "tanh"
@@ -66,10 +93,10 @@ def _add_activation(graph: Graph, node: fx.Node, activation: Activation) -> Buil
     if layer is not None and layer.views:  # build_token_activation keeps its views
         return None
     if (
-        isinstance(layer, Convolution | Combine)
+        isinstance(layer, Convolution | TransposedConvolution | Combine)
         and graph.used_once(source)
         and layer.activation.is_identity
-        and (isinstance(layer, Convolution) or activation.curve is Curve.NONE)
+        and (not isinstance(layer, Combine) or activation.curve is Curve.NONE)
     ):
         layer.activation = activation  # its call reads it
         graph.rename(layer, node.name)
@@ -102,6 +129,7 @@ def build_add(graph: Graph, node: fx.Node) -> Built:
         layer = graph.nodes.get(result)
         if (
             isinstance(layer, Convolution)
+            and not layer.views
             and result != residual
             and graph.used_once(result)
             and layer.activation.is_identity
@@ -140,8 +168,21 @@ def _names_of_same_form(graph: Graph, node: fx.Node) -> tuple[str, str] | None:
         return None
     forms = {form for form in map(graph.form_of, names) if form is not None}
     tokens = any(form.tokens for form in forms)
-    views = any(name in graph.nodes and graph.nodes[name].views for name in names)
+    views = any(_reads_view(graph, argument) for argument in (first, second))
     return names if len(forms) == 1 and not tokens and not views else None
+
+
+def _reads_view(graph: Graph, argument: fx.Node) -> bool:
+    """Return whether the value is a view of a tensor on the kernels, or a layer reads one.
+
+    `build_token_add` adds residuals to such layers.
+    """
+    name = graph.source(argument)
+    layer = graph.nodes.get(name)
+    if layer is not None and layer.form is not None:
+        return isinstance(layer, Convolution) and bool(layer.views)
+    view = graph.view_of(argument)
+    return view is not None and graph.form_of(view.root) is not None
 
 
 def _combine(graph: Graph, node: fx.Node, pair: tuple[str, str], *, product: bool) -> Node:

@@ -21,14 +21,16 @@ from probmask.runtime.lower.graph import (
     row_form,
     trailing_shape,
 )
+from probmask.runtime.lower.image_inputs import image_input
 from probmask.runtime.lower.nodes import (
     Convolution,
     Form,
     Pair,
     Pool,
+    TransposedConvolution,
     unset_call,
 )
-from probmask.runtime.lower.pytorch_calls import pytorch_call
+from probmask.runtime.lower.pytorch_calls import OnViews, pytorch_call, transposed_call
 from probmask.runtime.lower.token_nodes import build_token_linear
 
 # Products of weights and inputs below this cannot overflow, nor can sums of hundreds of them.
@@ -39,26 +41,27 @@ BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 def build_convolution(graph: Graph, node: fx.Node) -> Built:
     """Build a convolution with constant weights. An image without a batch has no kernel."""
     arguments = arguments_of(node)
-    known = _constant_weights(graph, arguments)
+    known = constant_weights(graph, arguments)
     if known is None:
         return None
     weight, bias = known
     rank = weight.dim() - 2  # the output's rank would be wrong for an image without a batch
-    before, after = (image_form(n.meta["val"], rank) for n in (arguments["input"], node))
-    if before is None or after is None:
+    read, after = image_input(graph, arguments["input"], rank), image_form(node.meta["val"], rank)
+    if read is None or after is None:
         return None
     stride, dilation = (as_pair(arguments[key], rank) for key in ("stride", "dilation"))
     kernel = (1,) * (2 - rank) + tuple(weight.shape[2:])
     layer = Convolution(
         node.name,
-        (graph.source(arguments["input"]),),
+        (read.name,),
         unset_call,
         label_of(node),
         form=after,
-        input_forms=(before,),
+        input_forms=(read.form,),
+        views=read.views,
         trailing=trailing_shape(node, after),
-        weight=_as_array(weight).reshape(*weight.shape[:2], *kernel),
-        bias=_bias_or_zeros(bias, len(weight)),
+        weight=as_array(weight).reshape(*weight.shape[:2], *kernel),
+        bias=bias_or_zeros(bias, len(weight)),
         rank=rank,
         stride=stride,
         padding=padding_of(arguments["padding"], kernel, dilation, rank),
@@ -72,7 +75,7 @@ def build_convolution(graph: Graph, node: fx.Node) -> Built:
 def build_linear(graph: Graph, node: fx.Node) -> Built:
     """Build a linear layer on the last dimension. A single vector has no kernel."""
     arguments = arguments_of(node)
-    x, known = arguments["input"], _constant_weights(graph, arguments)
+    x, known = arguments["input"], constant_weights(graph, arguments)
     return _linear(graph, node, x, known)
 
 
@@ -100,7 +103,7 @@ def _linear(
     weight, bias = known
     source = graph.source(x)
     if _is_over_tokens(graph, x):
-        arrays = _as_array(weight), _bias_or_zeros(bias, len(weight))
+        arrays = as_array(weight), bias_or_zeros(bias, len(weight))
         return build_token_linear(graph, node, *arrays, x)
     layer = Convolution(
         node.name,
@@ -110,8 +113,8 @@ def _linear(
         form=after,
         input_forms=(_form_in_memory(before, graph.form_of(source)),),
         trailing=trailing_shape(node, after),
-        weight=_as_array(weight)[:, :, None, None],
-        bias=_bias_or_zeros(bias, len(weight)),
+        weight=as_array(weight)[:, :, None, None],
+        bias=bias_or_zeros(bias, len(weight)),
         rank=0,
     )
     layer.call = pytorch_call(layer)
@@ -124,7 +127,7 @@ def _is_over_tokens(graph: Graph, x: fx.Node) -> bool:
     return view is not None and (own.tokens if own is not None else view.positions > 1)
 
 
-def _constant_weights(
+def constant_weights(
     graph: Graph, arguments: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return the weight and the bias if both are constant."""
@@ -157,10 +160,12 @@ def build_normalized(graph: Graph, node: fx.Node) -> Built:
     scale, shift = known.scale_and_shift()
     source = graph.source(norm.args[0])
     layer = graph.nodes.get(source)
-    if isinstance(layer, Convolution) and graph.used_once(source):
-        record = Folded(layer.bias, known) if layer.folded is None else None
-        if _fold(layer, scale, shift):
-            layer.folded = record
+    if isinstance(layer, Convolution | TransposedConvolution) and graph.used_once(source):
+        first = isinstance(layer, Convolution) and layer.folded is None
+        record = Folded(layer.bias, known) if first else None
+        if fold(layer, scale, shift):
+            if isinstance(layer, Convolution):
+                layer.folded = record
             graph.rename(layer, node.name)
             return True
     form = image_form_of_any_rank(node.meta["val"])
@@ -192,7 +197,7 @@ def _batch_norm(graph: Graph, norm: fx.Node) -> BatchNorm | None:
     statistics: tuple[Any, ...] = norm.args[1:5]
     epsilon: Any = norm.args[6]
     constants = [graph.constant(part) for part in statistics]
-    weight, bias, mean, variance = (None if c is None else _as_array(c) for c in constants)
+    weight, bias, mean, variance = (None if c is None else as_array(c) for c in constants)
     assert mean is not None
     assert variance is not None
     found = BatchNorm(mean, variance, weight, bias, float(epsilon))
@@ -211,7 +216,7 @@ def _has_kernel(graph: Graph, norm: fx.Node) -> bool:
     return known and None not in statistics[2:] and used == [0] and single
 
 
-def _fold(layer: Convolution, scale: Any, shift: Any) -> bool:
+def fold(layer: Convolution | TransposedConvolution, scale: Any, shift: Any) -> bool:
     """Fold a BatchNorm into a layer, unless something else follows the layer.
 
     With extreme numbers the folded layer would differ from the two operations: one of them can
@@ -219,10 +224,15 @@ def _fold(layer: Convolution, scale: Any, shift: Any) -> bool:
     """
     assert layer.form is not None
     channels_first = layer.rank > 0 or (len(layer.form.leading) == 1 and not layer.views)
-    if not channels_first or not layer.activation.is_identity or len(layer.inputs) > 1:
+    return channels_first and fold_channels(layer, scale, shift)
+
+
+def fold_channels(layer: Convolution | TransposedConvolution, scale: Any, shift: Any) -> bool:
+    """Let a layer also multiply each of its output channels by a number and add another."""
+    if not layer.activation.is_identity or len(layer.inputs) > 1:
         return False
     with np.errstate(all="ignore"):
-        product = layer.weight * scale[:, None, None, None]
+        product = layer.scaled(scale)
         weight = product.astype(np.float32)
         bias = (layer.bias * scale + shift).astype(np.float32)
     if not all(map(_is_moderate, (layer.weight, layer.bias, scale, shift, weight, bias))):
@@ -230,7 +240,7 @@ def _fold(layer: Convolution, scale: Any, shift: Any) -> bool:
     if 0 < _largest(product) < 1 / _MODERATE:
         return False
     layer.weight, layer.bias = weight, bias
-    layer.call = pytorch_call(layer)
+    layer.call = pytorch_call(layer) if isinstance(layer, Convolution) else transposed_call(layer)
     return True
 
 
@@ -243,7 +253,7 @@ def _largest(array: Any) -> Any:
     return np.abs(array).max(initial=0)
 
 
-def _as_array(tensor: Tensor) -> Any:
+def as_array(tensor: Tensor) -> Any:
     """Return a copy of the tensor as a float32 array.
 
     A view would dangle if `torch.multiprocessing` moved the tensor, a constant of another node, to
@@ -252,9 +262,9 @@ def _as_array(tensor: Tensor) -> Any:
     return tensor.to(torch.float32).cpu().numpy().copy()
 
 
-def _bias_or_zeros(tensor: Tensor | None, channels: int) -> Any:
+def bias_or_zeros(tensor: Tensor | None, channels: int) -> Any:
     """Return the bias as an array, or zeros if there is none."""
-    return np.zeros(channels, np.float32) if tensor is None else _as_array(tensor)
+    return np.zeros(channels, np.float32) if tensor is None else as_array(tensor)
 
 
 def build_max_pool(rank: int) -> Builder:
@@ -320,8 +330,12 @@ def build_mean(graph: Graph, node: fx.Node) -> Built:
 
 def _has_batch(node: fx.Node, rank: int) -> bool:
     """Return whether the input has a batch, which kernels need."""
+    return _image_form_before(node, rank) is not None
+
+
+def _image_form_before(node: fx.Node, rank: int) -> Form | None:
     x = node.args[0]
-    return isinstance(x, fx.Node) and image_form(x.meta["val"], rank) is not None
+    return image_form(x.meta["val"], rank) if isinstance(x, fx.Node) else None
 
 
 def _pool(
@@ -333,26 +347,29 @@ def _pool(
     is_max: bool,
     sizes: list[Any] | None = None,
 ) -> Built:
-    x = node.args[0]
-    assert isinstance(x, fx.Node)
-    before = image_form(x.meta["val"], rank)
-    if before is None or any(end <= start for axis in windows for start, end in axis):
+    read, before = image_input(graph, node.args[0], rank), _image_form_before(node, rank)
+    empty = any(end <= start for axis in windows for start, end in axis)
+    if read is None or before is None or empty:
         return None
     after = Form(before.leading, before.channels, len(windows[0]), len(windows[1]))
     sizes = sizes or _window_lengths(windows)
-    return Pool(
+    made = Pool(
         node.name,
-        (graph.source(x),),
+        (read.name,),
         graph.eager(node, "").call,
         label_of(node),
         form=after,
-        input_forms=(before,),
+        input_forms=(read.form,),
+        views=read.views,
         trailing=trailing_shape(node, after),
         is_max=is_max,
         rows=tuple(windows[0]),
         columns=tuple(windows[1]),
         factors=(1 / np.multiply.outer(sizes[0], sizes[1])).astype(np.float32),
     )
+    if read.views:
+        made.call = OnViews(made, made.call)
+    return made
 
 
 def _window_lengths(windows: list[list[Pair]]) -> list[Any]:

@@ -16,6 +16,14 @@ from probmask.errors import InputError
 from probmask.messages import one_line
 from probmask.runtime.kernels.operation_table import Curve
 from probmask.runtime.lower.attention_nodes import build_attention, build_product
+from probmask.runtime.lower.channel_nodes import (
+    build_channel_product,
+    build_channel_sum,
+    build_group_norm,
+    build_instance_norm,
+    build_prelu,
+    build_softmax,
+)
 from probmask.runtime.lower.copy_nodes import build_concatenated_rows, build_padding
 from probmask.runtime.lower.elementwise_nodes import (
     ActivationOf,
@@ -25,8 +33,11 @@ from probmask.runtime.lower.elementwise_nodes import (
     build_identity,
     build_multiply,
     build_reshape,
+    clamp,
+    elu,
     gelu,
     hardtanh,
+    leaky_relu,
 )
 from probmask.runtime.lower.export import Export
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
@@ -60,6 +71,11 @@ from probmask.runtime.lower.token_elementwise import (
     build_token_multiply,
 )
 from probmask.runtime.lower.token_nodes import build_layer_norm, build_rms_norm, build_token_mean
+from probmask.runtime.lower.upsampling_nodes import (
+    build_linear_interpolation,
+    build_nearest,
+    build_transposed_convolution,
+)
 from probmask.runtime.lower.view_nodes import (
     build_embedding,
     build_expansion,
@@ -93,11 +109,23 @@ def _activation(of: Activation | ActivationOf) -> Builder:
     return _first_of(build_activation(activation_of), build_token_activation(activation_of))
 
 
+_SELU = Activation(
+    curve=Curve.ELU, positive=1.0507009873554805, negative=1.0507009873554805 * 1.6732632423543772
+)
+
 BUILDERS: dict[Any, Builder] = {
     _aten.conv1d.default: build_convolution,
     _aten.conv1d.padding: build_convolution,
     _aten.conv2d.default: build_convolution,
     _aten.conv2d.padding: build_convolution,
+    _aten.conv_transpose1d.default: build_transposed_convolution,
+    _aten.conv_transpose2d.input: build_transposed_convolution,
+    _aten.upsample_nearest1d.vec: build_nearest(1),
+    _aten.upsample_nearest2d.vec: build_nearest(2),
+    _aten._upsample_nearest_exact1d.vec: build_nearest(1),
+    _aten._upsample_nearest_exact2d.vec: build_nearest(2),
+    _aten.upsample_linear1d.vec: build_linear_interpolation(1),
+    _aten.upsample_bilinear2d.vec: build_linear_interpolation(2),
     _aten.linear.default: build_linear,
     _aten.addmm.default: build_addmm,
     BATCH_NORM: build_batch_norm,
@@ -108,8 +136,21 @@ BUILDERS: dict[Any, Builder] = {
     _aten.silu.default: _activation(Activation(curve=Curve.SILU)),
     _aten.hardswish.default: _activation(Activation(curve=Curve.HARDSWISH)),
     _aten.gelu.default: _activation(gelu),
-    _aten.add.Tensor: _first_of(build_add, build_token_add),
-    _aten.mul.Tensor: _first_of(build_multiply, build_token_multiply),
+    _aten.tanh.default: _activation(Activation(curve=Curve.TANH)),
+    _aten.mish.default: _activation(Activation(curve=Curve.MISH)),
+    _aten.leaky_relu.default: _activation(leaky_relu),
+    _aten.elu.default: _activation(elu),
+    _aten.selu.default: _activation(_SELU),
+    _aten.sigmoid.default: _activation(Activation(curve=Curve.SIGMOID)),
+    _aten.hardsigmoid.default: _activation(Activation(curve=Curve.HARDSIGMOID)),
+    _aten.clamp.default: _activation(clamp),
+    _aten.clamp_min.default: _activation(clamp),
+    _aten.prelu.default: build_prelu,
+    _aten.group_norm.default: build_group_norm,
+    _aten.instance_norm.default: build_instance_norm,
+    _aten.softmax.int: build_softmax,
+    _aten.add.Tensor: _first_of(build_add, build_token_add, build_channel_sum),
+    _aten.mul.Tensor: _first_of(build_multiply, build_token_multiply, build_channel_product),
     _aten.div.Tensor: build_token_divide,
     _aten.neg.default: build_negation,
     _aten.max_pool1d.default: build_max_pool(1),
@@ -121,6 +162,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.mean.dim: _first_of(build_mean, build_token_mean),
     _aten.cat.default: _first_of(build_concatenation, build_concatenated_rows),
     _aten.constant_pad_nd.default: build_padding,
+    _aten.pad.default: build_padding,
     _aten.layer_norm.default: build_layer_norm,
     _aten.rms_norm.default: build_rms_norm,
     _aten.scaled_dot_product_attention.default: build_attention,

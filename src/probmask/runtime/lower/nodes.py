@@ -17,6 +17,7 @@ from probmask.runtime.lower.folding import Folded
 from probmask.runtime.lower.views import View
 
 Floats = npt.NDArray[np.float32]
+Longs = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 INFINITY = float("inf")
 
@@ -106,11 +107,23 @@ class AttendedKeys(Node):
 
 @dataclass(frozen=True)
 class Activation:
-    """Clamp to [low, high], or an activation function that is more than a clamp."""
+    """Clamp to [low, high], or an activation function that is more than a clamp.
+
+    ``positive`` and ``negative`` are the factors of the curves that have two sides.
+    """
 
     low: float = -INFINITY
     high: float = INFINITY
     curve: Curve = Curve.NONE
+    positive: float = 1.0
+    negative: float = 1.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The two numbers that the kernel reads."""
+        if self.curve in (Curve.LEAKY, Curve.ELU):
+            return self.positive, self.negative
+        return self.low, self.high
 
     @property
     def is_identity(self) -> bool:
@@ -142,6 +155,56 @@ class Convolution(Node):
         """Fraction of the weights that are not zero."""
         return float(np.count_nonzero(self.weight) / max(1, self.weight.size))
 
+    def scaled(self, scale: Any) -> Any:
+        """Return the weight with each output channel multiplied by a number."""
+        return self.weight * scale[:, None, None, None]
+
+
+@final
+@dataclass
+class TransposedConvolution(Node):
+    """A transposed convolution, with BatchNorm folded into it.
+
+    The weight has inputs × outputs per group × rows × columns, as in PyTorch.
+    """
+
+    weight: Floats = field(default_factory=lambda: np.zeros((0, 0, 1, 1), np.float32))
+    bias: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    rank: int = 2
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    output_padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    activation: Activation = field(default_factory=Activation)
+
+    @property
+    def density(self) -> float:
+        """Fraction of the weights that are not zero."""
+        return float(np.count_nonzero(self.weight) / max(1, self.weight.size))
+
+    def scaled(self, scale: Any) -> Any:
+        """Return the weight with each output channel multiplied by a number."""
+        inputs, outputs, *kernel = self.weight.shape
+        grouped = self.weight.reshape(self.groups, inputs // self.groups, outputs, *kernel)
+        factors = scale.reshape(self.groups, 1, outputs, 1, 1)
+        return (grouped * factors).reshape(self.weight.shape)
+
+
+@final
+@dataclass
+class Resize(Node):
+    """Interpolation: each output row is a mean of two input rows, and likewise for columns.
+
+    ``first`` and ``second`` have the indices of the two, ``weights`` the weight of the second.
+    """
+
+    first: tuple[Longs, Longs] = (np.zeros(0, np.int64),) * 2
+    second: tuple[Longs, Longs] = (np.zeros(0, np.int64),) * 2
+    weights: tuple[Floats, Floats] = (np.zeros(0, np.float32),) * 2
+
+    takes_groups: ClassVar[bool] = False
+
 
 @final
 @dataclass
@@ -169,9 +232,39 @@ class Combine(Node):
 @final
 @dataclass
 class Activate(Node):
-    """An activation function that maps 0 to 0."""
+    """An activation function, or PReLU if there is a slope for each channel."""
 
     activation: Activation = field(default_factory=Activation)
+    slopes: Floats | None = None
+
+
+@final
+@dataclass
+class Broadcast(Node):
+    """The sum or the product of a tensor and one number per channel, the second input."""
+
+    product: bool = False
+
+
+@final
+@dataclass
+class NormalizeGroups(Node):
+    """GroupNorm; InstanceNorm if every channel is a group."""
+
+    groups: int = 1
+    scale: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    bias: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    epsilon: float = 1e-5
+
+    takes_groups: ClassVar[bool] = False
+
+
+@final
+@dataclass
+class Softmax(Node):
+    """The softmax over the channels of each position."""
+
+    takes_groups: ClassVar[bool] = False
 
 
 @final

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from probmask.runtime.kernels.operation_table import Curve
-from probmask.runtime.lower.nodes import INFINITY, Activation, Convolution, Node
+from probmask.runtime.lower.nodes import (
+    INFINITY,
+    Activation,
+    Convolution,
+    Node,
+    TransposedConvolution,
+)
 from probmask.runtime.lower.views import View
 
 
@@ -42,7 +48,7 @@ def root_of(view: View, tensor: Tensor) -> Tensor:
 def apply_activation_(x: Tensor, activation: Activation) -> Tensor:
     """Apply an activation, in place where PyTorch can."""
     if activation.curve is not Curve.NONE:
-        return _CURVES[activation.curve](x)
+        return _CURVES[activation.curve](x, activation)
     if activation.low == 0 and activation.high == INFINITY:
         return x.relu_()
     return x if activation.is_identity else x.clamp_(activation.low, activation.high)
@@ -53,8 +59,47 @@ def pytorch_call(node: Convolution) -> Callable[..., Tensor]:
     per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
     same_positions = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
     if node.views:
-        return OnRows(node, _DenseConvolution(node))
+        on = OnRows if node.rank == 0 else OnViews
+        return on(node, _DenseConvolution(node))
     return _ChannelScaling(node) if per_channel and same_positions else _DenseConvolution(node)
+
+
+def transposed_call(node: TransposedConvolution) -> Callable[..., Tensor]:
+    """Return a function that computes a transposed convolution in PyTorch."""
+    call = _DenseTransposed(node)
+    return OnViews(node, call) if node.views else call
+
+
+class _DenseTransposed:
+    """PyTorch's dense kernel for a transposed convolution."""
+
+    def __init__(self, node: TransposedConvolution) -> None:
+        self.node = node
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"node": self.node}
+
+    @cached_property
+    def weight(self) -> Tensor:
+        shape = self.node.weight.shape
+        kernel = shape if self.node.rank == 2 else (*shape[:2], shape[3])
+        return torch.from_numpy(np.ascontiguousarray(self.node.weight)).reshape(kernel)
+
+    @cached_property
+    def bias(self) -> Tensor:
+        return torch.from_numpy(self.node.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        node = self.node
+        first = 2 - node.rank
+        stride, padding, extra, dilation = (
+            pair[first:] for pair in (node.stride, node.padding, node.output_padding, node.dilation)
+        )
+        convolve = nn.functional.conv_transpose2d
+        if node.rank == 1:
+            convolve = nn.functional.conv_transpose1d
+        out = convolve(x, self.weight, self.bias, stride, padding, extra, node.groups, dilation)
+        return apply_activation_(out, node.activation)
 
 
 class OnRows:
@@ -67,7 +112,22 @@ class OnRows:
         """Return the output of the node."""
         rows = [_rows(view, x) for view, x in zip(self.node.views, inputs, strict=True)]
         result = self.function(*rows)
+        form = self.node.form
+        if form is not None and form.positions > 1 and not form.tokens:  # the order of an image
+            result = result.transpose(1, 2)
         return result.reshape(len(rows[0]), *self.node.trailing)
+
+
+class OnViews:
+    """A function of tensors, applied to the views that a node reads."""
+
+    def __init__(self, node: Node, function: Callable[..., Tensor]) -> None:
+        self.node, self.function = node, function
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the output of the node."""
+        pairs = zip(self.node.views, inputs, strict=True)
+        return self.function(*(ViewCall(view)(x) for view, x in pairs))
 
 
 def _rows(view: View, root: Tensor) -> Tensor:
@@ -154,9 +214,19 @@ class _ChannelScaling:
         return apply_activation_(out, self.node.activation)
 
 
-_CURVES: dict[Curve, Callable[[Tensor], Tensor]] = {
-    Curve.SILU: nn.functional.silu,
-    Curve.GELU: nn.functional.gelu,
-    Curve.GELU_TANH: lambda x: nn.functional.gelu(x, approximate="tanh"),
-    Curve.HARDSWISH: nn.functional.hardswish,
+def _two_sided(x: Tensor, below: Tensor, activation: Activation) -> Tensor:
+    return torch.where(x > 0, x * activation.positive, below * activation.negative)
+
+
+_CURVES: dict[Curve, Callable[[Tensor, Activation], Tensor]] = {
+    Curve.SILU: lambda x, _: nn.functional.silu(x),
+    Curve.GELU: lambda x, _: nn.functional.gelu(x),
+    Curve.GELU_TANH: lambda x, _: nn.functional.gelu(x, approximate="tanh"),
+    Curve.HARDSWISH: lambda x, _: nn.functional.hardswish(x),
+    Curve.TANH: lambda x, _: x.tanh(),
+    Curve.MISH: lambda x, _: nn.functional.mish(x),
+    Curve.LEAKY: lambda x, a: _two_sided(x, x, a),
+    Curve.ELU: lambda x, a: _two_sided(x, x.expm1(), a),
+    Curve.SIGMOID: lambda x, _: x.sigmoid(),
+    Curve.HARDSIGMOID: lambda x, _: nn.functional.hardsigmoid(x),
 }

@@ -10,12 +10,14 @@ from probmask.runtime.kernels.operation_table import Curve
 from probmask.runtime.lower.copy_nodes import of_one_image, planes
 from probmask.runtime.lower.elementwise_nodes import ActivationOf
 from probmask.runtime.lower.graph import Builder, Built, Graph, arguments_of, label_of
+from probmask.runtime.lower.layer_nodes import fold_channels
 from probmask.runtime.lower.nodes import (
     Activate,
     Activation,
     Combine,
     Convolution,
     Node,
+    TransposedConvolution,
     unset_call,
 )
 from probmask.runtime.lower.patterns import rms_norm, tanh_gelu
@@ -40,9 +42,9 @@ def _activated(graph: Graph, node: fx.Node, x: Any, activation: Activation) -> B
     if view is None:
         return None
     layer = _layer_of(graph, view)
-    takes_curves = isinstance(layer, Convolution)
+    takes_curves = isinstance(layer, Convolution | TransposedConvolution)
     if (
-        isinstance(layer, Convolution | Combine)
+        isinstance(layer, Convolution | TransposedConvolution | Combine)
         and layer.activation.is_identity
         and (takes_curves or activation.curve is Curve.NONE)
     ):
@@ -154,6 +156,14 @@ def _combined_with_constant(
     array = root_of(result, expanded)[0].contiguous().numpy().copy()
     if not np.isfinite(array).all():
         return None
+    layer = _layer_of(graph, view)
+    if isinstance(layer, Convolution | TransposedConvolution) and (array == array[:1]).all():
+        scale, shift = np.ones(array.shape[1]), np.zeros(array.shape[1])
+        scale, shift = (array[0].astype(float), shift) if product else (scale, array[0])
+        if fold_channels(layer, scale, shift):
+            if isinstance(layer, Convolution):
+                layer.folded = None  # not only a BatchNorm
+            return fuse(graph, node, layer, view)
     form = graph.form_of_root(view)
     made = Combine(
         node.name,

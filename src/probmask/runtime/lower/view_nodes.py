@@ -11,9 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
+from probmask.runtime.lower.graph import (
+    Built,
+    Graph,
+    arguments_of,
+    image_form_of_any_rank,
+    label_of,
+)
 from probmask.runtime.lower.nodes import Embed, Fallback, Node
-from probmask.runtime.lower.pytorch_calls import ViewCall
+from probmask.runtime.lower.pytorch_calls import OnRows, ViewCall
 from probmask.runtime.lower.views import View, concrete
 
 Move = Callable[[View, dict[str, Any], tuple[int, ...]], View | None]
@@ -162,21 +168,44 @@ def add_result(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:
 
     If the value has another order, PyTorch can still get it, from a view.
     """
-    canonical = view.is_canonical()
-    name = node.name if canonical else f"{node.name}_rows"
-    made.name = name
-    made.trailing = trailing_of(node) if canonical else _rows_shape(view)
-    return _register(graph, node, made, replace(view, root=name))
+    view = _ordered(node, made, view)
+    made.name = view.root
+    return _register(graph, node, made, view)
 
 
 def fuse(graph: Graph, node: fx.Node, layer: Node, view: View) -> Built:
     """Let a layer also compute an operation, and hold its result in the order of a root."""
-    canonical = view.is_canonical()
-    name = node.name if canonical else f"{node.name}_rows"
-    graph.rename(layer, name)
-    layer.trailing = trailing_of(node) if canonical else _rows_shape(view)
-    built = _register(graph, node, layer, replace(view, root=name))
+    view = (_ordered if isinstance(layer.call, OnRows) else _kept)(node, layer, view)
+    graph.rename(layer, view.root)
+    built = _register(graph, node, layer, view)
     return True if built is layer else built
+
+
+def _ordered(node: fx.Node, made: Node, view: View) -> View:
+    """Set the form and the shape of a node's output; return the view of it.
+
+    The output has the order of the value if that is an image's, or that of tokens.
+    """
+    assert made.form is not None
+    image = replace(made.form, tokens=False)
+    if view.is_image() and image == image_form_of_any_rank(node.meta["val"]):
+        made.form, made.trailing = image, trailing_of(node)
+        return replace(view, root=node.name, tokens=False)
+    if image.positions > 1:
+        made.form = replace(made.form, tokens=True)
+    canonical = view.is_canonical()
+    made.trailing = trailing_of(node) if canonical else _rows_shape(view)
+    name = node.name if canonical else f"{node.name}_rows"
+    return replace(view, root=name, tokens=image.positions > 1)
+
+
+def _kept(node: fx.Node, layer: Node, view: View) -> View:
+    """Return the view of a layer's output that stays in the order that its call returns."""
+    assert layer.form is not None
+    name = f"{node.name}_rows"
+    if view.is_image() and layer.form == image_form_of_any_rank(node.meta["val"]):
+        name, layer.trailing = node.name, trailing_of(node)
+    return replace(view, root=name, tokens=layer.form.tokens)
 
 
 def _register(graph: Graph, node: fx.Node, made: Node, view: View) -> Built:

@@ -213,6 +213,28 @@ class View:
             and self.has_channels_last()
         )
 
+    def has_image_axes(self) -> bool:
+        """Return whether its dimensions are the batch, channels, then only positions."""
+        if len(self.dimensions) < 3:
+            return False
+        batch, channels, *positions = self.dimensions
+        first = [factor.axis for factor in batch]
+        return (
+            (first == [Axis.BATCH] or (self.batch == 1 and not first))
+            and all(factor.axis is Axis.CHANNEL for factor in channels)
+            and all(factor.axis is Axis.POSITION for d in positions for factor in d)
+        )
+
+    def is_image(self) -> bool:
+        """Return whether it has the order of an image: batch, channels, positions."""
+        channels, positions = self.along(Axis.CHANNEL), self.along(Axis.POSITION)
+        return (
+            self.has_image_axes()
+            and self.is_whole()
+            and channels in ((), (Factor(self.width(), Axis.CHANNEL, 1),))
+            and positions in ((), (Factor(self.positions, Axis.POSITION, 1),))
+        )
+
     def with_root(self, root: str, channels: int) -> "View":
         """Return the same view of a new root that holds its range of channels."""
         return replace(self, root=root, channels=channels, channel=0, tokens=True)

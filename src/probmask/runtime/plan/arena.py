@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from probmask.runtime.lower.nodes import Convolution, Form, Node, Reshape
+from probmask.runtime.lower.nodes import Concatenate, Convolution, Form, Node, Reshape
 from probmask.runtime.plan.tensor_layout import Layout, Layouts
 
 # Floats after the last tensor, which vector loads may read.
@@ -66,6 +66,11 @@ class Arena:
         self.layouts = {1: Layouts(nodes[:ungrouped], 1), lanes: Layouts(nodes[ungrouped:], lanes)}
         if lanes == 1:
             self.layouts = {1: Layouts(nodes, 1)}
+        self.forms = {
+            node.name: node.form
+            for node in nodes
+            if isinstance(node, Concatenate) and node.form is not None
+        }
         self.roots = {node.name: node.inputs[0] for node in nodes if isinstance(node, Reshape)}
         self.tensors: dict[tuple[str, int], PlacedTensor] = {}
         self.slots: list[Slot] = []
@@ -75,6 +80,8 @@ class Arena:
         # Tensors of single images that groups read.
         self.interleaved: list[str] = []
         self.workspace: Slot | None = None
+        # For a part of a concatenation: the concatenation that it is written into, and where.
+        self.homes = self._find_homes()
         self.reads = self._count_reads()
 
     def root(self, name: str) -> str:
@@ -82,6 +89,21 @@ class Arena:
         while name in self.roots:
             name = self.roots[name]
         return name
+
+    def _find_homes(self) -> dict[str, tuple[str, int]]:
+        """Return the tensors that can be computed in the place where a concatenation has them."""
+        homes: dict[str, tuple[str, int]] = {}
+        for side in (self.nodes[: self.ungrouped], self.nodes[self.ungrouped :]):
+            computed = {node.name for node in side} - set(self.roots)
+            for node in side:
+                if not isinstance(node, Concatenate):
+                    continue
+                channel = 0
+                for name, form in zip(node.inputs, node.input_forms, strict=True):
+                    if name in computed and name not in homes and node.inputs.count(name) == 1:
+                        homes[name] = (node.name, channel)
+                    channel += form.channels
+        return homes
 
     def _count_reads(self) -> Counter[tuple[str, int]]:
         """Count how often each tensor is read; reads of a view count for its root."""
@@ -102,11 +124,30 @@ class Arena:
             name = self.root(output)
             reads[name, self.lanes if name in grouped else 1] += 1
         self.interleaved = sorted(interleaved)
+        # A concatenation stays in memory as long as one of the parts that were written into it.
+        for (name, lanes), count in list(reads.items()):
+            for owner in self._owners(name):
+                reads[owner, lanes] += count
         return reads
+
+    def _owners(self, name: str) -> list[str]:
+        """Return the concatenations that a tensor is a part of, the innermost first."""
+        owners = []
+        while name in self.homes:
+            name = self.homes[name][0]
+            owners.append(name)
+        return owners
 
     def allocate(self, name: str, lanes: int, form: Form) -> PlacedTensor:
         """Allocate the tensor that is computed next."""
+        if (name, lanes) in self.tensors:  # a concatenation that has parts already
+            return self.tensors[name, lanes]
         layout = self.layouts[lanes].of(form)
+        if name in self.homes:
+            owner, channel = self.homes[name]
+            whole = self.allocate(owner, lanes, self.forms[owner])
+            self.tensors[name, lanes] = whole.part(channel, form.channels)
+            return self.tensors[name, lanes]
         slot = self._take_slot(layout, form.channels)
         tensor = PlacedTensor(slot, layout, form.channels)
         self.tensors[name, lanes] = tensor
@@ -147,12 +188,17 @@ class Arena:
 
     def mark_read(self, names: Sequence[str], lanes: int) -> None:
         """Count one read of each tensor, and free its slot after the last."""
-        for name in map(self.root, names):
+        for name in (tensor for read in names for tensor in self._owned(self.root(read))):
             self.reads[name, lanes] -= 1
-            if not self.reads[name, lanes] and (name, lanes) not in self.overwritten:
+            kept = (name, lanes) in self.overwritten or name in self.homes
+            if not self.reads[name, lanes] and not kept:
                 slot = self.tensors[name, lanes].slot
                 assert isinstance(slot, Slot)
                 self._free_slot(slot)
+
+    def _owned(self, name: str) -> list[str]:
+        """Return a tensor and the concatenations that it is a part of."""
+        return [name, *self._owners(name)]
 
     def allocate_scratch(self, floats: int) -> Slot:
         """Allocate a slot that is not shared."""
@@ -179,6 +225,8 @@ class Arena:
             return None  # the residual is a part of a tensor
         source, residual = map(self.root, node.inputs)
         if self.reads[residual, lanes] != 1 or residual == source:
+            return None
+        if node.name in self.homes or residual in self.homes:
             return None
         tensor = self.tensors[residual, lanes]
         self.tensors[node.name, lanes] = tensor

@@ -1,5 +1,6 @@
 """A step as a program for the compiled driver: a table of operations and the data they read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,24 +9,31 @@ import numpy.typing as npt
 
 from probmask.runtime.kernels.attention import scratch_size
 from probmask.runtime.kernels.operation_table import COLUMNS, Curve, Field, Kind, Place
+from probmask.runtime.kernels.vectors import WIDTH
 from probmask.runtime.lower.nodes import (
     INFINITY,
     Activate,
     Activation,
     Attention,
+    Broadcast,
     Combine,
     Concatenate,
     Convolution,
     Form,
     Node,
     Normalize,
+    NormalizeGroups,
     Pool,
     Rearrange,
     Recurrent,
     Reshape,
+    Resize,
+    Softmax,
+    TransposedConvolution,
 )
 from probmask.runtime.plan.arena import Arena, PlacedTensor, Slot, SlotPart
 from probmask.runtime.plan.partition import ExternalTensor, Step
+from probmask.runtime.plan.phases import phase_convolution
 from probmask.runtime.plan.program_data import Data
 from probmask.runtime.plan.recurrent_operations import (
     hidden_form,
@@ -272,24 +280,43 @@ class _Builder:
     def _add(self, node: Node, lanes: int) -> None:
         if isinstance(node, Reshape):  # a view of the same slot
             return
-        if isinstance(node, Convolution):
-            self._convolution(node, lanes)
-        elif isinstance(node, Pool):
-            self._pool(node, lanes)
-        elif isinstance(node, Concatenate):
-            self._concatenate(node, lanes)
-        elif isinstance(node, Normalize):
-            self._normalize(node, lanes)
-        elif isinstance(node, Attention):
-            self._attend(node)
-        elif isinstance(node, Rearrange):
-            self._rearrange(node, lanes)
-        elif isinstance(node, Recurrent):
-            self._recurrent(node, lanes)
-        else:
-            assert isinstance(node, Combine | Activate)
-            self._elementwise(node, lanes)
+        add = _ADD[type(node)]
+        add(self, node, lanes)
         self.arena.mark_read(node.inputs, lanes)
+
+    def _transposed(self, node: TransposedConvolution, lanes: int) -> None:
+        """Compute the phases of a transposed convolution, and merge them."""
+        assert node.form is not None
+        convolution = phase_convolution(node)
+        phases = convolution.name
+        if phases == node.name:
+            self._convolution(convolution, lanes)
+            return
+        self.arena.reads[phases, lanes] = 1
+        self._convolution(convolution, lanes, owner=node.name)
+        source = self.arena.get(phases, lanes)
+        fields = self._from_to(source, self.arena.allocate(node.name, lanes, node.form)) | {
+            Field.KIND: Kind.MERGE_PHASES,
+            Field.STEP_Y: node.stride[0],
+            Field.STEP_X: node.stride[1],
+        }
+        self._emit(node.name, fields)
+        self.arena.mark_read((phases,), lanes)
+
+    def _resize(self, node: Resize, lanes: int) -> None:
+        assert node.form is not None
+        source = self._input(node, 0, lanes)
+        width = source.layout.width
+        indices = [node.first[0], node.second[0], node.first[1], node.second[1]]
+        fields = self._from_to(source, self.arena.allocate(node.name, lanes, node.form)) | {
+            Field.KIND: Kind.RESIZE,
+            Field.TABLE: self.data.add("longs", np.concatenate(indices)),
+            Field.BIAS: self.data.add("constants", np.concatenate(node.weights)),
+            Field.SCRATCH: self.arena.allocate_workspace(width * self.threads),
+            Field.SCRATCH_SIZE: width,
+            Field.SOURCE_WIDTH: width,
+        }
+        self._emit(node.name, fields)
 
     def _convolution(self, node: Convolution, lanes: int, owner: str = "") -> None:
         """Add a convolution; ``owner`` is the node that it is a part of, if it is one."""
@@ -303,7 +330,7 @@ class _Builder:
         is_linear = lanes == 1 and node.form.positions == 1
         has_curve = node.activation.curve is not Curve.NONE
         fields = self._from_to(source, target)
-        inputs = self._input_offsets(node, source, target.layout, fields)
+        inputs = self._input_offsets(node, source, target.layout, fields, owner)
         blocks = 1
         if not is_linear:
             tiling = tiling_of(target.layout)
@@ -319,14 +346,19 @@ class _Builder:
         if residual is not None:
             fields |= {Field.OTHER: residual.slot, Field.OTHER_PLANE: residual.layout.plane}
         clamp = Activation() if has_curve else node.activation
-        self._emit(owner, fields, (clamp.low, clamp.high))
+        self._emit(owner, fields, clamp.limits)
         if has_curve:
             activate = self._from_to(target, target)
             activate |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
-            self._emit(owner, activate)
+            self._emit(owner, activate, node.activation.limits)
 
     def _input_offsets(
-        self, node: Convolution, source: PlacedTensor, target: Layout, fields: dict[Field, Any]
+        self,
+        node: Convolution,
+        source: PlacedTensor,
+        target: Layout,
+        fields: dict[Field, Any],
+        owner: str,
     ) -> tuple[Longs, list[Tap]]:
         """Return where each weight reads its inputs, and set the layer's source accordingly."""
         assert node.form is not None
@@ -335,7 +367,7 @@ class _Builder:
             return single_position_offsets(node, source.layout)
         if self.arena.layouts[target.lanes].is_direct(node):
             return direct_offsets(node, source.layout)
-        return self._split_phases(node, source, target, fields)
+        return self._split_phases(node, source, target, fields, owner)
 
     def _weights(
         self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int
@@ -353,13 +385,18 @@ class _Builder:
         }
 
     def _split_phases(
-        self, node: Convolution, source: PlacedTensor, target: Layout, fields: dict[Field, Any]
+        self,
+        node: Convolution,
+        source: PlacedTensor,
+        target: Layout,
+        fields: dict[Field, Any],
+        owner: str,
     ) -> tuple[Longs, list[Tap]]:
         """Copy the input into its phases, and let the layer read them instead."""
         phases = phases_of(node, source.layout, target)
         slot = self.arena.allocate_scratch(max(1, len(phases.entries)) * phases.layout.plane)
         self._emit(
-            node.name,
+            owner,
             {
                 Field.KIND: Kind.SPLIT_PHASES,
                 Field.SOURCE: source.slot,
@@ -411,12 +448,13 @@ class _Builder:
         channels = 0
         for name in node.inputs:
             source = self.arena.get(name, lanes)
-            fields = self._from_to(source, target) | {
-                Field.KIND: Kind.COPY,
-                Field.ROWS: source.channels,
-                Field.TARGET: SlotPart(target.slot, channels * target.layout.plane),
-            }
-            self._emit(node.name, fields)
+            if self.arena.homes.get(name) != (node.name, channels):  # not written there directly
+                fields = self._from_to(source, target) | {
+                    Field.KIND: Kind.COPY,
+                    Field.ROWS: source.channels,
+                    Field.TARGET: SlotPart(target.slot, channels * target.layout.plane),
+                }
+                self._emit(node.name, fields)
             channels += source.channels
 
     def _elementwise(self, node: Combine | Activate, lanes: int) -> None:
@@ -436,9 +474,51 @@ class _Builder:
                 Field.KIND: Kind.MULTIPLY if node.product else Kind.ADD,
                 Field.OTHER: other.slot,
             }
+        elif isinstance(node, Activate) and node.slopes is not None:
+            slopes = self.data.add("constants", node.slopes)
+            fields |= {Field.KIND: Kind.LEAKY_CHANNELS, Field.BIAS: slopes}
         else:
             fields |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
-        self._emit(node.name, fields, (node.activation.low, node.activation.high))
+        self._emit(node.name, fields, node.activation.limits)
+
+    def _broadcast(self, node: Broadcast, lanes: int) -> None:
+        assert node.form is not None
+        source, other = self._input(node, 0, lanes), self._input(node, 1, lanes)
+        target = self.arena.allocate(node.name, lanes, node.form)
+        fields = self._from_to(source, target) | {
+            Field.KIND: Kind.MULTIPLY_CHANNELS if node.product else Kind.ADD_CHANNELS,
+            Field.OTHER: other.slot,
+            Field.OTHER_PLANE: other.layout.plane,
+            Field.OTHER_LEAD: other.layout.lead,
+        }
+        self._emit(node.name, fields)
+
+    def _normalize_groups(self, node: NormalizeGroups, lanes: int) -> None:
+        assert node.form is not None
+        source = self._input(node, 0, lanes)
+        target = self.arena.allocate(node.name, lanes, node.form)
+        fields = self._from_to(source, target) | {
+            Field.KIND: Kind.NORMALIZE_GROUPS,
+            Field.ROWS: node.groups,
+            Field.CHANNELS: source.channels // node.groups,
+            Field.BIAS: self.data.add("constants", np.concatenate([node.scale, node.bias])),
+            Field.SPLITS: source.channels,
+        }
+        self._emit(node.name, fields, (node.epsilon, INFINITY))
+
+    def _softmax(self, node: Softmax, lanes: int) -> None:
+        assert node.form is not None
+        source = self._input(node, 0, lanes)
+        target = self.arena.allocate(node.name, lanes, node.form)
+        fields = self._from_to(source, target) | {
+            Field.KIND: Kind.SOFTMAX,
+            Field.ROWS: target.layout.vectors,
+            Field.CHANNELS: source.channels,
+            Field.POSITION_BITS: self._position_bits(target.layout),
+            Field.SCRATCH: self.arena.allocate_workspace(WIDTH * self.threads),
+            Field.SCRATCH_SIZE: WIDTH,
+        }
+        self._emit(node.name, fields)
 
     def _normalize(self, node: Normalize, lanes: int) -> None:
         assert node.form is not None
@@ -454,10 +534,10 @@ class _Builder:
         }
         self._emit(node.name, fields, (node.epsilon, INFINITY))
 
-    def _attend(self, node: Attention) -> None:
+    def _attend(self, node: Attention, lanes: int) -> None:
         assert node.form is not None
-        sources = [self.arena.get(name, 1) for name in node.inputs]
-        target = self.arena.allocate(node.name, 1, node.form)
+        sources = [self.arena.get(name, lanes) for name in node.inputs]
+        target = self.arena.allocate(node.name, lanes, node.form)
         fields = self._from_to(sources[0], target)
         fields |= attention_fields(node, sources, target, self.data)
         fields |= {
@@ -501,6 +581,25 @@ class _Builder:
             self._emit(node.name, fields)
             self.arena.mark_read(temporary, lanes)
             source = hidden
+
+
+# How the operations of each kind of node are added to a program.
+_ADD: dict[type[Node], Callable[..., None]] = {
+    Convolution: _Builder._convolution,
+    TransposedConvolution: _Builder._transposed,
+    Resize: _Builder._resize,
+    Pool: _Builder._pool,
+    Concatenate: _Builder._concatenate,
+    Combine: _Builder._elementwise,
+    Activate: _Builder._elementwise,
+    Broadcast: _Builder._broadcast,
+    Normalize: _Builder._normalize,
+    NormalizeGroups: _Builder._normalize_groups,
+    Softmax: _Builder._softmax,
+    Attention: _Builder._attend,
+    Rearrange: _Builder._rearrange,
+    Recurrent: _Builder._recurrent,
+}
 
 
 def _regular_columns(node: Pool) -> tuple[int, int, int]:

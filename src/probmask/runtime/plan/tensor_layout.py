@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from probmask.runtime.kernels.tiles import MAX_VECTORS, SHAPES
 from probmask.runtime.kernels.vectors import WIDTH
-from probmask.runtime.lower.nodes import Convolution, Form, Node, Pair
+from probmask.runtime.lower.nodes import (
+    Convolution,
+    Form,
+    Node,
+    Pair,
+    TransposedConvolution,
+)
+from probmask.runtime.plan.phases import phase_convolution
 
 Longs = npt.NDArray[np.int64]
 # Planes are aligned to this many floats: one cache line.
@@ -117,7 +124,11 @@ class Layouts:
 
     def __init__(self, nodes: Sequence[Node], lanes: int) -> None:
         self.lanes = lanes
-        self._convolutions = [node for node in nodes if isinstance(node, Convolution)]
+        self._convolutions = [
+            phase_convolution(node) if isinstance(node, TransposedConvolution) else node
+            for node in nodes
+            if isinstance(node, Convolution | TransposedConvolution)
+        ]
         self._strides: dict[Pair, int] = {}
         for node in self._convolutions:
             assert node.form is not None

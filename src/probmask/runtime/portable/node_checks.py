@@ -276,6 +276,8 @@ def _check_activate(node: Any, sources: list[Value], where: str) -> Value:
     _check_activation(node.activation, where)
     fits = len(forms) == 1 and channels == [form.channels] and _same_plane(form, *forms)
     require(fits, f"{where}: its input does not fit its output")
+    if node.slopes is not None:
+        _check_array(node.slopes, (form.channels,), "slopes", where)
     return _value(node, form)
 
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from probmask.messages import printable
-from probmask.runtime.lower.nodes import Convolution, Network, Node, Recurrent
+from probmask.runtime.lower.nodes import (
+    Convolution,
+    Network,
+    Node,
+    Recurrent,
+    TransposedConvolution,
+)
 from probmask.runtime.plan.partition import (
     LANES,
     Choices,
@@ -22,6 +28,7 @@ from probmask.runtime.plan.program import build_program
 from probmask.runtime.run.kernel_step import KernelStep, Runner, Tensors
 from probmask.runtime.run.threads import Threads
 
+_WITH_WEIGHTS = (Convolution, TransposedConvolution, Recurrent)
 # Approximate time for measuring one operation, in seconds.
 _BUDGET = 2e-3
 
@@ -129,7 +136,7 @@ def _describe(node: Node, choices: Choices, timing: Timing, elsewhere: str) -> d
         "node": node.name,
         "layer": node.label,
         "output": "×".join(map(str, node.trailing)) if node.form is not None else "",
-        "density": node.density if isinstance(node, Convolution | Recurrent) else None,
+        "density": node.density if isinstance(node, _WITH_WEIGHTS) else None,
         "runs": "model" if choices.model else "kernels" if sparse else elsewhere,
         "why": _reason(node, choices, timing),
         "kernels_ms": None if on_kernels is None else 1e3 * on_kernels,

@@ -1,0 +1,90 @@
+"""Inputs of the operations on images: plain tensors, views of other tensors, and copies.
+
+A view that has the order of an image is read in place. Any other, such as every second row and
+column, is copied to a tensor of its own.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, fx
+
+from probmask.runtime.lower.copy_loops import can_copy
+from probmask.runtime.lower.copy_nodes import new_root
+from probmask.runtime.lower.graph import Graph, image_form
+from probmask.runtime.lower.nodes import Form, Part, Rearrange
+from probmask.runtime.lower.pytorch_calls import ViewCall
+from probmask.runtime.lower.views import Axis, View
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """The tensor that an operation on images reads, and which part of it; all if no views."""
+
+    name: str
+    form: Form
+    views: tuple[View, ...] = ()
+
+
+def image_input(graph: Graph, argument: Any, rank: int) -> ImageInput | None:
+    """Return how a kernel reads an image of ``rank`` dimensions; None without a batch."""
+    if not isinstance(argument, fx.Node):
+        return None
+    form = image_form(argument.meta.get("val"), rank)
+    if form is None:
+        return None
+    plain = ImageInput(graph.source(argument), form)
+    own = graph.form_of(plain.name)
+    view = graph.view_of(argument)
+    if own == form or view is None or graph.form_of(view.root) is None:
+        return plain
+    root = graph.form_of_root(view)
+    if view.is_image() and (root.height, root.width) == (form.height, form.width):
+        return ImageInput(view.root, root, (view,))
+    copied = _copied(graph, argument, view, form)
+    return plain if copied is None else ImageInput(copied, form)
+
+
+def _copied(graph: Graph, argument: fx.Node, view: View, form: Form) -> str | None:
+    """Return the name of a copy of a view, as an image; None if no kernel can copy it."""
+    name = f"{argument.name}_image"
+    if name in graph.nodes:
+        return name
+    if not view.has_batch() or _batch_dimension(view) != 0:
+        return None
+    axes = [
+        Axis.BATCH if factor.axis is Axis.BATCH else Axis.CHANNEL if i == 1 else Axis.POSITION
+        for i, dimension in enumerate(view.dimensions)
+        for factor in dimension
+    ]
+    target = replace(new_root(view, axes, name), tokens=False)
+    part = Part(target, view)
+    root = graph.form_of_root(view)
+    if not can_copy(part, root):
+        return None
+    shape = tuple(int(size) for size in argument.meta["val"].shape[1:])
+    graph.nodes[name] = Rearrange(
+        name,
+        (view.root,),
+        partial(_contiguous, view=view),
+        f"{argument.name} (copy)",
+        form=form,
+        input_forms=(root,),
+        trailing=shape,
+        views=(view,),
+        parts=(part,),
+    )
+    return name
+
+
+def _batch_dimension(view: View) -> int:
+    """Return the dimension that is the batch and nothing else; -1 if there is none."""
+    if view.batch == 1 and view.dimensions and not view.dimensions[0]:
+        return 0
+    found = [i for i, d in enumerate(view.dimensions) if [f.axis for f in d] == [Axis.BATCH]]
+    return found[0] if found else -1
+
+
+def _contiguous(root: Tensor, view: View) -> Tensor:
+    return ViewCall(view)(root).contiguous()
