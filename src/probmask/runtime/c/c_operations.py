@@ -279,21 +279,6 @@ def _clear_padding(op: Operation) -> str:
     return f"pm_clear_padding(&{structure})"
 
 
-def _from_planes_to_planes(op: Operation) -> dict[str, Any]:
-    """Return the members that all operations from planes to planes have."""
-    return {
-        "source": op.at(Field.SOURCE, Field.SOURCE_LEAD),
-        "target": op.at(Field.TARGET, Field.TARGET_LEAD),
-        "channels": op[Field.ROWS],
-        "source_plane": op[Field.SOURCE_PLANE],
-        "target_plane": op[Field.TARGET_PLANE],
-        "source_stride": op[Field.SOURCE_STRIDE],
-        "target_stride": op[Field.TARGET_STRIDE],
-        "height": op[Field.HEIGHT],
-        "width": op[Field.WIDTH],
-    }
-
-
 _CHANNELS = {
     Kind.ADD_CHANNELS: "pm_add_channels",
     Kind.MULTIPLY_CHANNELS: "pm_multiply_channels",
@@ -302,7 +287,7 @@ _CHANNELS = {
 
 def _combine_channels(op: Operation) -> str:
     low, high = op.limits
-    members = _from_planes_to_planes(op) | {
+    members = _planes(op) | {
         "other": op.at(Field.OTHER, Field.OTHER_LEAD),
         "other_plane": op[Field.OTHER_PLANE],
         "lanes": op[Field.LANES],
@@ -313,7 +298,7 @@ def _combine_channels(op: Operation) -> str:
 
 
 def _leaky_channels(op: Operation) -> str:
-    members = _from_planes_to_planes(op) | {
+    members = _planes(op) | {
         "source": op.at(Field.SOURCE),
         "target": op.at(Field.TARGET),
         "other": op.floats("slopes", op[Field.BIAS], op[Field.ROWS]),
@@ -323,7 +308,7 @@ def _leaky_channels(op: Operation) -> str:
 
 
 def _merge_phases(op: Operation) -> str:
-    members = _from_planes_to_planes(op) | {
+    members = _planes(op) | {
         "step_y": op[Field.STEP_Y],
         "step_x": op[Field.STEP_X],
         "lanes": op[Field.LANES],
@@ -333,7 +318,7 @@ def _merge_phases(op: Operation) -> str:
 
 def _resize(op: Operation) -> str:
     sides = op[Field.HEIGHT] + op[Field.WIDTH]
-    members = _from_planes_to_planes(op) | {
+    members = _planes(op) | {
         "places": op.integers("places", op[Field.TABLE], 2 * sides),
         "weights": op.floats("weights", op[Field.BIAS], sides),
         "scratch": op.at(Field.SCRATCH),
@@ -344,7 +329,7 @@ def _resize(op: Operation) -> str:
 
 def _normalize_groups(op: Operation) -> str:
     channels = op[Field.SPLITS]
-    members = _from_planes_to_planes(op) | {
+    members = _planes(op) | {
         "scale": op.floats("scale", op[Field.BIAS], channels),
         "bias": op.floats("bias", op[Field.BIAS] + channels, channels),
         "groups": op[Field.ROWS],
