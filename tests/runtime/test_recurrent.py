@@ -202,6 +202,15 @@ def test_a_pickled_engine_agrees_to_the_last_bit():
         assert torch.equal(engine(x)[0], loaded(x)[0])
 
 
+def test_a_saved_graph_runs_without_the_model(tmp_path):
+    path, x = tmp_path / "tagger.safetensors", torch.randn(2, 9, 12)
+    model = pruned(LastStep(), 0.5)
+    probmask.save(model, path, graph=True, example=x)
+    found = probmask.runtime.load(path)(x.numpy())
+    with torch.no_grad():
+        assert_close([torch.from_numpy(own) for own in found], list(model(x)))
+
+
 @pytest.mark.skipif(not HAS_WINDOWS, reason="windows are for processors with AVX-512")
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.3, 1.0])
 @pytest.mark.parametrize("columns", [1, 16, 45, 100])

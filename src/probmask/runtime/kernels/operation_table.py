@@ -70,6 +70,10 @@ class Cell(IntEnum):
     RELU = 3
 
 
+# Number of gates of each kind of cell.
+GATES = (4, 3, 1, 1)
+
+
 class Field(IntEnum):
     """Column of the table."""
 

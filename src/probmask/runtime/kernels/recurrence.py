@@ -15,6 +15,7 @@ from probmask.runtime.kernels.operation_table import (
     FINAL_HIDDEN,
     FINALS,
     FINALS_PLANE,
+    GATES,
     LANES,
     OTHER,
     OTHER_PLANE,
@@ -42,8 +43,6 @@ from probmask.runtime.kernels.recurrent_steps import (
 from probmask.runtime.kernels.tiles import LAST_PART, MAX_VECTORS, sparse_rows
 from probmask.runtime.kernels.vectors import WIDTH, transpose
 
-# Number of gates of each kind of cell.
-GATES = (4, 3, 1, 1)
 _GRU = int(Cell.GRU)
 # Longs per direction in the table: see `recur`.
 TABLE_LONGS = 5

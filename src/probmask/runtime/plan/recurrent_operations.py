@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.operation_table import Cell, Field, Kind
-from probmask.runtime.kernels.recurrence import GATES, scratch_size
+from probmask.runtime.kernels.operation_table import GATES, Cell, Field, Kind
+from probmask.runtime.kernels.recurrence import scratch_size
 from probmask.runtime.kernels.recurrent_steps import (
     HAS_WINDOWS,
     WINDOW,

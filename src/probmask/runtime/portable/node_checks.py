@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from probmask.runtime.kernels.operation_table import Curve
+from probmask.runtime.kernels.operation_table import GATES, Cell, Curve
 from probmask.runtime.lower.copy_loops import can_copy
 from probmask.runtime.lower.nodes import (
     Activate,
@@ -30,6 +30,7 @@ from probmask.runtime.lower.nodes import (
     Pair,
     Pool,
     Rearrange,
+    Recurrent,
     Reshape,
 )
 from probmask.runtime.lower.views import VARYING, Axis, View
@@ -343,6 +344,38 @@ def _check_mask(node: Any, form: Form, forms: list[Form], where: str) -> None:
         require(node.mask_heads == 1, f"{where}: it has no mask")
 
 
+def _check_recurrent(node: Any, sources: list[Value], where: str) -> Value:
+    form, forms = _check_kernel_node(node, sources, where)
+    channels = _check_whole_views(node, forms, where)
+    flat = len(form.leading) == 1 and all(own.height == 1 for own in (form, *forms))
+    require(flat, f"{where}: its inputs are images")
+    layers = len(node.layers)
+    directions = len(node.layers[0]) if layers else 0
+    alike = all(len(cells) == directions for cells in node.layers)
+    require(directions in (1, 2) and alike, f"{where}: it has not one or two directions")
+    units, rest = divmod(form.channels, directions)
+    require(rest == 0, f"{where}: its units do not fit its output")
+    rows, inputs = GATES[node.cell] * units, channels[0]
+    for cells in node.layers:
+        for cell in cells:
+            _check_array(cell.of_input, (rows, inputs), "weight of the input", where)
+            _check_array(cell.of_state, (rows, units), "weight of the state", where)
+            _check_array(cell.input_bias, (rows,), "bias of the input", where)
+            _check_array(cell.state_bias, (rows,), "bias of the state", where)
+        inputs = directions * units
+    is_lstm = node.cell is Cell.LSTM
+    states = list(zip(channels[1:], forms[1:], strict=True))
+    fits = len(states) in (0, 2 if is_lstm else 1) and all(
+        width == units and own.positions == layers * directions for width, own in states
+    )
+    require(fits, f"{where}: its initial states do not fit")
+    counts = (node.steps, layers, layers)
+    positions = sum(n for n, needed in zip(counts, node.returned, strict=True) if needed)
+    fits = node.steps == forms[0].positions and positions == form.positions
+    require(fits and (is_lstm or not node.returned[2]), f"{where}: its steps do not fit its output")
+    return _value(node, form)
+
+
 def _check_rearrange(node: Any, sources: list[Value], where: str) -> Value:
     form, forms = _check_kernel_node(node, sources, where)
     require(form.height == 1 and len(form.leading) == 1, f"{where}: its output is an image")
@@ -448,5 +481,6 @@ CHECKS: Mapping[type[Node], Callable[[Any, list[Value], str], Value]] = {
     Normalize: _check_normalize,
     Pool: _check_pool,
     Rearrange: _check_rearrange,
+    Recurrent: _check_recurrent,
     Reshape: _check_reshape,
 }
