@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ def cluster():
     )
     assert head.stdout is not None
     yield head.stdout.readline().strip(), token
-    head.communicate("\n")
+    with suppress(subprocess.TimeoutExpired):
+        head.communicate("\n", timeout=60)
+    head.kill()
 
 
 def start_training(cluster, out, log, **settings):
