@@ -105,10 +105,10 @@ def test_a_killed_worker_changes_nothing_in_the_result(cluster, tmp_path):
     killed = workers(cluster[1])
     assert len(killed) == 2
     os.kill(killed[1], signal.SIGKILL)
-    assert training.wait(300) == 0, log.read_text()
+    assert training.wait(800) == 0, log.read_text()
     assert log.read_text().count("all workers start again from the last checkpoint") == 1
     for rank in ranks:
-        rank.join(300)
+        rank.join(800)
     for name in ("model.safetensors", "metrics.jsonl", "config.toml"):
         assert (out / name).read_bytes() == (plain / name).read_bytes(), name
     assert (out / "record.json").exists()
@@ -126,7 +126,7 @@ def test_a_killed_worker_changes_nothing_in_the_result(cluster, tmp_path):
 )
 def test_wrong_input_is_one_line_and_leaves_no_directory(key, value, message, cluster, tmp_path):
     out, log = tmp_path / "run", tmp_path / "log"
-    assert start_training(cluster, out, log, **{key: value}).wait(300) == 2
+    assert start_training(cluster, out, log, **{key: value}).wait(800) == 2
     assert message in log.read_text()
     assert lines(log) == 1
     assert not out.exists()
