@@ -143,6 +143,25 @@ def depthwise():
     )
 
 
+class Enlarging(nn.Module):
+    """Transposed convolution, interpolation, GroupNorm, a channel gate and softmax of images."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate = nn.Conv2d(3, 8, 3, 2, 1), nn.Linear(8, 8)
+        self.up, self.norm = nn.ConvTranspose2d(8, 6, 3, 2, 1, 1), nn.GroupNorm(2, 6)
+        self.last, self.prelu = nn.Conv2d(12, 5, 3, padding=1), nn.PReLU(5, 0.3)
+        self.wide = nn.Upsample(scale_factor=(2, 2.5), mode="bilinear")
+
+    def forward(self, x):
+        x = nn.functional.mish(self.first(x))
+        x = x * self.gate(x.mean((2, 3))).sigmoid()[:, :, None, None]
+        y = nn.functional.elu(self.norm(self.up(x)), 0.7)
+        y = torch.cat([y, nn.functional.leaky_relu(y, 0.2).tanh()], 1)
+        y = self.wide(nn.functional.hardsigmoid(self.prelu(self.last(y))))
+        return self.last(torch.cat([y, y, y[:, :2]], 1)).softmax(1), y.mean((2, 3)).softmax(-1)
+
+
 def mlp():
     layers = (nn.Linear(64, 48), nn.ReLU(), nn.LayerNorm(48), nn.Linear(48, 10), nn.GELU())
     return nn.Sequential(nn.Flatten(), *layers)
@@ -212,6 +231,7 @@ NETWORKS = {
     "everything": (EverythingInOne, (3, 3, 31, 29)),
     "blocks of channels": (Wide, (1, 3, 24, 24)),
     "one dimension": (one_dimensional, (3, 3, 50)),
+    "enlarging": (Enlarging, (3, 3, 9, 14)),
     "mlp": (mlp, (1, 1, 8, 8)),
     "mlp in groups": (mlp, (24, 1, 8, 8)),
     "encoder": (encoder, (2, 19, 32)),

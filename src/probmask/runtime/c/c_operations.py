@@ -188,6 +188,7 @@ def _unpack(op: Operation) -> str:
 
 
 def _planes(op: Operation) -> dict[str, Any]:
+    """Return the members that all operations from planes to planes have."""
     return {
         "source": op.at(Field.SOURCE, Field.SOURCE_LEAD),
         "target": op.at(Field.TARGET, Field.TARGET_LEAD),
