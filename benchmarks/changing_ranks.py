@@ -1,4 +1,6 @@
-"""Claim: a run that changes its number of ranks has the loss of an undisturbed one.
+"""Claim: a run that changes its number of ranks has the loss of an undisturbed one, to rounding.
+
+Training magnifies the rounding of sums, so the difference grows from about 1e-7 to percents.
 
 A network without BatchNorm is trained once on one rank without interruption, and once on 1, 2, 4
 and 1 ranks: whenever a quarter of the epochs is done, all ranks are killed, and the run is resumed
