@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 import probmask
 from probmask.artifact import load_state
-from probmask.artifact.integers import INTEGERS
 from probmask.core.integer_grid import grid_of, kept_places, round_to_grid
 from probmask.data import DataSource
+from probmask.storage.integers import INTEGERS
 from probmask.training.evaluation import evaluate_model
 from probmask.training.run import load_run_data
 from probmask.training.run_directory import RunDirectory
