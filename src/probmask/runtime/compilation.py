@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:  # the engine imports Numba, which is loaded when a network is
 
 def compile(  # noqa: A001
     model: nn.Module | str | os.PathLike[str],
-    example: Any,
+    example: Any = None,
     *,
     threads: int | None = None,
     layers: Literal["measured", "sparse", "dense"] = "measured",
@@ -32,9 +33,11 @@ def compile(  # noqa: A001
     on a machine takes half a minute; Numba then caches the kernels on disk.
 
     Args:
-        model: A module, compiled in evaluation mode, or the path of an artifact.
+        model: A module, compiled in evaluation mode, or the path of an artifact or of an ONNX file
+            (with the suffix ``.onnx``).
         example: An input, or a tuple of inputs, as tensors or arrays. Layers are timed at its batch
-            size. The engine accepts other batch sizes too, if the model does.
+            size. The engine accepts other batch sizes too, if the model does. Default, for an ONNX
+            file only: inputs with the shapes in the file, and a batch of one.
         threads: Number of threads for layers on the kernels. Default: as many as PyTorch uses.
             Layers in PyTorch use PyTorch's threads.
         layers: "measured" to time each layer, "sparse" to run every layer that has a kernel on the
@@ -48,7 +51,8 @@ def compile(  # noqa: A001
     Raises:
         InputError: If the model cannot be copied, or exported by `torch.export`, if
             `torch.nn.utils.prune` still masks it, if its ``forward`` changes its own buffers, if
-            the choices belong to another network or processor, or if an argument is invalid.
+            the choices belong to another network or processor, if an ONNX file is damaged or has
+            an operator that is not supported, or if an argument is invalid.
 
     Example:
         >>> import torch, probmask
@@ -68,8 +72,8 @@ def compile(  # noqa: A001
     threads = torch.get_num_threads() if threads is None else threads
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
+    copied, example = _model_and_example(model, example)
     examples = example_tensors(example)
-    copied = frozen_copy(model)
     network = lower(export(copied, examples))
     engine = Engine(network, examples, Threads(threads), copied)
     if choices is not None:
@@ -80,6 +84,23 @@ def compile(  # noqa: A001
         engine.use_fastest()
     engine.compile_seconds = time.perf_counter() - started
     return engine
+
+
+def _model_and_example(
+    model: nn.Module | str | os.PathLike[str], example: Any
+) -> tuple[nn.Module, Any]:
+    """Return the model for inference, and the example, for which an ONNX file may have shapes."""
+    if isinstance(model, str | os.PathLike) and Path(model).suffix.lower() == ".onnx":
+        from probmask.runtime.from_onnx.onnx_network import example_of, load_onnx
+
+        network, inputs = load_onnx(model)
+        return network, example_of(model, inputs) if example is None else example
+    if example is None:
+        raise InputError(
+            "runtime.compile(model): pass an example, an input or a tuple of inputs; only ONNX "
+            "files have the shapes of their inputs."
+        )
+    return frozen_copy(model), example
 
 
 def frozen_copy(
