@@ -105,6 +105,18 @@ def encoder():
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
+class Recurrent(nn.Module):
+    """Two layers of an LSTM in both directions, and a GRU."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(6, 10, num_layers=2, bidirectional=True, batch_first=True)
+        self.more, self.classifier = nn.GRU(20, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.classifier(self.more(self.cells(x)[0])[0])
+
+
 NETWORKS = {
     "mlp": (
         lambda: nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)),
@@ -113,6 +125,7 @@ NETWORKS = {
     "resnet": (lambda: probmask.models.resnet14(width=4), lambda n: (torch.randn(n, 3, 32, 32),)),
     "encoder": (encoder, lambda n: (torch.randn(n, 9, 16),)),
     "sentences": (Sentences, tokens),
+    "lstm": (Recurrent, lambda n: (torch.randn(n, 7, 6),)),
 }
 
 
