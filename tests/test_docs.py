@@ -161,6 +161,7 @@ def test_the_examples_of_the_artifact_page_run(demo):
         "torch": torch,
         "model": model,
         "build_model": build_model,
+        "images": torch.randn(8, 1, 8, 8),
         "loader": [(torch.randn(8, 1, 6, 6), torch.randint(3, (8,))) for _ in range(3)],
         "criterion": nn.CrossEntropyLoss(),
         "accuracy": lambda model, loader: 98.0,
