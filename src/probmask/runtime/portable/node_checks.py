@@ -18,6 +18,7 @@ from probmask.runtime.lower.nodes import (
     Activation,
     AttendedKeys,
     Attention,
+    Broadcast,
     Combine,
     Concatenate,
     Convolution,
@@ -27,11 +28,14 @@ from probmask.runtime.lower.nodes import (
     Network,
     Node,
     Normalize,
+    NormalizeGroups,
     Pair,
     Pool,
     Rearrange,
     Recurrent,
     Reshape,
+    Resize,
+    Softmax,
 )
 from probmask.runtime.lower.views import VARYING, Axis, View
 from probmask.storage.encodings import require
@@ -282,6 +286,47 @@ def _check_activate(node: Any, sources: list[Value], where: str) -> Value:
     return _value(node, form)
 
 
+def _check_broadcast(node: Any, sources: list[Value], where: str) -> Value:
+    form, forms = _check_kernel_node(node, sources, where)
+    channels = _check_whole_views(node, forms, where)
+    require(channels == [form.channels] * 2, f"{where}: its channels do not fit")
+    fits = _same_plane(form, forms[0]) and forms[1].positions == 1
+    require(fits, f"{where}: its inputs do not fit its output")
+    return _value(node, form)
+
+
+def _check_softmax(node: Any, sources: list[Value], where: str) -> Value:
+    form, forms = _check_kernel_node(node, sources, where)
+    channels = _check_whole_views(node, forms, where)
+    fits = channels == [form.channels] and _same_plane(form, *forms)
+    require(fits, f"{where}: its input does not fit its output")
+    return _value(node, form)
+
+
+def _check_resize(node: Any, sources: list[Value], where: str) -> Value:
+    form, forms = _check_kernel_node(node, sources, where)
+    channels = _check_whole_views(node, forms, where)
+    require(channels == [form.channels], f"{where}: its channels do not fit")
+    sizes = (forms[0].height, form.height), (forms[0].width, form.width)
+    for axis, (size, count) in enumerate(sizes):
+        _check_array(node.weights[axis], (count,), "weights", where)
+        for indices in (node.first[axis], node.second[axis]):
+            inside = indices.shape == (count,) and indices.min() >= 0 and indices.max() < size
+            require(bool(inside), f"{where}: an index leaves its input")
+    return _value(node, form)
+
+
+def _check_groups(node: Any, sources: list[Value], where: str) -> Value:
+    value = _check_softmax(node, sources, where)
+    assert value.form is not None
+    divides = node.groups > 0 and value.form.channels % node.groups == 0
+    require(divides, f"{where}: its groups do not fit its channels")
+    _check_array(node.scale, (value.form.channels,), "scale", where)
+    _check_array(node.bias, (value.form.channels,), "bias", where)
+    require(0 <= node.epsilon < np.inf, f"{where}: its epsilon is not valid")
+    return value
+
+
 def _check_concatenate(node: Any, sources: list[Value], where: str) -> Value:
     form, forms = _check_kernel_node(node, sources, where)
     channels = sum(own.channels for own in forms)
@@ -473,14 +518,18 @@ CHECKS: Mapping[type[Node], Callable[[Any, list[Value], str], Value]] = {
     Activate: _check_activate,
     AttendedKeys: _check_attended,
     Attention: _check_attention,
+    Broadcast: _check_broadcast,
     Combine: _check_combine,
     Concatenate: _check_concatenate,
     Convolution: _check_convolution,
     Embed: _check_embed,
     Move: _check_move,
     Normalize: _check_normalize,
+    NormalizeGroups: _check_groups,
     Pool: _check_pool,
     Rearrange: _check_rearrange,
     Recurrent: _check_recurrent,
     Reshape: _check_reshape,
+    Resize: _check_resize,
+    Softmax: _check_softmax,
 }
