@@ -125,6 +125,7 @@ NETWORKS = {
     "resnet": (lambda: probmask.models.resnet14(width=4), lambda n: (torch.randn(n, 3, 32, 32),)),
     "encoder": (encoder, lambda n: (torch.randn(n, 9, 16),)),
     "sentences": (Sentences, tokens),
+    "bert": (lambda: probmask.models.bert(vocabulary=50, width=24, layers=2, heads=2), tokens),
     "lstm": (Recurrent, lambda n: (torch.randn(n, 7, 6),)),
 }
 

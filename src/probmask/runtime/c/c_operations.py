@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probmask.runtime.c.c_tables import Tables
-from probmask.runtime.kernels.operation_table import Cell, Curve, Field, Kind, Place
-from probmask.runtime.kernels.recurrence import GATES, TABLE_LONGS
+from probmask.runtime.kernels.operation_table import GATES, Cell, Curve, Field, Kind, Place
+from probmask.runtime.kernels.recurrence import TABLE_LONGS
 from probmask.runtime.kernels.vectors import WIDTH
 from probmask.runtime.lower.nodes import INFINITY
 from probmask.runtime.plan.program import Program
