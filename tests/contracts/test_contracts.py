@@ -14,11 +14,13 @@ from contracts.training import (
     SPARSITY,
     STEPS,
     TWO_RANKS,
+    WITHOUT_NOISE,
     Run,
     batches,
     budget,
     network,
     train_all,
+    train_parts,
 )
 from probmask.methods import METHODS
 from reference import two_ranks
@@ -181,6 +183,22 @@ def ranks(tmp_path_factory):
 def test_two_ranks_agree(name, kind, ranks):
     first, second = (found[name, kind] for found in ranks)
     assert differing(first, second) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_end_where_one_process_with_accumulated_gradients_ends(count, tmp_path):
+    """The same masks; weights agree to rounding, because gradients are summed in another order."""
+    first, *others = two_ranks.run(train_parts, tmp_path, ranks=count)
+    for name in WITHOUT_NOISE:
+        expected = Run(name, steps=16, data=batches(16), pieces=count).finish()
+        for other in others:
+            assert differing(first[name], other[name]) == [], name
+        for key, value in expected.items():
+            assert torch.equal(first[name][key] != 0, value != 0), (name, key)
+            torch.testing.assert_close(
+                first[name][key], value, rtol=1e-4, atol=1e-5, msg=f"{name}, {key}"
+            )
 
 
 def test_sparsity_and_name_match_the_command_line():

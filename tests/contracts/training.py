@@ -28,7 +28,10 @@ TWO_RANKS = [(name, "plain") for name in NAMES] + [
 ]
 
 
+# Methods that share no code.
 SOME = ("probmask", "probmask-tied", "set", "spartan", "str")
+# Methods that share no code and draw no noise for each rank.
+WITHOUT_NOISE = ("probmask-tied", "ac-dc", "gmp", "movement", "rigl", "spartan", "str")
 
 
 class Recurrent(nn.Module):
@@ -101,6 +104,7 @@ class Run:
         dtype=torch.float32,
         kind="plain",
         shard=False,
+        pieces=1,
     ):
         settings = {} if name == "dense" else {"sparsity": sparsity}
         self.method = METHODS[name.split()[0]](**settings, **VARIANTS.get(name, {}))
@@ -121,6 +125,7 @@ class Run:
             seed=seed,
         )
         self.network = DistributedDataParallel(self.model) if wrap else self.model
+        self.pieces = pieces  # of a batch, whose gradients are accumulated
         self.step = 0
 
     def go(self, until):
@@ -134,9 +139,11 @@ class Run:
     def _update(self, images, labels):
         self.optimizer.zero_grad()
         for share in self.sparsifier.draws():
-            loss = nn.functional.cross_entropy(self.network(images), labels)
-            (share * (loss + self.sparsifier.penalty())).backward()
-            self.sparsifier.observe(loss)
+            for piece in range(self.pieces):
+                some = slice(piece, None, self.pieces)
+                loss = nn.functional.cross_entropy(self.network(images[some]), labels[some])
+                (share * (loss + self.sparsifier.penalty()) / self.pieces).backward()
+                self.sparsifier.observe(loss)
         self.optimizer.step()
 
     def finish(self):
@@ -208,6 +215,18 @@ def train_all(rank):
     return found
 
 
+def train_parts(rank):
+    """Train with DistributedDataParallel, each rank on its part of the batches."""
+    data = parts_of(batches(16), rank)
+    return {name: Run(name, steps=16, wrap=True, data=data).finish() for name in WITHOUT_NOISE}
+
+
+def parts_of(data, rank):
+    """Return the part of each batch that a rank trains on."""
+    ranks = torch.distributed.get_world_size()
+    return [(images[rank::ranks], labels[rank::ranks]) for images, labels in data]
+
+
 def train_all_sharded(rank):
     """Train every method with FSDP2, each rank on its part of the batches; return refusals too."""
     return _train_sharded(rank, NAMES)
@@ -219,8 +238,7 @@ def train_some_sharded(rank):
 
 
 def _train_sharded(rank, names):
-    ranks = torch.distributed.get_world_size()
-    data = [(images[rank::ranks], labels[rank::ranks]) for images, labels in batches(16)]
+    data = parts_of(batches(16), rank)
     found = {}
     for name in names:
         try:
