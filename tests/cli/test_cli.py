@@ -70,7 +70,7 @@ def error(capsys, *arguments):
         (["--precision", "fp4"], "--precision fp4: expected '32-true' or 'bf16-mixed'"),
         (
             ["--strategy", "dpd"],
-            "--strategy dpd: Lightning Fabric has no such strategy; did you",
+            "--strategy dpd: not a supported strategy; did you",
         ),
         (["--set", "nonsense"], "--set nonsense: expected KEY=VALUE"),
         (["--set", "nonsense=1"], "--set nonsense=1: unknown key nonsense; choose from"),

@@ -164,9 +164,10 @@ def _run(options: argparse.Namespace) -> int:
         return _INTERRUPTED
     except tuple(_EXIT_CODES) as error:
         code = next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
-        # Wrong input is the same on all ranks, but a single rank can fail.
+        # Wrong input is the same on all ranks of a machine, but a single rank can fail.
         if not isinstance(error, RankLostError) or error.first:
-            print_message(_text(error), every_rank=code == 1)
+            on_this_machine = os.environ.get("LOCAL_RANK") == "0"
+            print_message(_text(error), every_rank=code == 1 or on_this_machine)
         return code
     return 0
 

@@ -1,9 +1,9 @@
 """Detect ranks that no longer respond, while the others wait for their messages.
 
 A rank that is stopped, swapped out or cut off from the network sends nothing. The other ranks wait
-for it inside a message, where Python cannot act. A thread of every rank therefore counts up a
-number in the store of the process group, and reads that of the next rank. Whichever rank sees no
-progress for too long names the other in one line, and all of them end.
+for it inside a message, where Python cannot act. Each rank therefore runs a thread that increments
+a counter in the store of the process group and reads the counter of the next rank. A rank that sees
+no progress for too long names the other in one line, and all of them end.
 """
 
 import os
@@ -20,7 +20,7 @@ from probmask.checks import check_within
 from probmask.errors import RankLostError
 from probmask.masking.distributed import rank, several_ranks, world_size
 
-_LEFT = 1 << 40  # added to the number of a rank that has ended its watch
+_LEFT = 1 << 40  # added to the counter of a rank that has ended its watch without an error
 _FAILED = 1  # exit code
 _ADVICE = "it has ended, is stopped, or is cut off from the network."
 
@@ -29,7 +29,7 @@ def watch_ranks(timeout_seconds: float) -> "RankWatch":
     """Return a context manager that ends this process if another rank does not respond.
 
     Without it, the other ranks wait for the timeout of ``init_process_group``, 30 minutes by
-    default, and the error does not say for which rank. All ranks enter and leave it together. A
+    default, and the error does not name the rank. All ranks enter and leave it together. A
     single process is not watched.
 
     Args:
@@ -41,7 +41,7 @@ def watch_ranks(timeout_seconds: float) -> "RankWatch":
         failed, and ends the process if a message waits.
 
     Raises:
-        InputError: If the number is below 1.
+        InputError: If ``timeout_seconds`` is below 1.
 
     Example:
         >>> with probmask.watch_ranks(timeout_seconds=60):
@@ -52,7 +52,7 @@ def watch_ranks(timeout_seconds: float) -> "RankWatch":
 
 
 def end_process(message: str) -> None:
-    """Print a message, unless it is empty, and end this process although its main thread waits."""
+    """Print a message, unless it is empty, and end this process even if it is blocked."""
     if message:
         print(f"probmask: {message}", file=sys.stderr, flush=True)
     os._exit(_FAILED)
@@ -63,14 +63,15 @@ class RankWatch:
 
     Args:
         timeout: Seconds without a sign of life.
-        end: Called with a message, in another thread than that which trains. The message is empty
-            on ranks that need not print it. It must not return.
+        end: Called with a message, from a thread other than the training thread. The message is
+            empty on ranks that need not print it. It must not return.
     """
 
     def __init__(self, timeout: float, end: Callable[[str], None]) -> None:
         self._timeout, self._end = timeout, end
         self._interval = min(max(timeout / 10, 0.1), 1.0)
         self._left = threading.Event()
+        self._failed = False  # whether this rank leaves with an error
         self._answered = time.monotonic()  # when the store has last answered
         self._store: Any = None
 
@@ -93,6 +94,7 @@ class RankWatch:
     ) -> None:
         if self._store is None or self._left.is_set():
             return
+        self._failed = error is not None
         lost = self._explanation(error) if _is_lost_connection(error) else None
         self._left.set()
         for thread in self._threads:
@@ -115,14 +117,15 @@ class RankWatch:
                     self._stop("")
                 elif now - since > self._timeout and self._is_first_report():
                     self._stop(self._text(following))
-            self._store.add(self._key(rank()), _LEFT)
+            if not self._failed:  # otherwise the others may still wait for this rank
+                self._store.add(self._key(rank()), _LEFT)
         except (RuntimeError, distributed.DistError):
             pass  # `_watch_store` reports it, unless this rank leaves before
 
     def _watch_store(self) -> None:
         while not self._left.wait(self._interval):
             if time.monotonic() - self._answered > self._timeout:
-                self._stop(self._text(0, "its host stores what the ranks need to know; "))
+                self._stop(self._text(0, "its host runs the store that all ranks use; "))
 
     def _stop(self, message: str) -> None:
         if not self._left.is_set():
@@ -141,8 +144,11 @@ class RankWatch:
             f"{reason}{_ADVICE}"
         )
 
-    def _explanation(self, error: BaseException | None) -> RankLostError:
-        """Return the error that names the ranks without a sign of life during three intervals."""
+    def _explanation(self, error: BaseException | None) -> RankLostError | None:
+        """Return an error that names the ranks without a sign of life during three intervals.
+
+        Return None if all of them respond: then the error has another cause.
+        """
         try:
             before = self._counts()
             time.sleep(3 * self._interval)
@@ -152,10 +158,13 @@ class RankWatch:
                 for each, (old, new) in enumerate(zip(before, after, strict=True))
                 if old == new and each != rank()
             ]
+            if not silent:
+                return None
+            self._left.set()  # before the report, which would end this rank without a message
             first = self._is_first_report()
         except (RuntimeError, distributed.DistError):  # rank 0 has the store
             silent, first = [0], True
-        names = ", ".join(map(str, silent)) or "unknown"
+        names = ", ".join(map(str, silent))
         ranks = f"rank {names} does" if len(silent) < 2 else f"ranks {names} do"
         line = str(error).strip().partition("\n")[0]
         cause = line.rpartition("] ")[2].partition(". ")[0]  # without the place in the source code

@@ -1,4 +1,4 @@
-"""When checkpoints are due: a decision that all ranks make together, though only one has the clock.
+"""When checkpoints are due: the first rank decides by its clock, and all ranks follow.
 
 The ranks of a sharded network gather it for a checkpoint, so all of them must begin it after the
 same update. The first rank measures the time and announces its decision. To send few messages, it
@@ -30,7 +30,8 @@ class CheckpointSchedule:
         due = now - self._last >= self._seconds
         remaining = self._seconds - (0 if due else now - self._last)
         # Half of the updates that fit into the remaining time, because their duration varies.
-        updates = min(int(remaining / max(2 * per_update, 1e-9)), 2 * self._length, _MOST_UPDATES)
+        fitting = remaining / max(2 * per_update, 1e-9)
+        updates = int(min(fitting, 2 * self._length, _MOST_UPDATES))
         plan = from_first_rank(2 * (max(1, updates) if several_ranks() else 1) + due)
         self._length = self._left = plan // 2
         self._asked = now

@@ -19,8 +19,10 @@ from probmask.messages import one_line, suggestion
 from probmask.training.config import TrainConfig
 
 # The watch (`probmask.masking.rank_watch`) names a rank that does not respond. Messages may take
-# longer than it waits, so that it is the first to report.
+# longer than it waits, so that it is the first to report. They take long while the first rank
+# writes a checkpoint or checks the data.
 _PATIENCE = 2
+_LEAST_SECONDS = 300.0
 
 
 class ShardedStrategy(DDPStrategy):
@@ -112,7 +114,7 @@ def _strategy(config: TrainConfig, *, ranks: int) -> Any:
 
 
 def _timeout(config: TrainConfig) -> timedelta:
-    return timedelta(seconds=_PATIENCE * config.timeout_seconds)
+    return timedelta(seconds=max(_LEAST_SECONDS, _PATIENCE * config.timeout_seconds))
 
 
 def _meet_again(fabric: Fabric, timeout: timedelta) -> None:
@@ -141,6 +143,5 @@ def _check_known(name: str, value: str, known: Iterable[str]) -> None:
     known = ["auto", *known]
     if value not in known:
         raise InputError(
-            f"train({name}={value!r}): Lightning Fabric has no such {name}; "
-            f"{suggestion(value, known)}"
+            f"train({name}={value!r}): not a supported {name}; {suggestion(value, known)}"
         )

@@ -330,8 +330,10 @@ class _Workers:
                 news = self._actors[0].news.remote()
             for task in done:
                 self._check(tasks, task, copy)
-        for last in (news, self._actors[0].news.remote()):
-            self._receive(last, copy, display)
+        self._receive(news, copy, display)
+        self._receive(self._actors[0].news.remote(), copy, display)
+        if not copy.directory.finished:
+            raise _LostWorkersError("rank 0: the worker died before its last files were copied")
 
     def _start(self, copy: _RunCopy) -> dict[Any, int]:
         """Start the training on every worker; return the ranks by their tasks."""

@@ -23,7 +23,7 @@ from probmask.training.config import (
     to_table,
     with_init_digest,
 )
-from probmask.training.devices import launch_fabric, restarts_of_torchrun
+from probmask.training.devices import launch_fabric, ranks_of_torchrun, restarts_of_torchrun
 from probmask.training.progress import Bar, MakeReporter, Quiet
 from probmask.training.record_format import KEYS_OF_SESSION, without_keys_of_session
 from probmask.training.run import TrainingRun, load_run_data
@@ -265,7 +265,10 @@ def _set_threads(config: TrainConfig) -> None:
 
 
 def _workers(config: TrainConfig) -> int:
-    return default_workers(devices=config.devices) if config.workers is None else config.workers
+    if config.workers is not None:
+        return config.workers
+    _, here = ranks_of_torchrun() or (1, config.devices)
+    return default_workers(devices=here)
 
 
 def _claim_directory(

@@ -85,7 +85,7 @@ def nth_largest(values: Sequence[Tensor], n: int, shards: Shards, names: Sequenc
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return one vector in fp32, or in fp64 if a tensor is. Adding 0 makes -0.0 to 0.0."""
+    """Return one vector in fp32, or in fp64 if a tensor is. Adding 0 turns -0.0 into 0.0."""
     wide = any(x.dtype == torch.float64 for x in tensors)
     dtype = torch.float64 if wide else torch.float32
     return torch.cat([x.detach().reshape(-1).to(dtype) for x in tensors]).add_(0.0)
