@@ -90,7 +90,7 @@ def error(capsys, *arguments):
             ["--method", "probmask", "--set", "method.draws=0"],
             "probmask: --set method.draws=0: must be",
         ),
-        (["--set", "accelerator=abacus"], "--set accelerator=abacus: Lightning Fabric has no such"),
+        (["--set", "accelerator=abacus"], "--set accelerator=abacus: not a supported accelerator"),
         (["--set", "threads=0"], "probmask: --set threads=0: must be a number of threads"),
         (["no-such-file.toml"], "no-such-file.toml: cannot be read: No such file or directory"),
     ],
