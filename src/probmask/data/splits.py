@@ -96,8 +96,8 @@ def _hold_out(
 def select_stratified(labels: Tensor, count: int) -> Tensor:
     """Select `count` images, each class in proportion, evenly spaced within the class.
 
-    There is no randomness. Files are often ordered by origin, and with even spacing every origin
-    is in both parts.
+    The selection is deterministic. Files are often ordered by origin; even spacing puts files of
+    every origin into both parts.
     """
     sizes = torch.bincount(labels)
     quotas = torch.tensor(largest_remainder(sizes.tolist(), count, sizes.tolist()))

@@ -51,7 +51,7 @@ class BertClassifier(nn.Module):
 
         Args:
             input_ids: Tokens, (sentences, tokens).
-            attention_mask: 1 for tokens, 0 for padding; None if there is no padding.
+            attention_mask: 1 for tokens, 0 for padding. None: no padding.
         """
         if attention_mask is None:
             attention_mask = input_ids.new_ones(input_ids.shape)

@@ -40,7 +40,7 @@ class TextEncoder(nn.Module):
 
         Args:
             input_ids: Tokens, (sentences, tokens).
-            attention_mask: 1 for tokens, 0 for padding; None if there is no padding.
+            attention_mask: 1 for tokens, 0 for padding. None: no padding.
         """
         length = input_ids.shape[1]
         if length > self.positions.num_embeddings:

@@ -129,7 +129,7 @@ def find_run(config: TrainConfig | None, out: str | Path | None) -> tuple[Path, 
     """Return the directory of the run to resume, and its configuration.
 
     Raises:
-        InputError: There is no run, or ``config`` differs from the configuration of the run.
+        InputError: If the directory has no run, or ``config`` differs from its configuration.
     """
     if out is None:
         raise InputError("--resume: which run? Pass its directory: --resume DIR.")

@@ -159,7 +159,7 @@ def first_vector(nodes: Sequence[Node]) -> int:
 
 
 def _first_of_at_most(nodes: Sequence[Node], positions: int) -> int:
-    """Return the index from which on all planes have at most so many positions."""
+    """Return the first index from which no plane has more than ``positions`` positions."""
     for i in range(len(nodes), 0, -1):
         node = nodes[i - 1]
         forms = () if _is_recurrent(node) else (node.form, *node.input_forms)
