@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import GradientFraction, Positive, TrainingFraction
+from probmask.core.selection import ThresholdForecast
 from probmask.core.shrinkage import power_shrink
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
@@ -82,13 +83,14 @@ class FeatherMasker(Masker):
         super().__init__(sites, masked, method.keep_of(sites))
         self.method = method
         self._kept = self.size
+        self._forecast = ThresholdForecast()
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Set the current threshold."""
         if not self.frozen:
             ramp = (self.method.ramp_begin, self.method.ramp_end)
             self._kept = number_at(self, now.fraction, ramp)
-            train_largest(self, self.masked, self._kept)
+            train_largest(self, self.masked, self._kept, self._forecast)
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Clip the joint gradient."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from probmask.checks import Positive, TrainingFraction
+from probmask.core.selection import ThresholdForecast
 from probmask.core.shards import WHOLE, Shards
 from probmask.masking.masker import Masker, Progress
 from probmask.masking.method import Context, Method
@@ -125,6 +126,7 @@ class ST3Masker(Masker):
         self.method = method
         self.scales = [math.sqrt(sum(site.shape)) for site in sites] if method.sigma else None
         self._kept = self.size
+        self._forecast = ThresholdForecast()
 
     def before_forward(self, now: Progress, draw: int) -> None:
         """Set the current threshold; freeze from ``freeze_at`` on.
@@ -140,7 +142,7 @@ class ST3Masker(Masker):
         else:
             ramp = (self.method.ramp_begin, self.method.ramp_end)
             self._kept = number_at(self, now.fraction, ramp)
-            train_largest(self, self.masked, self._kept, self.scales)
+            train_largest(self, self.masked, self._kept, self._forecast, self.scales)
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
         """Clip the joint gradient."""

@@ -88,6 +88,30 @@ def cut_by_magnitude(
     return masks, cut_between(values, masks)
 
 
+class ThresholdForecast:
+    """Prediction of the next threshold, as if it kept changing by the same factor.
+
+    Example:
+        >>> forecast = ThresholdForecast()
+        >>> for threshold in (0.5, 0.25):
+        ...     forecast.record(threshold)
+        >>> forecast.next
+        0.125
+    """
+
+    def __init__(self) -> None:
+        self._earlier, self._last = 0.0, 0.0
+
+    def record(self, threshold: float) -> None:
+        """Record the threshold of this update."""
+        self._earlier, self._last = self._last, threshold
+
+    @property
+    def next(self) -> float:
+        """The prediction, for ``near`` of `cut_by_magnitude`; 0 if there is none yet."""
+        return self._last * self._last / self._earlier if self._earlier > 0 else self._last
+
+
 def _magnitudes(
     weights: Sequence[Tensor], scales: Sequence[float], growths: Sequence[Growth | None]
 ) -> list[Tensor]:

@@ -28,6 +28,7 @@ _SAMPLE, _RUN, _STEPS = 1 << 15, 16, (61, 43, 29, 19, 13, 7, 5, 2, 1)
 # Number of fp32 values in the window: 0.2 to 0.4 % of the prediction to either side. From _LARGE
 # weights on it is twice as wide, because a second pass would take longer than counting more values.
 _WINDOW, _LARGE = 1 << 16, 1 << 22
+_BLOCK = 256  # number of bins that are summed together when one bin is looked for
 _WINDOWS = 3  # windows before the histograms; usually one or two are enough
 _FEW = 16  # beyond this many ties in a tensor, a second pass collects their places
 _INFINITY = 0x7F800000  # bits of fp32 infinity; larger bits are NaN
@@ -221,7 +222,7 @@ class MagnitudeSearch:
             return counts, above, largest
 
         counts, above, largest = zip(*map_spans(self._sizes, part), strict=True)
-        return np.sum(counts, 0), sum(above), max(largest)
+        return _sum_of_parts(counts), sum(above), max(largest)
 
     def _search_histograms(self, keep: int) -> tuple[int, int] | None:
         """Return the same as `_search_windows` for any distribution of finite values, else None."""
@@ -244,7 +245,7 @@ class MagnitudeSearch:
                 count(self._entries[k], begin, end, counts)
             return counts
 
-        return np.sum(map_spans(self._sizes, part), 0)
+        return _sum_of_parts(map_spans(self._sizes, part))
 
     def _mark(self, cut: Any, masks: list[Any]) -> "_Marked":
         """Write True to the masks where the bits are above ``cut``, False elsewhere."""
@@ -295,7 +296,19 @@ def _array(x: Tensor) -> Any:
 
 def _bin_of(counts: Any, keep: int) -> tuple[int, int]:
     """Return the bin of the keep-th entry from the top, and the number of its entries to keep."""
+    blocks = counts.reshape(-1, _BLOCK)  # running sums of all bins would take longer than counting
+    block, keep = _place_from_top(blocks.sum(1), keep)
+    place, keep = _place_from_top(blocks[block], keep)
+    return block * _BLOCK + place, keep
+
+
+def _place_from_top(counts: Any, keep: int) -> tuple[int, int]:
     from_top = np.cumsum(counts[::-1])
     place = int(np.searchsorted(from_top, keep))
     before = int(from_top[place - 1]) if place else 0
     return len(counts) - 1 - place, keep - before
+
+
+def _sum_of_parts(counts: Sequence[Any]) -> Any:
+    """Return the sum of the counts of all threads."""
+    return counts[0] if len(counts) == 1 else np.sum(counts, 0)

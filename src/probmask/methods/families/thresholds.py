@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from probmask.core.schedules import kept_fraction
-from probmask.core.selection import cut_by_magnitude
+from probmask.core.selection import ThresholdForecast, cut_by_magnitude
 from probmask.masking.masker import Masker
 from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.parametrization import MaskedWeight
@@ -125,14 +125,18 @@ def train_largest(
     masker: Masker,
     masked: Sequence[ThresholdedWeight],
     keep: int,
+    forecast: ThresholdForecast,
     scales: Sequence[float] | None = None,
 ) -> None:
     """Compute with the ``keep`` largest weights in training until the next call.
 
-    ``scales`` multiply the magnitudes of each site before they are compared.
+    ``forecast`` predicts the threshold from those of earlier calls, which saves time. ``scales``
+    multiply the magnitudes of each site before they are compared.
     """
     into = [each.active for each in masked]
-    masks, thresholds = _largest(masker, keep, scales, into=into)
+    masks, threshold = _largest(masker, keep, scales, into=into, near=forecast.next)
+    forecast.record(threshold)
+    thresholds = _divided(threshold, scales, len(masked))
     for each, active, threshold in zip(masked, masks, thresholds, strict=True):
         each.set_active(active, threshold, dense=keep == masker.size)
 
@@ -143,7 +147,8 @@ def choose_largest(
     scales: Sequence[float] | None = None,
 ) -> list[Tensor]:
     """Return the largest weights of the final budget; set the thresholds of the evaluation."""
-    masks, thresholds = _largest(masker, masker.keep, scales)
+    masks, threshold = _largest(masker, masker.keep, scales)
+    thresholds = _divided(threshold, scales, len(masked))
     for each, threshold in zip(masked, thresholds, strict=True):
         each.final_threshold.fill_(threshold)
     return masks
@@ -155,16 +160,26 @@ def _largest(
     scales: Sequence[float] | None,
     *,
     into: Sequence[Tensor] | None = None,
-) -> tuple[list[Tensor], list[float]]:
-    """Return the masks of the largest weights, and the threshold of each site.
+    near: float = 0.0,
+) -> tuple[list[Tensor], float]:
+    """Return the masks of the largest weights, and the threshold of the scaled magnitudes.
 
-    The masks may be those of ``into``, overwritten.
+    The masks may be those of ``into``, overwritten. ``near`` predicts the threshold.
     """
-    scales = scales or (1.0,) * len(masker.weights)
-    masks, threshold = cut_by_magnitude(
-        masker.weights, scales, keep, masker.names, into=into, shards=masker.shards
+    return cut_by_magnitude(
+        masker.weights,
+        scales or (1.0,) * len(masker.weights),
+        keep,
+        masker.names,
+        into=into,
+        near=near,
+        shards=masker.shards,
     )
-    return masks, [threshold / scale for scale in scales]
+
+
+def _divided(threshold: float, scales: Sequence[float] | None, count: int) -> list[float]:
+    """Return the threshold of each site's own magnitudes."""
+    return [threshold / scale for scale in scales or (1.0,) * count]
 
 
 def clip_gradient(masker: Masker, optimizers: WeightOptimizers, norm: float | None) -> None:

@@ -39,7 +39,7 @@ from probmask.checks import (
     WeightCount,
 )
 from probmask.core import schedules
-from probmask.core.selection import cut_between, cut_by_magnitude
+from probmask.core.selection import ThresholdForecast, cut_between, cut_by_magnitude
 from probmask.errors import InputError
 from probmask.masking.masker import Histogram, Masker, Progress
 from probmask.masking.method import Context, Method
@@ -207,7 +207,7 @@ class TiedMasker(Masker):
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._freshness = Freshness(context.model, len(sites), pretrained=context.pretrained)
         self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
-        self._last_thresholds = 0.0, 0.0  # of the last two updates
+        self._forecast = ThresholdForecast()
         self._undecided = 0
         self._check_every = max(1, context.total_steps // 100)
         name = "freeze_at" if method.choose_at is None else "choose_at"
@@ -331,14 +331,12 @@ class TiedMasker(Masker):
     def _cut(self, keep: int) -> None:
         """Compute with the ``keep`` largest weights in training."""
         self._set_discount(keep)
-        earlier, last = self._last_thresholds
-        near = last * last / earlier if earlier > 0 else last  # if it continues to change as it did
         masks, thresholds = self._select(
-            keep, into=[masked.active for masked in self.masked], near=near
+            keep, into=[masked.active for masked in self.masked], near=self._forecast.next
         )
         for masked, active, threshold in zip(self.masked, masks, thresholds, strict=True):
             masked.set_active(active, threshold)
-        self._last_thresholds = last, thresholds[0]
+        self._forecast.record(thresholds[0])
 
     def _select(
         self, keep: int, *, into: Sequence[Tensor] | None = None, near: float = 0.0
