@@ -9,10 +9,10 @@ def masked(model, sparsity, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear):
+            if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
                 keep = torch.rand(module.weight.shape, generator=generator) >= sparsity
                 module.weight.masked_fill_(~keep, 0)
-            elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
                 for tensor, low, high in (
                     (module.weight, 0.5, 1.5),
                     (module.bias, -0.5, 0.5),

@@ -29,7 +29,7 @@ from probmask.runtime.kernels.elementwise import (
     split_phases,
     unpack,
 )
-from probmask.runtime.kernels.layer_kernels import convolve, linear, pool
+from probmask.runtime.kernels.layer_kernels import convolve, linear, pool, pool_slices
 from probmask.runtime.kernels.normalization import normalize, normalize_groups, softmax
 from probmask.runtime.kernels.operation_table import (
     BIAS,
@@ -61,6 +61,7 @@ _CONVOLVE, _LINEAR, _SPLIT_PHASES = (
     int(kind) for kind in (Kind.CONVOLVE, Kind.LINEAR, Kind.SPLIT_PHASES)
 )
 _MAX_POOL, _AVERAGE_POOL = int(Kind.MAX_POOL), int(Kind.AVERAGE_POOL)
+_MAX_SLICES, _AVERAGE_SLICES = int(Kind.MAX_SLICES), int(Kind.AVERAGE_SLICES)
 _MULTIPLY, _ACTIVATE, _COPY = int(Kind.MULTIPLY), int(Kind.ACTIVATE), int(Kind.COPY)
 _ADD_CONSTANT, _MULTIPLY_CONSTANT = int(Kind.ADD_CONSTANT), int(Kind.MULTIPLY_CONSTANT)
 _ADD_CHANNELS, _MULTIPLY_CHANNELS = int(Kind.ADD_CHANNELS), int(Kind.MULTIPLY_CHANNELS)
@@ -163,6 +164,8 @@ def _execute(
         place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
         scratch = arena[place : place + op[SCRATCH_SIZE]]
         pool(op, arena, longs, consts, scratch, nonfinite, first, last, kind == _MAX_POOL)
+    elif kind in (_MAX_SLICES, _AVERAGE_SLICES):
+        pool_slices(op, arena, longs, consts, nonfinite, first, last, kind == _MAX_SLICES)
     elif kind == _PACK:
         size = op[ROWS] * op[HEIGHT] * op[IMAGE_WIDTH]
         source = carray(pointer(external[op[EXTERNAL]] + 4 * image * size), size)

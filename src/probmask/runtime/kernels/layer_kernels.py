@@ -7,6 +7,8 @@ from probmask.runtime.kernels.elementwise import FAST_SUMS
 from probmask.runtime.kernels.operation_table import (
     BIAS,
     BLOCKS,
+    DEPTH,
+    ENTRIES,
     HEIGHT,
     IMAGE_WIDTH,
     LANES,
@@ -105,7 +107,7 @@ def convolve(
 def linear(op, arena, longs, offsets, values, consts, low, high, nonfinite, first, last):
     """Multiply rows ``first`` to ``last`` with a vector, with four accumulators."""
     starts = longs[op[STARTS] :]
-    base = op[SOURCE]
+    base, plane, other_plane = op[SOURCE], op[TARGET_PLANE], op[OTHER_PLANE]
     checked = np.float32(0.0)
     for r in range(first, last):
         a = b = c = d = np.float32(0.0)
@@ -121,9 +123,9 @@ def linear(op, arena, longs, offsets, values, consts, low, high, nonfinite, firs
             k += 1
         total = (a + b) + (c + d) + consts[op[BIAS] + r]
         if op[OTHER] >= 0:
-            total += arena[op[OTHER] + r]
+            total += arena[op[OTHER] + r * other_plane]
         checked += total * np.float32(0.0)
-        arena[op[TARGET] + r] = min(max(total, low), high)
+        arena[op[TARGET] + r * plane] = min(max(total, low), high)
     nonfinite[0] += checked
 
 
@@ -168,6 +170,28 @@ def pool(op, arena, longs, consts, scratch, nonfinite, first, last, is_max):
                     for lane in range(lanes):
                         nonfinite[0] += result[x * lanes + lane] * np.float32(0.0)
                         result[x * lanes + lane] *= divisors[x]
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def pool_slices(op, arena, longs, consts, nonfinite, first, last, is_max):
+    """Pool the slices of volumes to output planes ``first`` to ``last``.
+
+    The table holds the start and end of each output slice's window. Padding is zero in all planes,
+    so it stays zero. The constants hold one factor per output slice for averages.
+    """
+    table, slices, plane = op[TABLE], op[ENTRIES], op[TARGET_PLANE]
+    for p in range(first, last):
+        channel, index = p // slices, p % slices
+        begin, end = longs[table + 2 * index], longs[table + 2 * index + 1]
+        source = op[SOURCE] + (channel * op[DEPTH] + begin) * op[SOURCE_PLANE]
+        target = arena[op[TARGET] + p * plane : op[TARGET] + (p + 1) * plane]
+        _reduce_rows(arena[source:], target, op[SOURCE_PLANE], end - begin, is_max)
+        if not is_max:
+            factor, checked = consts[op[BIAS] + index], np.float32(0.0)
+            for i in range(plane):
+                checked += target[i] * np.float32(0.0)
+                target[i] *= factor
+            nonfinite[0] += checked
 
 
 @njit(error_model="numpy", fastmath=FAST_SUMS)

@@ -35,6 +35,8 @@ class Kind(IntEnum):
     LEAKY_CHANNELS = 23  # multiples of negative numbers, one for each channel
     NORMALIZE_GROUPS = 24  # GroupNorm and InstanceNorm
     SOFTMAX = 25  # over the channels of each position
+    MAX_SLICES = 26  # pool planes: the slices of a volume
+    AVERAGE_SLICES = 27
 
 
 class Place(IntEnum):
@@ -124,7 +126,7 @@ class Field(IntEnum):
     VALUES = 44  # arena offset of the values of an attention; its keys are OTHER
     VALUES_PLANE = 45
     KEYS = 46  # number of keys; ROWS counts heads and blocks of queries
-    DEPTH = 47  # number of channels per head
+    DEPTH = 47  # number of channels per head; of source slices per channel of a volume
     CAUSAL = 48  # whether queries see only the keys up to their own position
     MASK = 49  # offset of the additive mask, in the arena or the constants; -1 if there is none
     MASK_PLANE = 50  # floats from one key to the next; 1 if all queries have the same mask

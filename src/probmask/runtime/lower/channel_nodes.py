@@ -103,11 +103,12 @@ def build_prelu(graph: Graph, node: fx.Node) -> Built:
     """Build PReLU with a constant slope for each channel of an image."""
     x, slopes = node.args[0], graph.constant(node.args[1])
     rank = node.meta["val"].dim() - 2
-    read = image_input(graph, x, rank) if rank in (0, 1, 2) else None
-    form = image_form(node.meta["val"], rank) if rank in (0, 1, 2) else None
+    read = image_input(graph, x, rank) if 0 <= rank <= 3 else None
+    form = image_form(node.meta["val"], rank) if 0 <= rank <= 3 else None
     if slopes is None or read is None or form is None or graph.form_of(read.name) is None:
         return None
-    array = slopes.float().numpy().reshape(-1).copy()
+    slices = form.channels // int(node.meta["val"].shape[1])
+    array = np.repeat(slopes.float().numpy().reshape(-1), slices if slopes.numel() > 1 else 1)
     made = Activate(
         node.name,
         (read.name,),
@@ -147,14 +148,17 @@ def _normalized(
     rank = node.meta["val"].dim() - 2
     known = [graph.constant(part) for part in parameters]
     missing = any(p is not None and k is None for p, k in zip(parameters, known, strict=True))
-    if rank not in (1, 2) or missing:
+    if rank not in (1, 2, 3) or missing:
         return None
     read = image_input(graph, node.args[0], rank)
     form = image_form(node.meta["val"], rank)
     if read is None or form is None:
         return None
+    slices = form.channels // int(node.meta["val"].shape[1])
     scale, bias = (
-        np.full(form.channels, default, np.float32) if part is None else part.float().numpy().copy()
+        np.full(form.channels, default, np.float32)
+        if part is None
+        else np.repeat(part.float().numpy(), slices)
         for part, default in zip(known, (1.0, 0.0), strict=True)
     )
     if not np.isfinite(scale).all() or not np.isfinite(bias).all():

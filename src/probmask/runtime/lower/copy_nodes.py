@@ -321,7 +321,7 @@ def _joined_root(
     """
     view = known[0]
     sizes = [1 if i in batches else size for i, size in enumerate(shape)]
-    is_image = len(shape) in (3, 4) and all(other.has_image_axes() for other in known)
+    is_image = len(shape) in (3, 4, 5) and all(other.has_image_axes() for other in known)
     if any(view.batch != shape[i] for i in batches) or len(shape) - 1 in batches:
         return None
     plain = View(node.name, 0, 0, view.leading, False, tuple(_dimension(n) for n in sizes))
@@ -330,7 +330,7 @@ def _joined_root(
     ]
     over_channels[-1] = True
     if is_image:
-        over_channels = [i == 1 for i in range(len(shape))]
+        over_channels = [i == 1 or i == 2 == len(shape) - 3 for i in range(len(shape))]
     axes = [
         Axis.CHANNEL if over_channels[i] else Axis.POSITION
         for i, dimension in enumerate(plain.dimensions)

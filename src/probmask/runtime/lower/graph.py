@@ -294,20 +294,24 @@ def _fill(item: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def image_form(value: Any, rank: int) -> Form | None:
-    """Return the form of a float32 batch of images (rank 2), sequences (1) or vectors (0)."""
+    """Return the form of a float32 batch of volumes (rank 3), images, sequences or vectors (0).
+
+    The slices of a volume are channels of an image.
+    """
     if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.dim() != rank + 2:
         return None
     batch, *sizes = map(size_of, value.shape)
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     if len(known) < len(sizes):
         return None
-    channels, height, width = (known[0], *(1,) * (2 - rank), *known[1:])
-    return Form((str(batch),), channels, height, width)
+    channels, (height, width) = known[0], (*(1,) * (2 - rank), *known[1:])[-2:]
+    slices = known[1] if rank == 3 else 1
+    return Form((str(batch),), channels * slices, height, width)
 
 
 def image_form_of_any_rank(value: Any) -> Form | None:
-    """Return the form of a float32 batch of images, sequences or vectors."""
-    known = isinstance(value, Tensor) and 2 <= value.dim() <= 4
+    """Return the form of a float32 batch of volumes, images, sequences or vectors."""
+    known = isinstance(value, Tensor) and 2 <= value.dim() <= 5
     return image_form(value, value.dim() - 2) if known else None
 
 
@@ -369,25 +373,32 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     return defaults | given | dict(node.kwargs)
 
 
-def as_pair(value: Any, rank: int) -> Pair:
-    """Return a setting for rows and columns; at rank 1 there is one row."""
+Triple = tuple[int, int, int]
+
+
+def as_triple(value: Any, rank: int, missing: int = 1) -> Triple:
+    """Return a setting for slices, rows and columns; those that ``rank`` lacks are ``missing``."""
     values = list(value) if isinstance(value, Sequence) else [value]
     values = values * rank if len(values) == 1 else values
-    return (1, int(values[0])) if rank == 1 else (int(values[0]), int(values[1]))
+    slices, rows, columns = [missing] * (3 - rank) + [int(number) for number in values]
+    return slices, rows, columns
 
 
-def padding_of(value: Any, kernel: tuple[int, ...], dilation: Pair, rank: int) -> tuple[Pair, Pair]:
-    """Return the padding before and after the rows, and before and after the columns."""
+def as_pair(value: Any, rank: int) -> Pair:
+    """Return a setting for rows and columns; at rank 1 there is one row."""
+    return as_triple(value, rank)[1:]
+
+
+def padding_of(value: Any, kernel: Triple, dilation: Triple, rank: int) -> tuple[Pair, Pair, Pair]:
+    """Return the padding before and after the slices, the rows and the columns."""
     if isinstance(value, str):
         sizes = [
             d * (k - 1) if value == "same" else 0 for k, d in zip(kernel, dilation, strict=True)
         ]
-        first, second = ((size // 2, size - size // 2) for size in sizes)
-        return first, second
-    values = list(value) if isinstance(value, Sequence) else [value]
-    values = values * rank if len(values) == 1 else values
-    rows, columns = (0, int(values[0])) if rank == 1 else (int(values[0]), int(values[1]))
-    return (rows, rows), (columns, columns)
+        first, second, third = ((size // 2, size - size // 2) for size in sizes)
+        return first, second, third
+    slices, rows, columns = as_triple(value, rank, missing=0)
+    return (slices, slices), (rows, rows), (columns, columns)
 
 
 def label_of(node: fx.Node) -> str:

@@ -42,19 +42,28 @@ def image_input(graph: Graph, argument: Any, rank: int) -> ImageInput | None:
     root = graph.form_of_root(view)
     if view.is_image() and (root.height, root.width) == (form.height, form.width):
         return ImageInput(view.root, root, (view,))
-    copied = _copied(graph, argument, view, form)
+    copied = _copied(graph, argument, view, form, last_channel=2 if rank == 3 else 1)
     return plain if copied is None else ImageInput(copied, form)
 
 
-def _copied(graph: Graph, argument: fx.Node, view: View, form: Form) -> str | None:
-    """Return the name of a copy of a view, as an image; None if no kernel can copy it."""
+def _copied(
+    graph: Graph, argument: fx.Node, view: View, form: Form, *, last_channel: int
+) -> str | None:
+    """Return the name of a copy of a view, as an image; None if no kernel can copy it.
+
+    ``last_channel`` is the last dimension of the view that becomes channels.
+    """
     name = f"{argument.name}_image"
     if name in graph.nodes:
         return name
     if not view.has_batch() or _batch_dimension(view) != 0:
         return None
     axes = [
-        Axis.BATCH if factor.axis is Axis.BATCH else Axis.CHANNEL if i == 1 else Axis.POSITION
+        Axis.BATCH
+        if factor.axis is Axis.BATCH
+        else Axis.CHANNEL
+        if 1 <= i <= last_channel
+        else Axis.POSITION
         for i, dimension in enumerate(view.dimensions)
         for factor in dimension
     ]

@@ -1,4 +1,4 @@
-"""Nodes of layers: convolution, linear layer, BatchNorm and pooling."""
+"""Nodes of layers: convolution, linear layer and BatchNorm."""
 
 import operator
 from typing import Any
@@ -9,11 +9,10 @@ from torch import Tensor, fx
 
 from probmask.runtime.lower.folding import BatchNorm, Folded
 from probmask.runtime.lower.graph import (
-    Builder,
     Built,
     Graph,
     arguments_of,
-    as_pair,
+    as_triple,
     image_form,
     image_form_of_any_rank,
     label_of,
@@ -24,13 +23,12 @@ from probmask.runtime.lower.graph import (
 from probmask.runtime.lower.image_inputs import image_input
 from probmask.runtime.lower.nodes import (
     Convolution,
+    Depth,
     Form,
-    Pair,
-    Pool,
     TransposedConvolution,
     unset_call,
 )
-from probmask.runtime.lower.pytorch_calls import OnViews, pytorch_call, transposed_call
+from probmask.runtime.lower.pytorch_calls import pytorch_call, transposed_call
 from probmask.runtime.lower.token_nodes import build_token_linear
 
 # Products of weights and inputs below this cannot overflow, nor can sums of hundreds of them.
@@ -49,8 +47,13 @@ def build_convolution(graph: Graph, node: fx.Node) -> Built:
     read, after = image_input(graph, arguments["input"], rank), image_form(node.meta["val"], rank)
     if read is None or after is None:
         return None
-    stride, dilation = (as_pair(arguments[key], rank) for key in ("stride", "dilation"))
-    kernel = (1,) * (2 - rank) + tuple(weight.shape[2:])
+    stride, dilation = (as_triple(arguments[key], rank) for key in ("stride", "dilation"))
+    kernel = as_triple(tuple(weight.shape[2:]), rank)
+    of_slices, *padding = padding_of(arguments["padding"], kernel, dilation, rank)
+    depth = None
+    if rank == 3:
+        inputs, outputs = (int(n.meta["val"].shape[2]) for n in (arguments["input"], node))
+        depth = Depth(inputs, outputs, kernel[0], stride[0], of_slices, dilation[0])
     layer = Convolution(
         node.name,
         (read.name,),
@@ -60,13 +63,14 @@ def build_convolution(graph: Graph, node: fx.Node) -> Built:
         input_forms=(read.form,),
         views=read.views,
         trailing=trailing_shape(node, after),
-        weight=as_array(weight).reshape(*weight.shape[:2], *kernel),
+        weight=as_array(weight).reshape(len(weight), weight.shape[1] * kernel[0], *kernel[1:]),
         bias=bias_or_zeros(bias, len(weight)),
         rank=rank,
-        stride=stride,
-        padding=padding_of(arguments["padding"], kernel, dilation, rank),
-        dilation=dilation,
+        stride=stride[1:],
+        padding=(padding[0], padding[1]),
+        dilation=dilation[1:],
         groups=arguments["groups"],
+        depth=depth,
     )
     layer.call = pytorch_call(layer)
     return layer
@@ -170,6 +174,7 @@ def build_normalized(graph: Graph, node: fx.Node) -> Built:
             return True
     form = image_form_of_any_rank(node.meta["val"])
     assert form is not None
+    slices = form.channels // len(scale)
     layer = Convolution(
         node.name,
         (source,),
@@ -181,7 +186,8 @@ def build_normalized(graph: Graph, node: fx.Node) -> Built:
         weight=scale.astype(np.float32).reshape(-1, 1, 1, 1),
         bias=shift.astype(np.float32),
         rank=node.meta["val"].dim() - 2,
-        groups=form.channels,
+        groups=len(scale),
+        depth=Depth(slices, slices) if node.meta["val"].dim() == 5 else None,
     )
     layer.call = pytorch_call(layer)
     return layer
@@ -265,143 +271,3 @@ def as_array(tensor: Tensor) -> Any:
 def bias_or_zeros(tensor: Tensor | None, channels: int) -> Any:
     """Return the bias as an array, or zeros if there is none."""
     return np.zeros(channels, np.float32) if tensor is None else as_array(tensor)
-
-
-def build_max_pool(rank: int) -> Builder:
-    """Return a builder of max pooling in 1 or 2 dimensions."""
-
-    def build(graph: Graph, node: fx.Node) -> Built:
-        arguments = arguments_of(node)
-        if not _has_batch(node, rank) or as_pair(arguments["dilation"], rank) != (1, 1):
-            return None
-        return _pool(graph, node, rank, _windows_of(arguments, node, rank), is_max=True)
-
-    return build
-
-
-def build_average_pool(rank: int) -> Builder:
-    """Return a builder of average pooling in 1 or 2 dimensions."""
-
-    def build(graph: Graph, node: fx.Node) -> Built:
-        if not _has_batch(node, rank):
-            return None
-        arguments = arguments_of(node)
-        windows = _windows_of(arguments, node, rank)
-        divisor = arguments.get("divisor_override")
-        if divisor is not None:
-            sizes = [np.ones(len(windows[0])), np.full(len(windows[1]), float(divisor))]
-        elif arguments["count_include_pad"]:
-            sizes = _padded_lengths_of(arguments, node, rank)
-        else:
-            sizes = _window_lengths(windows)
-        return _pool(graph, node, rank, windows, is_max=False, sizes=sizes)
-
-    return build
-
-
-def build_adaptive_pool(rank: int) -> Builder:
-    """Return a builder of adaptive average pooling in 1 or 2 dimensions."""
-
-    def build(graph: Graph, node: fx.Node) -> Built:
-        if not _has_batch(node, rank):
-            return None
-        lengths = zip(_lengths_of(node.args[0], rank), _lengths_of(node, rank), strict=True)
-        windows = [
-            [(o * size // out, -(-(o + 1) * size // out)) for o in range(out)]
-            for size, out in lengths
-        ]
-        return _pool(graph, node, rank, windows, is_max=False)
-
-    return build
-
-
-def build_mean(graph: Graph, node: fx.Node) -> Built:
-    """Build the mean over all positions of a channel."""
-    arguments = arguments_of(node)
-    rank = arguments["self"].meta["val"].dim() - 2
-    dims = {dim % (rank + 2) for dim in arguments["dim"] or ()}
-    if rank not in (1, 2) or dims != set(range(2, rank + 2)) or arguments["dtype"] is not None:
-        return None
-    if not _has_batch(node, rank):
-        return None
-    windows = [[(0, length)] for length in _lengths_of(arguments["self"], rank)]
-    return _pool(graph, node, rank, windows, is_max=False)
-
-
-def _has_batch(node: fx.Node, rank: int) -> bool:
-    """Return whether the input has a batch, which kernels need."""
-    return _image_form_before(node, rank) is not None
-
-
-def _image_form_before(node: fx.Node, rank: int) -> Form | None:
-    x = node.args[0]
-    return image_form(x.meta["val"], rank) if isinstance(x, fx.Node) else None
-
-
-def _pool(
-    graph: Graph,
-    node: fx.Node,
-    rank: int,
-    windows: list[list[Pair]],
-    *,
-    is_max: bool,
-    sizes: list[Any] | None = None,
-) -> Built:
-    read, before = image_input(graph, node.args[0], rank), _image_form_before(node, rank)
-    empty = any(end <= start for axis in windows for start, end in axis)
-    if read is None or before is None or empty:
-        return None
-    after = Form(before.leading, before.channels, len(windows[0]), len(windows[1]))
-    sizes = sizes or _window_lengths(windows)
-    made = Pool(
-        node.name,
-        (read.name,),
-        graph.eager(node, "").call,
-        label_of(node),
-        form=after,
-        input_forms=(read.form,),
-        views=read.views,
-        trailing=trailing_shape(node, after),
-        is_max=is_max,
-        rows=tuple(windows[0]),
-        columns=tuple(windows[1]),
-        factors=(1 / np.multiply.outer(sizes[0], sizes[1])).astype(np.float32),
-    )
-    if read.views:
-        made.call = OnViews(made, made.call)
-    return made
-
-
-def _window_lengths(windows: list[list[Pair]]) -> list[Any]:
-    return [np.array([end - start for start, end in axis], float) for axis in windows]
-
-
-def _lengths_of(node: Any, rank: int) -> Pair:
-    """Return the numbers of rows and columns of a tensor; at rank 1 there is one row."""
-    sizes = tuple(node.meta["val"].shape[-2:]) if rank == 2 else (1, node.meta["val"].shape[-1])
-    return int(sizes[0]), int(sizes[1])
-
-
-def _axes_of(arguments: dict[str, Any], node: fx.Node, rank: int) -> list[tuple[int, ...]]:
-    """Return kernel size, stride, padding, input size and output size of each axis."""
-    kernel = as_pair(arguments["kernel_size"], rank)
-    stride = as_pair(arguments["stride"] or arguments["kernel_size"], rank)
-    ((top, _), (left, _)) = padding_of(arguments["padding"], kernel, (1, 1), rank)
-    before, after = _lengths_of(node.args[0], rank), _lengths_of(node, rank)
-    return list(zip(kernel, stride, (top, left), before, after, strict=True))
-
-
-def _windows_of(arguments: dict[str, Any], node: fx.Node, rank: int) -> list[list[Pair]]:
-    """Return the start and end of each window, along rows and columns."""
-    return [
-        [(max(0, o * s - p), min(size, o * s - p + k)) for o in range(out)]
-        for k, s, p, size, out in _axes_of(arguments, node, rank)
-    ]
-
-
-def _padded_lengths_of(arguments: dict[str, Any], node: fx.Node, rank: int) -> list[Any]:
-    """Return the length of each window within the image and its padding."""
-    return [
-        np.array([min(size + p, o * s - p + k) - (o * s - p) for o in range(out)], float)
-        for k, s, p, size, out in _axes_of(arguments, node, rank)
-    ]

@@ -43,17 +43,19 @@ from probmask.runtime.lower.export import Export
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
-    build_adaptive_pool,
     build_addmm,
-    build_average_pool,
     build_batch_norm,
     build_convolution,
     build_linear,
-    build_max_pool,
-    build_mean,
     build_normalized,
 )
 from probmask.runtime.lower.nodes import Activation, Fallback, Network, Node
+from probmask.runtime.lower.pool_nodes import (
+    build_adaptive_pool,
+    build_average_pool,
+    build_max_pool,
+    build_mean,
+)
 from probmask.runtime.lower.recurrent_nodes import (
     CELLS,
     PACKED,
@@ -118,6 +120,8 @@ BUILDERS: dict[Any, Builder] = {
     _aten.conv1d.padding: build_convolution,
     _aten.conv2d.default: build_convolution,
     _aten.conv2d.padding: build_convolution,
+    _aten.conv3d.default: build_convolution,
+    _aten.conv3d.padding: build_convolution,
     _aten.conv_transpose1d.default: build_transposed_convolution,
     _aten.conv_transpose2d.input: build_transposed_convolution,
     _aten.upsample_nearest1d.vec: build_nearest(1),
@@ -155,10 +159,13 @@ BUILDERS: dict[Any, Builder] = {
     _aten.neg.default: build_negation,
     _aten.max_pool1d.default: build_max_pool(1),
     _aten.max_pool2d.default: build_max_pool(2),
+    _aten.max_pool3d.default: build_max_pool(3),
     _aten.avg_pool1d.default: build_average_pool(1),
     _aten.avg_pool2d.default: build_average_pool(2),
+    _aten.avg_pool3d.default: build_average_pool(3),
     _aten.adaptive_avg_pool1d.default: build_adaptive_pool(1),
     _aten.adaptive_avg_pool2d.default: build_adaptive_pool(2),
+    _aten.adaptive_avg_pool3d.default: build_adaptive_pool(3),
     _aten.mean.dim: _first_of(build_mean, build_token_mean),
     _aten.cat.default: _first_of(build_concatenation, build_concatenated_rows),
     _aten.constant_pad_nd.default: build_padding,

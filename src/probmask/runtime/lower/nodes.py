@@ -131,12 +131,30 @@ class Activation:
         return self.low == -INFINITY and self.high == INFINITY and self.curve is Curve.NONE
 
 
+@dataclass(frozen=True)
+class Depth:
+    """The first dimension of the volumes that a 3-D convolution reads and writes.
+
+    Each slice of a volume is a channel of an image: slice d of channel c is channel
+    c · ``inputs`` + d.
+    """
+
+    inputs: int
+    outputs: int
+    kernel: int = 1
+    stride: int = 1
+    padding: Pair = (0, 0)
+    dilation: int = 1
+
+
 @final
 @dataclass
 class Convolution(Node):
     """A convolution or a linear layer (rank 0), with BatchNorm folded into it.
 
-    A second input is a residual: it is added before ``activation`` is applied.
+    A second input is a residual: it is added before ``activation`` is applied. The weight of a
+    convolution with ``depth`` (rank 3) has outputs × (inputs per group · kernel depth) × rows ×
+    columns.
     """
 
     weight: Floats = field(default_factory=lambda: np.zeros((0, 0, 1, 1), np.float32))
@@ -146,6 +164,7 @@ class Convolution(Node):
     padding: tuple[Pair, Pair] = ((0, 0), (0, 0))  # before and after, for rows and for columns
     dilation: Pair = (1, 1)
     groups: int = 1
+    depth: Depth | None = None
     activation: Activation = field(default_factory=Activation)
     # The BatchNorm in the weight and the bias, if there is exactly one.
     folded: Folded | None = None
@@ -216,6 +235,9 @@ class Pool(Node):
     columns: tuple[Pair, ...] = ()
     # Reciprocal of the divisor of each mean.
     factors: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    # The windows of slices, if the images are volumes, and the factors of their means.
+    slices: tuple[Pair, ...] = ()
+    slice_factors: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 @final

@@ -13,6 +13,7 @@ from probmask.runtime.lower.nodes import (
     INFINITY,
     Activation,
     Convolution,
+    Depth,
     Node,
     TransposedConvolution,
 )
@@ -58,6 +59,9 @@ def pytorch_call(node: Convolution) -> Callable[..., Tensor]:
     """Return a function that computes a convolution node in PyTorch, with its current weights."""
     per_channel = node.groups == len(node.weight) and node.weight.shape[1:] == (1, 1, 1)
     same_positions = node.stride == (1, 1) and node.padding == ((0, 0), (0, 0))
+    same_positions = same_positions and (
+        node.depth is None or node.depth == Depth(node.depth.inputs, node.depth.inputs)
+    )
     if node.views:
         on = OnRows if node.rank == 0 else OnViews
         return on(node, _DenseConvolution(node))
@@ -139,6 +143,13 @@ def _rows(view: View, root: Tensor) -> Tensor:
     return rows[..., view.channel : view.channel + view.width()]
 
 
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
+    1: nn.functional.conv1d,
+    2: nn.functional.conv2d,
+    3: nn.functional.conv3d,
+}
+
+
 class _DenseConvolution:
     """PyTorch's dense kernel for a convolution node."""
 
@@ -151,40 +162,44 @@ class _DenseConvolution:
 
     @cached_property
     def weight(self) -> Tensor:
-        shape = self.node.weight.shape
-        kernel = {0: shape[:2], 1: (*shape[:2], shape[3]), 2: shape}[self.node.rank]
-        return torch.from_numpy(np.ascontiguousarray(self.node.weight)).reshape(kernel)
+        outputs, inputs, rows, columns = self.node.weight.shape
+        slices = self.node.depth.kernel if self.node.depth is not None else 1
+        kernel = (slices, rows, columns)[3 - self.node.rank :]
+        shape = (outputs, inputs // slices, *kernel)
+        return torch.from_numpy(np.ascontiguousarray(self.node.weight)).reshape(shape)
 
     @cached_property
     def bias(self) -> Tensor:
         return torch.from_numpy(self.node.bias)
 
     @cached_property
-    def symmetric(self) -> bool:
-        (top, bottom), (left, right) = self.node.padding
-        return top == bottom and left == right
+    def padding(self) -> list[tuple[int, int]]:
+        """Padding before and after, of each dimension that the kernel has."""
+        depth = self.node.depth if self.node.depth is not None else Depth(1, 1)
+        return [depth.padding, *self.node.padding][3 - self.node.rank :]
 
     @cached_property
-    def pad(self) -> tuple[int, ...]:
-        (top, bottom), (left, right) = self.node.padding
-        return (left, right, top, bottom) if self.node.rank == 2 else (left, right)
+    def symmetric(self) -> bool:
+        return all(before == after for before, after in self.padding)
+
+    @cached_property
+    def pad(self) -> list[int]:
+        return [number for pair in reversed(self.padding) for number in pair]
 
     @cached_property
     def settings(self) -> tuple[Any, ...]:
-        node = self.node
-        (top, _), (left, _) = node.padding
-        if node.rank == 1:
-            padding = left if self.symmetric else 0
-            return node.stride[1], padding, node.dilation[1], node.groups
-        return node.stride, (top, left) if self.symmetric else 0, node.dilation, node.groups
+        node, first = self.node, 3 - self.node.rank
+        depth = node.depth if node.depth is not None else Depth(1, 1)
+        padding = [before for before, _ in self.padding] if self.symmetric else 0
+        stride, dilation = (depth.stride, *node.stride), (depth.dilation, *node.dilation)
+        return stride[first:], padding, dilation[first:], node.groups
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self.node.rank == 0:
             out = nn.functional.linear(x, self.weight, self.bias)
         else:
             x = x if self.symmetric else nn.functional.pad(x, self.pad)
-            convolve = nn.functional.conv2d if self.node.rank == 2 else nn.functional.conv1d
-            out = convolve(x, self.weight, self.bias, *self.settings)
+            out = _CONVOLUTIONS[self.node.rank](x, self.weight, self.bias, *self.settings)
         if residual is not None:
             out += residual
         return apply_activation_(out, self.node.activation)

@@ -16,6 +16,7 @@ from probmask.runtime.lower.nodes import (
     Activation,
     Combine,
     Convolution,
+    Floats,
     Node,
     TransposedConvolution,
     unset_call,
@@ -157,9 +158,11 @@ def _combined_with_constant(
     if not np.isfinite(array).all():
         return None
     layer = _layer_of(graph, view)
-    if isinstance(layer, Convolution | TransposedConvolution) and (array == array[:1]).all():
-        scale, shift = np.ones(array.shape[1]), np.zeros(array.shape[1])
-        scale, shift = (array[0].astype(float), shift) if product else (scale, array[0])
+    numbers = _per_output(layer, array)
+    if numbers is not None:
+        assert isinstance(layer, Convolution | TransposedConvolution)
+        scale = numbers.astype(float) if product else np.ones(len(numbers))
+        shift = np.zeros(len(numbers)) if product else numbers.astype(float)
         if fold_channels(layer, scale, shift):
             if isinstance(layer, Convolution):
                 layer.folded = None  # not only a BatchNorm
@@ -178,6 +181,15 @@ def _combined_with_constant(
     )
     made.call = OnRows(made, _ConstantCall(made))
     return add_result(graph, node, made, result)
+
+
+def _per_output(layer: Node | None, constant: Floats) -> Floats | None:
+    """Return one number per output channel of a layer; None if the constant has more."""
+    if not isinstance(layer, Convolution | TransposedConvolution):
+        return None
+    per_slice = constant.reshape(len(constant), len(layer.bias), -1)
+    first: Floats = per_slice[0, :, 0]
+    return first if (per_slice == first[None, :, None]).all() else None
 
 
 class _ConstantCall:

@@ -214,14 +214,19 @@ class View:
         )
 
     def has_image_axes(self) -> bool:
-        """Return whether its dimensions are the batch, channels, then only positions."""
+        """Return whether its dimensions are the batch, channels, then only positions.
+
+        Of the five dimensions of volumes, the second and the third are channels.
+        """
         if len(self.dimensions) < 3:
             return False
-        batch, channels, *positions = self.dimensions
-        first = [factor.axis for factor in batch]
+        first_position = 3 if len(self.dimensions) == 5 else 2
+        first = [factor.axis for factor in self.dimensions[0]]
+        channels = self.dimensions[1:first_position]
+        positions = self.dimensions[first_position:]
         return (
             (first == [Axis.BATCH] or (self.batch == 1 and not first))
-            and all(factor.axis is Axis.CHANNEL for factor in channels)
+            and all(factor.axis is Axis.CHANNEL for d in channels for factor in d)
             and all(factor.axis is Axis.POSITION for d in positions for factor in d)
         )
 

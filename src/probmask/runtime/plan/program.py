@@ -1,7 +1,7 @@
 """A step as a program for the compiled driver: a table of operations and the data they read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from probmask.runtime.plan.recurrent_operations import (
     recurrence_fields,
     state_offsets,
 )
+from probmask.runtime.plan.slices import output_slices, slice_convolution
 from probmask.runtime.plan.tensor_layout import Layout, Longs, Tap, blocks_of, tiling_of
 from probmask.runtime.plan.token_operations import (
     attention_fields,
@@ -327,30 +328,47 @@ class _Builder:
         target = self.arena.overwrite_residual(node, lanes) or self.arena.allocate(
             node.name, lanes, node.form
         )
-        is_linear = lanes == 1 and node.form.positions == 1
         has_curve = node.activation.curve is not Curve.NONE
         fields = self._from_to(source, target)
-        inputs = self._input_offsets(node, source, target.layout, fields, owner)
-        blocks = 1
-        if not is_linear:
-            tiling = tiling_of(target.layout)
-            blocks = blocks_of(node, *inputs, tiling, target.layout)
-            fields |= {
-                Field.POSITION_BITS: self._position_bits(target.layout),
-                Field.VECTORS: tiling.vectors,
-                Field.TILES: tiling.tiles,
-                Field.LINES: tiling.lines,
-            }
-        fields |= self._weights(node, *inputs, blocks)
-        fields[Field.KIND] = Kind.LINEAR if is_linear else Kind.CONVOLVE
+        offsets, taps = self._input_offsets(node, source, target.layout, fields, owner)
+        slices, plane = list(output_slices(node)), target.layout.plane
+        fields |= {Field.ROWS: len(node.weight), Field.TARGET_PLANE: len(slices) * plane}
         if residual is not None:
-            fields |= {Field.OTHER: residual.slot, Field.OTHER_PLANE: residual.layout.plane}
+            fields[Field.OTHER_PLANE] = len(slices) * residual.layout.plane
         clamp = Activation() if has_curve else node.activation
-        self._emit(owner, fields, clamp.limits)
+        weights: dict[tuple[int, ...], dict[Field, Any]] = {}
+        for part in slices:
+            if part.kernel not in weights:
+                inputs = slice_convolution(node, part.kernel, offsets)
+                weights[part.kernel] = self._layer(*inputs, taps, target.layout)
+            skipped = int(offsets[part.first, 0] - offsets[0, 0]) if part.first and taps else 0
+            fields[Field.TARGET] = SlotPart(target.slot, part.index * plane)
+            if residual is not None:
+                shift = part.index * residual.layout.plane
+                fields[Field.OTHER] = SlotPart(residual.slot, shift)
+            moved = {Field.SOURCE: SlotPart(fields[Field.SOURCE], skipped)}
+            self._emit(owner, fields | moved | weights[part.kernel], clamp.limits)
         if has_curve:
             activate = self._from_to(target, target)
             activate |= {Field.KIND: Kind.ACTIVATE, Field.CURVE: node.activation.curve}
             self._emit(owner, activate, node.activation.limits)
+
+    def _layer(
+        self, node: Convolution, offsets: Longs, taps: list[Tap], target: Layout
+    ) -> dict[Field, Any]:
+        """Store the weights of a layer; return how it is divided into tiles and blocks."""
+        if target.lanes == target.height == target.width == 1:
+            return {Field.KIND: Kind.LINEAR, **self._weights(node, offsets, taps, 1)}
+        tiling = tiling_of(target)
+        blocks = blocks_of(node, offsets, taps, tiling, target)
+        return {
+            Field.KIND: Kind.CONVOLVE,
+            Field.POSITION_BITS: self._position_bits(target),
+            Field.VECTORS: tiling.vectors,
+            Field.TILES: tiling.tiles,
+            Field.LINES: tiling.lines,
+            **self._weights(node, offsets, taps, blocks),
+        }
 
     def _input_offsets(
         self,
@@ -420,9 +438,31 @@ class _Builder:
         return self.position_bits[layout]
 
     def _pool(self, node: Pool, lanes: int) -> None:
+        """Pool the rows and columns of all planes, then the slices of volumes."""
         assert node.form is not None
         source = self._input(node, 0, lanes)
+        if not node.slices:
+            self._pool_planes(node, lanes, source, self.arena.allocate(node.name, lanes, node.form))
+            return
+        name = f"{node.name}_planes"
+        form = replace(node.form, channels=source.channels)
+        planes = self.arena.allocate_temporary(name, lanes, form)
+        self._pool_planes(node, lanes, source, planes)
         target = self.arena.allocate(node.name, lanes, node.form)
+        channels = target.channels // len(node.slices)
+        fields = self._from_to(planes, target) | {
+            Field.KIND: Kind.MAX_SLICES if node.is_max else Kind.AVERAGE_SLICES,
+            Field.TABLE: self.data.add("longs", np.array(node.slices, np.int64).reshape(-1)),
+            Field.BIAS: self.data.add("constants", node.slice_factors),
+            Field.ENTRIES: len(node.slices),
+            Field.DEPTH: source.channels // channels,
+        }
+        self._emit(node.name, fields)
+        self.arena.mark_read((name,), lanes)
+
+    def _pool_planes(
+        self, node: Pool, lanes: int, source: PlacedTensor, target: PlacedTensor
+    ) -> None:
         width, stride, padding = _regular_columns(node) if lanes == 1 else (0, 1, 0)
         row = source.layout.width * lanes
         whole = (0, source.layout.height), (0, source.layout.width)

@@ -231,7 +231,7 @@ def blocks_of(
 
     A tile's input of one block has to fit into the L1 cache, if the blocks have enough weights.
     """
-    if node.groups > 1 or not taps:
+    if node.groups > 1 or not taps or not len(offsets):
         return 1
     channels = len(offsets)
     if tiling.lines:

@@ -102,20 +102,29 @@ def _phase_planes(node: Convolution, taps: list[Tap]) -> dict[tuple[int, Pair], 
     """Number the planes that a weight reads, by input channel and phase."""
     is_read = _read_taps(node, taps)
     phases = sorted({tap.phase for tap in taps})
+    slices = node.depth.inputs if node.depth is not None else 1
     planes: dict[tuple[int, Pair], int] = {}
     for channel in range(len(is_read)):
         for phase in phases:
             if any(is_read[channel, k] for k, tap in enumerate(taps) if tap.phase == phase):
-                planes[channel, phase] = len(planes)
+                # The slices of a volume are as far from each other in all channels and phases.
+                for place in range(channel * slices, (channel + 1) * slices):
+                    planes[place, phase] = len(planes)
     return planes
 
 
 def _read_taps(node: Convolution, taps: Sequence[Tap]) -> npt.NDArray[np.bool_]:
-    """Return, by input channel and tap, whether some output channel has a non-zero weight."""
+    """Return, by input channel and tap, whether some output channel has a non-zero weight.
+
+    All slices of a volume are one channel.
+    """
     outputs, per_group = node.weight.shape[:2]
+    slices = node.depth.kernel if node.depth is not None else 1
     nonzero = _tap_weights(node, taps) != 0
-    grouped = nonzero.reshape(node.groups, outputs // node.groups, per_group, len(taps))
-    is_read: npt.NDArray[np.bool_] = grouped.any(1).reshape(node.groups * per_group, len(taps))
+    grouped = nonzero.reshape(
+        node.groups, outputs // node.groups, per_group // slices, slices, len(taps)
+    )
+    is_read: npt.NDArray[np.bool_] = grouped.any((1, 3)).reshape(-1, len(taps))
     return is_read
 
 
