@@ -162,6 +162,23 @@ class Enlarging(nn.Module):
         return self.last(torch.cat([y, y, y[:, :2]], 1)).softmax(1), y.mean((2, 3)).softmax(-1)
 
 
+class Volumes(nn.Module):
+    """Convolutions and pooling of volumes, down to one position."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv3d(2, 8, 3, padding=1), nn.BatchNorm3d(8)
+        self.down = nn.Conv3d(8, 6, (2, 3, 3), stride=(1, 2, 2), dilation=(2, 1, 1), groups=2)
+        self.single = nn.Conv3d(6, 6, (3, 2, 2), padding=(1, 0, 0))
+
+    def forward(self, x):
+        x = nn.functional.silu(self.norm(self.first(x)))
+        x = nn.functional.max_pool3d(x, (3, 2, 2), (1, 2, 2), (1, 0, 0)) + 1
+        x = self.down(x).relu()
+        y = nn.functional.avg_pool3d(x, 2, 1)
+        return y, self.single(x)
+
+
 def mlp():
     layers = (nn.Linear(64, 48), nn.ReLU(), nn.LayerNorm(48), nn.Linear(48, 10), nn.GELU())
     return nn.Sequential(nn.Flatten(), *layers)
@@ -236,6 +253,7 @@ NETWORKS = {
     "mlp in groups": (mlp, (24, 1, 8, 8)),
     "encoder": (encoder, (2, 19, 32)),
     "recurrent": (Recurrent, (2, 21, 5)),
+    "volumes": (Volumes, (2, 2, 5, 11, 11)),
 }
 
 

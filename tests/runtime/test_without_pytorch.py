@@ -117,6 +117,39 @@ class Recurrent(nn.Module):
         return self.classifier(self.more(self.cells(x)[0])[0])
 
 
+class Enlarging(nn.Module):
+    """A U-Net of one level with transposed convolutions, a copied slice and a padded shortcut."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.down = nn.Conv2d(8, 12, 3, stride=2, padding=1)
+        self.up, self.norm = nn.ConvTranspose2d(12, 8, 3, 2, 1, 1, groups=2), nn.BatchNorm2d(8)
+        self.last = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x):
+        x = self.first(x)
+        shortcut = nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))  # option A
+        y = (self.down(x) + shortcut).relu()
+        y = self.norm(self.up(y)).relu()
+        return self.last(torch.cat([x, y], 1))
+
+
+class Volumes(nn.Module):
+    """Convolutions, BatchNorm and pooling of volumes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv3d(2, 6, 3, padding=1), nn.BatchNorm3d(6), nn.ReLU())
+        self.second = nn.Conv3d(6, 6, (3, 3, 2), stride=(1, 2, 2), padding=1, groups=2)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = nn.functional.max_pool3d(self.first(x), 2, ceil_mode=True)
+        x = nn.functional.avg_pool3d(self.second(x[:, :, 1:]), (2, 1, 1))
+        return self.head(x.mean((2, 3, 4)))
+
+
 NETWORKS = {
     "mlp": (
         lambda: nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)),
@@ -127,6 +160,8 @@ NETWORKS = {
     "sentences": (Sentences, tokens),
     "bert": (lambda: probmask.models.bert(vocabulary=50, width=24, layers=2, heads=2), tokens),
     "lstm": (Recurrent, lambda n: (torch.randn(n, 7, 6),)),
+    "enlarging": (Enlarging, lambda n: (torch.randn(n, 3, 12, 10),)),
+    "volumes": (Volumes, lambda n: (torch.randn(n, 2, 5, 9, 8),)),
 }
 
 

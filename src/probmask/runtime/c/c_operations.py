@@ -150,6 +150,7 @@ def _linear(op: Operation) -> str:
     # One position: the engine reads and writes it without a lead.
     members["source"], members["target"] = op.at(Field.SOURCE), op.at(Field.TARGET)
     members["residual"] = op.at(Field.OTHER) if op[Field.OTHER] >= 0 else "0"
+    members |= {"target_plane": op[Field.TARGET_PLANE], "residual_plane": op[Field.OTHER_PLANE]}
     return f"pm_linear({op.define('pm_layer', members)})"
 
 
@@ -239,6 +240,22 @@ def _pool(op: Operation) -> str:
     }
     name = "pm_max_pool" if is_max else "pm_average_pool"
     return f"{name}({op.define('pm_pool', members)})"
+
+
+def _pool_slices(op: Operation) -> str:
+    slices = op[Field.ENTRIES]
+    is_max = op.kind is Kind.MAX_SLICES
+    members = {
+        "source": op.at(Field.SOURCE),
+        "target": op.at(Field.TARGET),
+        "windows": op.integers("windows", op[Field.TABLE], 2 * slices),
+        "factors": "0" if is_max else op.floats("factors", op[Field.BIAS], slices),
+        "channels": op[Field.ROWS] // slices,
+        "plane": op[Field.TARGET_PLANE],
+        "slices": slices,
+        "source_slices": op[Field.DEPTH],
+    }
+    return f"pm_pool_slices({op.define('pm_slices', members)})"
 
 
 _ELEMENTWISE = {
@@ -505,6 +522,7 @@ def _recurrent_weights(
         "bias": op.tables.array("float", f"bias{name}", bias),
         "rows": len(weight),
         "blocks": 1,
+        "target_plane": 1,
         "low": -INFINITY,
         "high": INFINITY,
     }
@@ -537,4 +555,6 @@ CALLS: dict[Kind, Callable[[Operation], str]] = {
     Kind.LEAKY_CHANNELS: _leaky_channels,
     Kind.NORMALIZE_GROUPS: _normalize_groups,
     Kind.SOFTMAX: _softmax,
+    Kind.MAX_SLICES: _pool_slices,
+    Kind.AVERAGE_SLICES: _pool_slices,
 }

@@ -55,5 +55,6 @@ def slice_convolution(
     weight = node.weight.reshape(len(node.weight), -1, depth.kernel, *node.weight.shape[2:])
     weight = weight[:, :, list(kernel)].reshape(len(node.weight), -1, *node.weight.shape[2:])
     distances = np.array([(k - kernel[0]) * depth.dilation for k in kernel], np.int64)
-    first = np.arange(0, len(offsets), depth.inputs)[:, None]
+    channels = node.groups * node.weight.shape[1] // depth.kernel
+    first = np.arange(channels)[:, None] * depth.inputs
     return replace(node, weight=weight, depth=None), offsets[(first + distances).reshape(-1)]

@@ -4,7 +4,7 @@
 tensors that the node reads and writes. A kind of node without a check here cannot be stored.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from probmask.runtime.kernels.operation_table import GATES, Cell, Curve
-from probmask.runtime.lower.copy_loops import can_copy
+from probmask.runtime.lower.copy_loops import can_copy, loops_of
 from probmask.runtime.lower.nodes import (
     Activate,
     Activation,
@@ -22,6 +22,7 @@ from probmask.runtime.lower.nodes import (
     Combine,
     Concatenate,
     Convolution,
+    Depth,
     Embed,
     Form,
     Move,
@@ -36,8 +37,9 @@ from probmask.runtime.lower.nodes import (
     Reshape,
     Resize,
     Softmax,
+    TransposedConvolution,
 )
-from probmask.runtime.lower.views import VARYING, Axis, View
+from probmask.runtime.lower.views import VARYING, Axis, Factor, View
 from probmask.storage.encodings import require
 
 # The largest number of elements of a tensor, for one image.
@@ -201,17 +203,18 @@ def _check_convolution(node: Any, sources: list[Value], where: str) -> Value:
     outputs, inputs, rows, columns = node.weight.shape
     _check_array(node.weight, (outputs, inputs, rows, columns), "weight", where)
     _check_array(node.bias, (outputs,), "bias", where)
+    depth = node.depth if node.depth is not None else Depth(1, 1)
+    _check_depth(depth, node, where)
     sizes = (*node.stride, *node.dilation, node.groups, outputs, inputs, rows, columns)
     require(all(1 <= size <= _MAX_SIZE for size in sizes), f"{where}: a size is not valid")
-    grouped = outputs % node.groups == 0
-    require(grouped and form.channels == outputs, f"{where}: its weight does not fit its output")
+    fits = outputs % node.groups == 0 and form.channels == outputs * depth.outputs
+    require(fits, f"{where}: its weight does not fit its output")
     _check_activation(node.activation, where)
     before = forms[0]
     if node.rank == 0:
         _check_linear(node, form, before, channels[0], where)
     else:
-        require(node.rank in (1, 2), f"{where}: its rank is {node.rank}")
-        fits = inputs * node.groups == channels[0]
+        fits = inputs * node.groups * depth.inputs == channels[0] * depth.kernel
         require(fits, f"{where}: its weight does not fit its input")
         after = tuple(
             _outputs(size, kernel, stride, padding, dilation, where)
@@ -222,8 +225,51 @@ def _check_convolution(node: Any, sources: list[Value], where: str) -> Value:
         )  # fmt: skip
         require(after == (form.height, form.width), f"{where}: its output has another size")
     if len(forms) == 2:
-        fits = channels[1] == outputs and _same_plane(form, forms[1])
+        fits = channels[1] == form.channels and _same_plane(form, forms[1])
         require(fits, f"{where}: its second input does not fit its output")
+    return _value(node, form)
+
+
+def _check_depth(depth: Depth, node: Any, where: str) -> None:
+    """Check the slices of a convolution on volumes; any other has one slice."""
+    require(0 <= node.rank <= 3, f"{where}: its rank is {node.rank}")
+    require((node.depth is not None) == (node.rank == 3), f"{where}: its rank is {node.rank}")
+    sizes = (depth.inputs, depth.outputs, depth.kernel, depth.stride, depth.dilation)
+    require(all(1 <= size <= _MAX_SIZE for size in sizes), f"{where}: a size is not valid")
+    divided = node.weight.shape[1] % depth.kernel == 0
+    require(divided, f"{where}: its weight does not fit its slices")
+    outputs = _outputs(
+        depth.inputs, depth.kernel, depth.stride, depth.padding, depth.dilation, where
+    )
+    require(outputs == depth.outputs, f"{where}: its output has another number of slices")
+
+
+def _check_transposed(node: Any, sources: list[Value], where: str) -> Value:
+    form, forms = _check_kernel_node(node, sources, where)
+    channels = _check_whole_views(node, forms, where)
+    require(len(forms) == 1 and node.weight.ndim == 4, f"{where}: its weight does not fit")
+    inputs, outputs, *kernel = node.weight.shape
+    _check_array(node.weight, node.weight.shape, "weight", where)
+    sizes = (*node.stride, *node.dilation, node.groups, inputs, outputs, *kernel)
+    require(all(1 <= size <= _MAX_SIDE for size in sizes), f"{where}: a size is not valid")
+    require(node.rank in (1, 2), f"{where}: its rank is {node.rank}")
+    fits = inputs == channels[0] and inputs % node.groups == 0
+    require(fits, f"{where}: its weight does not fit its input")
+    require(form.channels == outputs * node.groups, f"{where}: its weight does not fit its output")
+    _check_array(node.bias, (form.channels,), "bias", where)
+    _check_activation(node.activation, where)
+    axes = zip(
+        (forms[0].height, forms[0].width), (form.height, form.width), kernel, node.stride,
+        node.padding, node.output_padding, node.dilation, strict=True,
+    )  # fmt: skip
+    weights = form.channels * inputs // node.groups
+    for before, after, size, stride, padding, extra, dilation in axes:
+        inside = 0 <= padding <= _MAX_SIDE and 0 <= extra < max(stride, dilation)
+        reached = (before - 1) * stride - 2 * padding + dilation * (size - 1) + extra + 1
+        require(inside and reached == after, f"{where}: its output has another size")
+        weights *= stride * (dilation * (size - 1) // stride + 2)
+    # The planner makes a convolution of it, whose kernel has zeros between the elements.
+    require(weights <= _MAX_SIZE, f"{where}: its stride or dilation is too large")
     return _value(node, form)
 
 
@@ -250,8 +296,15 @@ def _outputs(size: int, kernel: int, stride: int, padding: Pair, dilation: int, 
 def _check_pool(node: Any, sources: list[Value], where: str) -> Value:
     form, forms = _check_kernel_node(node, sources, where)
     channels = _check_whole_views(node, forms, where)
-    require(len(forms) == 1 and channels == [form.channels], f"{where}: its channels do not fit")
+    require(len(forms) == 1, f"{where}: it has {len(forms)} inputs")
+    slices = max(1, len(node.slices))
+    own, rest = divmod(form.channels, slices)
+    before, other_rest = divmod(channels[0], max(1, own))
+    fits = rest == other_rest == 0 and (bool(node.slices) or channels == [form.channels])
+    require(fits, f"{where}: its channels do not fit")
+    _check_array(node.slice_factors, (len(node.slices),), "factors", where)
     for windows, size, count in (
+        (node.slices, before, len(node.slices)),
         (node.rows, forms[0].height, form.height),
         (node.columns, forms[0].width, form.width),
     ):
@@ -423,7 +476,7 @@ def _check_recurrent(node: Any, sources: list[Value], where: str) -> Value:
 
 def _check_rearrange(node: Any, sources: list[Value], where: str) -> Value:
     form, forms = _check_kernel_node(node, sources, where)
-    require(form.height == 1 and len(form.leading) == 1, f"{where}: its output is an image")
+    require(len(form.leading) == 1, f"{where}: its form has no batch")
     read = [part for part in node.parts if part.source is not None]
     require(len(read) == len(forms), f"{where}: it has not one part per input")
     given = iter(forms)
@@ -433,6 +486,7 @@ def _check_rearrange(node: Any, sources: list[Value], where: str) -> Value:
             sizes = [factor.size for factor in part.target.factors]
             shaped = part.constant is not None and part.constant.size == prod(sizes)
             require(shaped and len(sizes) <= 4, f"{where}: a constant does not fit its place")
+            _check_rows(part.target, part.target.factors, form, where)
             _check_array(part.constant, part.constant.shape, "constant", where)
             continue
         own = next(given)
@@ -444,7 +498,23 @@ def _check_rearrange(node: Any, sources: list[Value], where: str) -> Value:
         same = same and all((a.axis is Axis.BATCH) == (b.axis is Axis.BATCH) for a, b in pairs)
         require(same, f"{where}: a part and its place differ")
         require(can_copy(part, own), f"{where}: a part needs more loops than the kernel has")
+        loops = loops_of(part, own.height, own.width)
+        assert loops is not None
+        _check_rows(part.target, [place for _, _, place in loops], form, where)
     return _value(node, form)
+
+
+def _check_rows(target: View, loops: Iterable[Factor], form: Form, where: str) -> None:
+    """Check that loops over the positions of an image stay within its rows and columns."""
+    if form.height == 1:
+        return
+    row, column = divmod(target.position, form.width)
+    for loop in loops:
+        if loop.axis is Axis.POSITION:
+            rows, columns = divmod(loop.step, form.width)
+            row, column = row + (loop.size - 1) * rows, column + (loop.size - 1) * columns
+    inside = row < form.height and column < form.width
+    require(inside, f"{where}: a place leaves the rows of its image")
 
 
 def _check_target(view: View, form: Form, where: str, *, batch: bool) -> None:
@@ -532,4 +602,5 @@ CHECKS: Mapping[type[Node], Callable[[Any, list[Value], str], Value]] = {
     Reshape: _check_reshape,
     Resize: _check_resize,
     Softmax: _check_softmax,
+    TransposedConvolution: _check_transposed,
 }

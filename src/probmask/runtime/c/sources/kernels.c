@@ -132,8 +132,8 @@ INLINE void compute_rows(const struct pm_layer *op, const int wide) {
         for (; i < end; ++i)
             s[0] += op->values[i] * op->source[offset_of(op->offsets, wide, i)];
         float sum = (s[0] + s[1]) + (s[2] + s[3]) + op->bias[row];
-        if (op->residual) sum += op->residual[row];
-        op->target[row] = clamped(sum, op->low, op->high);
+        if (op->residual) sum += op->residual[row * op->residual_plane];
+        op->target[row * op->target_plane] = clamped(sum, op->low, op->high);
     }
 }
 
@@ -382,6 +382,26 @@ void pm_average_pool(const struct pm_pool *op) {
             pool_row(op, plane + top * op->source_stride * op->lanes,
                      result + y * op->target_stride * op->lanes, op->factors + y * op->width, rows, 0,
                      0, 0);
+        }
+    }
+}
+
+void pm_pool_slices(const struct pm_slices *op) {
+    for (int p = 0; p < op->channels * op->slices; ++p) {
+        const int index = p % op->slices;
+        const int32_t first = op->windows[2 * index], last = op->windows[2 * index + 1];
+        const float *source = op->source + (p / op->slices * op->source_slices + first) * op->plane;
+        float *target = op->target + p * op->plane;
+        for (int i = 0; i < op->plane; ++i) {
+            float result = source[i];
+            for (int k = 1; k < last - first; ++k) {
+                const float next = source[k * op->plane + i];
+                if (op->factors)
+                    result += next;
+                else
+                    result = next > result ? next : result;
+            }
+            target[i] = op->factors ? result * op->factors[index] : result;
         }
     }
 }

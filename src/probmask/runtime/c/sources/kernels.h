@@ -102,6 +102,16 @@ struct pm_pool {
 void pm_max_pool(const struct pm_pool *op);
 void pm_average_pool(const struct pm_pool *op);
 
+/* Pooling of the slices of volumes, which are planes. */
+struct pm_slices {
+    const float *source;
+    float *target;
+    const int32_t *windows; /* start and end of each output slice */
+    const float *factors;   /* by output slice, for a mean; 0 for a maximum */
+    int channels, plane, slices, source_slices;
+};
+void pm_pool_slices(const struct pm_slices *op);
+
 /* Interpolation: each output row is a mean of two input rows, and likewise for columns. */
 struct pm_resize {
     const float *source;
