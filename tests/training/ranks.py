@@ -93,6 +93,28 @@ def command_with_errors_in(
         command(rank, ranks, port, arguments)
 
 
+def command_on_node(
+    rank: int, ranks: int, port: int, arguments: list[str], directory: Path, restarts: int
+) -> None:
+    """Run `probmask` as the only rank of a node, as ``torchrun`` would start it."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "GROUP_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": str(rank),
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+    }
+    with (directory / f"stderr{rank}").open("w") as file:
+        os.dup2(file.fileno(), 2)
+        raise SystemExit(main(arguments))
+
+
 def restored_state(
     rank: int, ranks: int, port: int, config: TrainConfig, directory: Path, out: Path
 ) -> None:

@@ -114,7 +114,14 @@ def run(options: argparse.Namespace) -> None:
 
     resume = options.resume is not None
     out = _directory(options)
-    origins, config = _configuration(options, out)
+    try:
+        origins, config = _configuration(options, out)
+    except InputError as error:
+        if not resume:
+            raise
+        from probmask.training.rank_meeting import cannot_resume
+
+        raise cannot_resume(out, error) from error
     if options.download:
         download(config.data, config.data_dir, options)
     finished = resume and out is not None and RunDirectory(out).finished

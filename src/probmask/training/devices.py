@@ -1,6 +1,5 @@
 """The ranks of a run: how they are launched, and how they divide or copy the network."""
 
-import os
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -10,13 +9,13 @@ from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
 from lightning_fabric.accelerators.cuda import CUDAAccelerator
 from lightning_fabric.strategies import STRATEGY_REGISTRY
 from lightning_fabric.strategies.ddp import DDPStrategy
-from torch import distributed, nn
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+from torch import nn
 
 from probmask.errors import InputError
+from probmask.launch import ranks_of_torchrun
 from probmask.messages import one_line, suggestion
 from probmask.training.config import TrainConfig
+from probmask.training.rank_meeting import Meeting
 
 # The watch (`probmask.masking.rank_watch`) names a rank that does not respond. Messages may take
 # longer than it waits, so that it is the first to report. They take long while the first rank
@@ -57,8 +56,8 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def launch_fabric(config: TrainConfig) -> Fabric:
-    """Start the ranks, or join those that ``torchrun`` has started.
+def launch_fabric(config: TrainConfig, meeting: Meeting | None = None) -> Fabric:
+    """Start the ranks, or join those that ``torchrun`` has started and that have met.
 
     Raises:
         InputError: If the strategy or the accelerator is unknown or cannot be started here.
@@ -77,8 +76,9 @@ def launch_fabric(config: TrainConfig) -> Fabric:
             strategy=_strategy(config, ranks=nodes * devices),
             precision=config.precision,
         )
-        if restarts_of_torchrun()[0] > 0 and nodes * devices > 1:
-            _meet_again(fabric, _timeout(config))
+        if meeting is not None:  # Fabric uses a group that exists
+            gpu = isinstance(fabric.accelerator, CUDAAccelerator)
+            meeting.create_group("nccl" if gpu else "gloo", _timeout(config))
         fabric.launch()
     except Exception as error:  # Lightning raises errors of many types here
         raise InputError(
@@ -86,22 +86,6 @@ def launch_fabric(config: TrainConfig) -> Fabric:
             f"{config.strategy!r}): Lightning Fabric cannot start: {one_line(error)}"
         ) from error
     return fabric
-
-
-def ranks_of_torchrun() -> tuple[int, int] | None:
-    """Return the number of nodes and of ranks on each, or None if ``torchrun`` is not used."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    return int(os.environ["WORLD_SIZE"]) // here, here
-
-
-def restarts_of_torchrun() -> tuple[int, int]:
-    """Return how often ``torchrun`` has restarted the ranks, and how often it may."""
-    return (
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")),
-    )
 
 
 def _strategy(config: TrainConfig, *, ranks: int) -> Any:
@@ -115,23 +99,6 @@ def _strategy(config: TrainConfig, *, ranks: int) -> Any:
 
 def _timeout(config: TrainConfig) -> timedelta:
     return timedelta(seconds=max(_LEAST_SECONDS, _PATIENCE * config.timeout_seconds))
-
-
-def _meet_again(fabric: Fabric, timeout: timedelta) -> None:
-    """Create the process group of ranks that ``torchrun`` has restarted.
-
-    Its store still has the addresses of the ranks that were killed, and a fast rank would connect
-    to them. This group finds its addresses under other names. Fabric uses a group that exists.
-    """
-    store, rank, ranks = next(rendezvous("env://", timeout=timeout))
-    gpu = isinstance(fabric.accelerator, CUDAAccelerator)
-    distributed.init_process_group(
-        "nccl" if gpu else "gloo",
-        store=PrefixStore(f"probmask/{restarts_of_torchrun()[0]}", store),
-        rank=rank,
-        world_size=ranks,
-        timeout=timeout,
-    )
 
 
 def is_sharded(fabric: Fabric) -> bool:

@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 
 from probmask.data import DataSource, default_workers
 from probmask.errors import AbsentClassWarning, InputError
-from probmask.launch import is_first_rank
+from probmask.launch import is_first_rank, ranks_of_torchrun
 from probmask.masking.rank_watch import RankWatch, end_process
 from probmask.training.config import (
     TrainConfig,
@@ -23,8 +23,9 @@ from probmask.training.config import (
     to_table,
     with_init_digest,
 )
-from probmask.training.devices import launch_fabric, ranks_of_torchrun, restarts_of_torchrun
+from probmask.training.devices import launch_fabric
 from probmask.training.progress import Bar, MakeReporter, Quiet
+from probmask.training.rank_meeting import agree_to_resume, meet
 from probmask.training.record_format import KEYS_OF_SESSION, without_keys_of_session
 from probmask.training.run import TrainingRun, load_run_data
 from probmask.training.run_directory import RunDirectory, unused_directory
@@ -83,7 +84,8 @@ def train(
         >>> outcome.record["size"], outcome.record["kept"]
         (4264, 2132)
     """
-    resume = resume or _is_restarted(out)
+    meeting = meet()
+    resume = agree_to_resume(meeting, out, resume=resume)
     if resume and (outcome := _finished_outcome(config, out)) is not None:
         return outcome
     if config is not None and not resume:
@@ -92,7 +94,7 @@ def train(
     data = load_run_data(launch)
     _set_threads(launch)
     run = None if resume else _new_run(launch, data, out, visible=make_reporter is Bar)
-    fabric = launch_fabric(launch)
+    fabric = launch_fabric(launch, meeting)
     _set_threads(launch)  # again: Lightning may have changed it
     data = data.to(fabric.device, workers=_workers(launch))
     watch = RankWatch(launch.timeout_seconds, partial(_end, fabric))
@@ -100,6 +102,8 @@ def train(
         if run is not None:
             run.prepare(fabric, data)
         path, config = _claim_directory(fabric, config, out, resume=resume, locks=locks)
+        if meeting is not None:
+            meeting.note_start(path)
         dense = None
         if config.dense_twin:
             dense = _train_twin(config, data, RunDirectory(path / "dense"), fabric, make_reporter)
@@ -162,21 +166,6 @@ def warn_of_absent_classes(data: DataSource) -> None:
         AbsentClassWarning,
         stacklevel=2,
     )
-
-
-def _is_restarted(out: str | Path | None) -> bool:
-    """Return whether ``torchrun`` has restarted the ranks after the run was begun.
-
-    Raises:
-        InputError: If it may restart them, but the run has no directory that they would find again.
-    """
-    restarts, most = restarts_of_torchrun()
-    if most > 0 and out is None:
-        raise InputError(
-            f"train(out=None): torchrun --max-restarts={most} starts this command again after a "
-            "failure; name the directory of the run, so that it is continued (--out DIR)."
-        )
-    return restarts > 0 and out is not None and RunDirectory(Path(out)).config.exists()
 
 
 def _resumed_config(path: Path) -> TrainConfig:
