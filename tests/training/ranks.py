@@ -93,6 +93,15 @@ def command_with_errors_in(
         command(rank, ranks, port, arguments)
 
 
+def command_that_dies_restoring(
+    rank: int, ranks: int, port: int, arguments: list[str], directory: Path
+) -> None:
+    """Run `probmask` as one rank; the second one dies while the states are loaded."""
+    if rank == 1:
+        TrainingRun._load = lambda *_: os._exit(DIED)  # type: ignore[assignment, method-assign]
+    command_with_errors_in(rank, ranks, port, arguments, directory)
+
+
 def command_on_node(
     rank: int, ranks: int, port: int, arguments: list[str], directory: Path, restarts: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Runs whose weights FSDP2 divides, and runs that change their number of ranks."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 
 from probmask.artifact import load_state
 from probmask.training.checkpoint import read_checkpoint
-from training.ranks import command, finish, restored_state, run_until, start_ranks
+from training.ranks import (
+    DIED,
+    command,
+    command_that_dies_restoring,
+    finish,
+    restored_state,
+    run_until,
+    start_ranks,
+)
 from training.small import SIZE, flags, small
 
 SETTINGS = {
@@ -60,6 +69,17 @@ def test_a_sharded_run_that_died_three_times_ends_with_the_same_bits(straight, s
     finish(start_ranks(command, ["train", "--resume", str(out)]))
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+
+
+def test_a_rank_that_dies_while_it_restores_is_named(stopped, tmp_path):
+    """The checkpoint is not blamed for the messages that fail."""
+    out = shutil.copytree(stopped[0], tmp_path / "run")
+    ranks = start_ranks(command_that_dies_restoring, ["train", "--resume", str(out)], tmp_path)
+    for rank, code in zip(ranks, (1, DIED), strict=True):
+        rank.join(120)
+        assert rank.exitcode == code
+    (line,) = re.findall("^probmask: .*$", (tmp_path / "stderr0").read_text(), re.MULTILINE)
+    assert "rank 1 does not respond to rank 0" in line
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "auto"), (2, "ddp"), (4, "fsdp")])

@@ -95,7 +95,8 @@ class RankWatch:
         if self._store is None or self._left.is_set():
             return
         self._failed = error is not None
-        lost = self._explanation(error) if _is_lost_connection(error) else None
+        failed = _failed_message(error)
+        lost = None if failed is None else self._explanation(failed)
         self._left.set()
         for thread in self._threads:
             thread.join(self._interval)
@@ -144,7 +145,7 @@ class RankWatch:
             f"{reason}{_ADVICE}"
         )
 
-    def _explanation(self, error: BaseException | None) -> RankLostError | None:
+    def _explanation(self, error: BaseException) -> RankLostError | None:
         """Return an error that names the ranks without a sign of life during three intervals.
 
         Return None if all of them respond: then the error has another cause.
@@ -176,7 +177,17 @@ class RankWatch:
         return [int(self._store.add(self._key(each), 0)) for each in range(world_size())]
 
 
-def _is_lost_connection(error: BaseException | None) -> bool:
+def _failed_message(error: BaseException | None) -> BaseException | None:
+    """Return the error of a message that was not sent or received, if it is one or caused this one.
+
+    Reading a checkpoint sends messages too, and its errors have those of PyTorch as causes.
+    """
+    while error is not None and not _is_lost_connection(error):
+        error = error.__cause__
+    return error
+
+
+def _is_lost_connection(error: BaseException) -> bool:
     """Return whether PyTorch reports that a message has not been sent or received."""
     if isinstance(error, distributed.DistError):
         return True
