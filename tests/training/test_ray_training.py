@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,28 +92,49 @@ def workers(token):
     return sorted(found)
 
 
+def new_workers(cluster, old, training, log):
+    """Return the two workers that have taken the place of the old ones."""
+    while len(found := [each for each in workers(cluster[1]) if each not in old]) < 2:
+        assert training.poll() is None, log.read_text()
+        time.sleep(0.01)
+    return found
+
+
 @pytest.mark.slow
 @needs_ray
-def test_a_killed_worker_changes_nothing_in_the_result(cluster, tmp_path):
+def test_lost_workers_change_nothing_in_the_result(cluster, tmp_path):
+    """One is killed in training, one while the workers start again, and one is stopped."""
     port = free_port()
     plain, out, log = tmp_path / "plain", tmp_path / "ray", tmp_path / "log"
-    training = start_training(cluster, out, log)
-    arguments = ["train", "--out", str(plain), *flags(**SETTINGS)]
+    training = start_training(cluster, out, log, timeout_seconds=10)
+    arguments = ["train", "--out", str(plain), *flags(**SETTINGS | {"timeout_seconds": 10})]
     ranks = [start(command, rank, 2, port, arguments) for rank in range(2)]
-    while lines(out / "metrics.jsonl") < 2:
-        assert training.poll() is None, log.read_text()
-        time.sleep(0.05)
-    killed = workers(cluster[1])
-    assert len(killed) == 2
-    os.kill(killed[1], signal.SIGKILL)
+    wait_for_lines(2, out, training, log)
+    first = workers(cluster[1])
+    os.kill(first[1], signal.SIGKILL)
+    second = new_workers(cluster, first, training, log)
+    os.kill(second[0], signal.SIGKILL)
+    third = new_workers(cluster, [*first, *second], training, log)
+    wait_for_lines(lines(out / "metrics.jsonl") + 2, out, training, log)
+    os.kill(third[1], signal.SIGSTOP)
     assert training.wait(800) == 0, log.read_text()
-    assert log.read_text().count("all workers start again from the last checkpoint") == 1
+    printed = [line for line in log.read_text().splitlines() if "warning" in line]
+    assert len(printed) == 3, printed
+    assert all("all workers start again from the last checkpoint" in line for line in printed)
+    named = [set(re.findall(r"rank \d(?= on| has not)", line)) for line in printed]
+    assert len(named[0]) == len(named[2]) == 1, printed
     for rank in ranks:
         rank.join(800)
     for name in ("model.safetensors", "metrics.jsonl", "config.toml"):
         assert (out / name).read_bytes() == (plain / name).read_bytes(), name
     assert (out / "record.json").exists()
     assert not (out / "checkpoint.safetensors").exists()
+
+
+def wait_for_lines(count, out, training, log):
+    while lines(out / "metrics.jsonl") < count:
+        assert training.poll() is None, log.read_text()
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ class RankWatch:
     Args:
         timeout: Seconds without a sign of life.
         end: Called with a message, from a thread other than the training thread. The message is
-            empty on ranks that need not print it. It must not return.
+            empty on ranks that need not print it. The process must end soon.
     """
 
     def __init__(self, timeout: float, end: Callable[[str], None]) -> None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from probmask.errors import InputError, RestartWarning, WorkerError
+from probmask.errors import InputError, RankLostError, RestartWarning, WorkerError
 from probmask.files import write_atomically
 from probmask.launch import available_cores
-from probmask.messages import one_line
+from probmask.messages import listed, one_line
 from probmask.training.config import TrainConfig, with_init_digest
 from probmask.training.progress import MakeReporter, Quiet, Reporter, Status
 from probmask.training.ray_connection import connected
@@ -39,7 +39,7 @@ from probmask.training.run_directory import RunDirectory, unused_directory
 from probmask.training.trainer import Outcome, default_directory, find_run, train
 
 _SECONDS_BETWEEN_POLLS = 0.5
-_SECONDS_TO_ANSWER = 5.0  # for workers, after one of them has failed
+_SECONDS_TO_FAIL = 5.0  # for workers, after one of them has failed
 _SECONDS_TO_CLEAN = 10.0
 _SECONDS_FOR_PLACES = 300.0  # other work ends, or a lost node returns
 _MOST_LOSSES = 3  # without a new checkpoint in between
@@ -82,7 +82,8 @@ def train_on_ray(
     if not directory.finished:
         cores = max(available_cores(), config.devices * (config.threads or 1))
         with connected(address, cores=cores) as ray, ExitStack() as locks:
-            cluster = _Cluster(ray, address, config)
+            bundle = worker_resources(config, ray.cluster_resources())
+            cluster = _Cluster(ray, address, config, bundle)
             cluster.check_size()
             copy = _RunCopy(directory, config, locks, created=resume)
             _train_until_finished(cluster, copy, make_reporter)
@@ -110,6 +111,10 @@ def _with_threads(config: TrainConfig, address: str) -> TrainConfig:
 
 class _LostWorkersError(Exception):
     """Workers have died or do not answer."""
+
+
+class _FailedStartError(_LostWorkersError):
+    """Workers did not start."""
 
 
 class _RunCopy:
@@ -160,14 +165,20 @@ class _RunCopy:
 
 def _train_until_finished(cluster: "_Cluster", copy: _RunCopy, make_reporter: MakeReporter) -> None:
     """Train; whenever workers are lost, start again from the last checkpoint."""
-    losses = 0
+    losses, started = 0, False
     while True:
         before = copy.checkpoints
         try:
             with cluster.workers(copy) as workers, _Display(make_reporter) as display:
+                started = True
                 workers.train(copy, display)
             return
         except _LostWorkersError as error:
+            if isinstance(error, _FailedStartError) and not started:
+                raise InputError(
+                    f"--ray {cluster.address}: {error}; install this version of "
+                    "probmask[train,ray] on every node."
+                ) from error
             losses = 1 if copy.checkpoints > before else losses + 1
             if losses == _MOST_LOSSES:
                 path = copy.directory.path
@@ -212,16 +223,16 @@ class _Display:
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The cluster, and the run that is trained on it."""
+    """The cluster, and the run that is trained on it.
+
+    ``bundle`` is what Ray reserves for a worker, in all starts: a lost node must not move the run
+    from GPUs to CPUs.
+    """
 
     ray: Any
     address: str
     config: TrainConfig
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """The resources of a worker."""
-        return worker_resources(self.config, self.ray.cluster_resources())
+    bundle: dict[str, float]
 
     def check_size(self) -> None:
         """Raise `InputError` if the cluster is too small, even when it is idle."""
@@ -259,13 +270,12 @@ class _Cluster:
 
     def _started(self, group: Any) -> list[Any]:
         """Create an actor in every bundle."""
-        bundle = self.bundle
         scheduling = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         return [
             self.ray.remote(RayWorker)
             .options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
+                num_cpus=self.bundle["CPU"],
+                num_gpus=self.bundle.get("GPU", 0),
                 max_concurrency=3,  # `train`, `news` and one more
                 scheduling_strategy=scheduling(group, placement_group_bundle_index=index),
             )
@@ -281,21 +291,21 @@ class _Cluster:
             by_node = sorted(
                 zip(actors, places, strict=True), key=lambda pair: nodes.index(pair[1].node)
             )
-            workers = _Workers(self, [a for a, _ in by_node], [p for _, p in by_node])
+            port = self.ray.get(by_node[0][0].free_port.remote())
+            workers = _Workers(self, [a for a, _ in by_node], [p for _, p in by_node], port)
             workers.send(copy.read())
         except self.ray.exceptions.RayError as error:
-            raise InputError(
-                f"--ray {self.address}: a worker cannot start: {one_line(error)}; install this "
-                "version of probmask[train,ray] on every node."
-            ) from error
+            raise _FailedStartError(f"a worker cannot start: {one_line(error)}") from error
         return workers
 
 
 class _Workers:
     """The workers of one start, in the order of their ranks."""
 
-    def __init__(self, cluster: _Cluster, actors: list[Any], places: list[Place]) -> None:
-        self._cluster, self._actors, self._places = cluster, actors, places
+    def __init__(
+        self, cluster: _Cluster, actors: list[Any], places: list[Place], port: int
+    ) -> None:
+        self._cluster, self._actors, self._places, self._port = cluster, actors, places, port
         self._directory = places[0].directory  # the same path on every node
         nodes = [place.node for place in places]
         self._leaders = [actors[nodes.index(node)] for node in dict.fromkeys(nodes)]
@@ -337,12 +347,9 @@ class _Workers:
 
     def _start(self, copy: _RunCopy) -> dict[Any, int]:
         """Start the training on every worker; return the ranks by their tasks."""
-        ray = self._cluster.ray
-        address = self._places[0].address
-        port = ray.get(self._actors[0].free_port.remote())
         common = {
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
+            "MASTER_ADDR": self._places[0].address,
+            "MASTER_PORT": str(self._port),
             "TORCHELASTIC_RUN_ID": copy.name,
         }
         return {
@@ -368,42 +375,40 @@ class _Workers:
 
     def _check(self, tasks: Mapping[Any, int], done: Any, copy: _RunCopy) -> None:
         """Raise if the worker has failed: its error, or `_LostWorkersError` if any are lost."""
-        failure = self._result(done)
-        if failure is None:
+        if self._result(done) is None:
             return
-        ray = self._cluster.ray
-        # A worker whose peer has died fails as well, and may be the first to report it.
-        others = list(tasks)
-        ray.wait(others, num_returns=len(others), timeout=_SECONDS_TO_ANSWER)
-        lost = [rank for task, rank in tasks.items() if not self._answers(rank)]
-        if lost:
-            names = ", ".join(f"rank {rank} on {self._places[rank].address}" for rank in lost)
-            raise _LostWorkersError(f"{names}: the worker died or does not answer")
-        path = str(copy.directory.path)
-        text = failure.text.replace(self._directory, path)
+        # A worker whose peer is lost fails as well, and may be the first to report it.
+        ended, _ = self._cluster.ray.wait(
+            list(tasks), num_returns=len(tasks), timeout=_SECONDS_TO_FAIL
+        )
+        results = {tasks[task]: self._result(task) for task in ended}
+        failures = {rank: each for rank, each in sorted(results.items()) if each is not None}
+        if dead := [rank for rank, failure in failures.items() if failure.kind is WorkerError]:
+            names = listed([self._described(rank) for rank in dead])
+            raise _LostWorkersError(f"{names} died")
+        own = [rank for rank, failure in failures.items() if failure.kind is not RankLostError]
+        if not own:
+            text = max(failure.text for failure in failures.values())  # the others are empty
+            raise _LostWorkersError(text.removesuffix("."))
+        failure = failures[own[0]]
+        text = failure.text.replace(self._directory, str(copy.directory.path))
         if not failure.where:
             raise failure.kind(text)
-        rank = tasks[done]
         raise WorkerError(
-            f"--ray {self._cluster.address}: rank {rank} on {self._places[rank].address} failed: "
-            f"{text} ({failure.where})"
+            f"--ray {self._cluster.address}: {self._described(own[0])} failed: {text} "
+            f"({failure.where})"
         )
 
+    def _described(self, rank: int) -> str:
+        return f"rank {rank} on {self._places[rank].address}"
+
     def _result(self, task: Any) -> Failure | None:
-        """Return why the task of a worker failed, or None."""
+        """Return why the task of a worker failed, or None. `WorkerError`: it has died."""
         try:
             result: Failure | None = self._cluster.ray.get(task)
         except self._cluster.ray.exceptions.RayError as error:
-            return Failure(RuntimeError, one_line(error), "Ray")
+            return Failure(WorkerError, one_line(error), "Ray")
         return result
-
-    def _answers(self, rank: int) -> bool:
-        ray = self._cluster.ray
-        try:
-            ray.get(self._actors[rank].free_port.remote(), timeout=_SECONDS_TO_ANSWER)
-        except ray.exceptions.RayError:
-            return False
-        return True
 
 
 def rank_variables(places: Sequence[Place]) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ import os
 import queue
 import shutil
 import socket
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +19,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from probmask.errors import DownloadError, InputError, NonFiniteError, RankMismatchError
+from probmask.errors import (
+    DownloadError,
+    InputError,
+    NonFiniteError,
+    RankLostError,
+    RankMismatchError,
+)
 from probmask.files import write_atomically
 from probmask.messages import one_line
 from probmask.training.config import TrainConfig
 from probmask.training.progress import Status
 from probmask.training.run_directory import is_temporary
-from probmask.training.trainer import train
+from probmask.training.trainer import train_rank
 
 # Content of files by their path in the directory of the run.
 Files = dict[str, bytes]
 
 # Errors whose message is enough for the user.
-_MESSAGES = (InputError, NonFiniteError, DownloadError, RankMismatchError, OSError)
+_MESSAGES = (
+    InputError,
+    NonFiniteError,
+    DownloadError,
+    RankLostError,
+    RankMismatchError,
+    OSError,
+)
 
 
 @dataclass(frozen=True)
@@ -136,11 +150,25 @@ class RayWorker:
         if Path(working_directory).is_dir():
             os.chdir(working_directory)  # the user's own network may be there
         warnings.showwarning = self._show_warning
-        try:
-            train(config, out=directory, resume=resume, make_reporter=self._make_reporter)
-        except Exception as error:
-            return _failure(error)
-        return None
+        ended: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+
+        def train_to_the_end() -> None:
+            try:
+                train_rank(
+                    config,
+                    out=directory,
+                    resume=resume,
+                    make_reporter=self._make_reporter,
+                    end=lambda message: ended.put(Failure(RankLostError, message, "")),
+                )
+            except Exception as error:
+                ended.put(_failure(error))
+            else:
+                ended.put(None)
+
+        # If another rank does not respond, that thread waits for it. This worker must answer.
+        threading.Thread(target=train_to_the_end, daemon=True).start()
+        return ended.get()
 
     def news(self) -> News:
         """Return the events and the changed files since the last call."""

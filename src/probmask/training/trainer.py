@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +84,22 @@ def train(
         >>> outcome.record["size"], outcome.record["kept"]
         (4264, 2132)
     """
+    return train_rank(config, out=out, resume=resume, make_reporter=make_reporter)
+
+
+def train_rank(
+    config: TrainConfig | None,
+    *,
+    out: str | Path | None,
+    resume: bool,
+    make_reporter: MakeReporter,
+    end: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Do what `train` documents, as one of the ranks.
+
+    ``end`` is called from a thread if another rank does not respond while this one waits for it.
+    Its argument is a message, empty if another rank prints it. By default, the process ends.
+    """
     meeting = meet()
     resume = agree_to_resume(meeting, out, resume=resume)
     if resume and (outcome := _finished_outcome(config, out)) is not None:
@@ -97,7 +113,7 @@ def train(
     fabric = launch_fabric(launch, meeting)
     _set_threads(launch)  # again: Lightning may have changed it
     data = data.to(fabric.device, workers=_workers(launch))
-    watch = RankWatch(launch.timeout_seconds, partial(_end, fabric))
+    watch = RankWatch(launch.timeout_seconds, end or partial(_end, fabric))
     with watch, ExitStack() as locks:
         if run is not None:
             run.prepare(fabric, data)
