@@ -12,6 +12,7 @@ from probmask.core.vector_math import bits_of, cubic_growth
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 LOW = 15  # number of lower bits; there are 16 upper bits
 _LOW = np.int32(LOW)
+_ONE = np.float32(1)
 _BLOCK = 64  # entries handled together
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
@@ -103,25 +104,20 @@ def _largest_bits(x, scale):
 def count_growth_window(x, start, factor, scale, base, counts):
     """Do the same as `count_window` for growths.
 
-    A growth never exceeds |x|, so most blocks have none inside the window or above, which |x| tells
-    without reading ``start``.
+    A growth never exceeds |x|, so a block in which every |x| is below the window has no growths
+    inside or above it, whatever ``start`` is.
     """
-    end = np.int32(base + len(counts))
     above, top = 0, np.int32(0)
     grown = np.empty(_BLOCK, np.float32)
     for begin in range(0, len(x), _BLOCK):
         part = slice(begin, min(len(x), begin + _BLOCK))
         highest = _largest_bits(x[part], scale)
         top = max(top, highest)
-        if highest < base:
-            continue
-        u = grown[: len(x[part])]
-        growths(x[part], start[part], factor, scale, u)
-        for i in range(len(u)):
-            bits = bits_of(u[i])
-            above += bits >= end
-            if (bits >= base) & (bits < end):
-                counts[bits - base] += 1
+        if highest >= base:
+            u = grown[: len(x[part])]
+            growths(x[part], start[part], factor, scale, u)
+            over, _ = count_window(u, _ONE, base, counts)
+            above += over
     return above, top
 
 
@@ -142,12 +138,9 @@ def mark_growth(x, start, factor, scale, cut, out, places):
             continue
         u = grown[: len(o)]
         growths(x[part], start[part], factor, scale, u)
-        for i in range(len(u)):
-            bits = bits_of(u[i])
-            o[i] = bits > cut
-            below = max(below, bits if bits < cut else np.int32(-1))
-            if bits == cut:
-                if equal < len(places):
-                    places[equal] = begin + i
-                equal += 1
+        some = places[min(equal, len(places)) :]
+        same, highest = mark(u, _ONE, cut, o, some)
+        some[:same] += begin
+        equal += same
+        below = max(below, highest)
     return equal, below
