@@ -110,7 +110,7 @@ def test_runs_are_valid_and_distinct(name, scale):
         assert run.config.select_on == ("val" if name in STUDIES else "none")
         make_method(run.config).phases(run.config.epochs)
         assert (run.config.init is not None) == (name in PRETRAINED)
-    others = ("long_budget", "paper_claims", "training_length", *PRETRAINED)
+    others = ("long_budget", "paper_claims", "training_length", "vit_adamw", *PRETRAINED)
     if scale == "laptop" and name not in others:
         assert {run.config.data for run in planned} == {"cifar10"}
         assert {run.config.epochs for run in planned} == {12 if name in SHORT else 30}
