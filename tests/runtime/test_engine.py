@@ -178,6 +178,7 @@ def fake(shape):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_inputs_that_do_not_fit_raise(engine, x, found):
+    engine(FITTING)  # inputs like those of the last call are checked in another way
     expected = re.escape(f"takes images of N×3×32×32 float32 on the CPU, not {found}")
     with pytest.raises(InputError, match=expected):
         engine(x)
@@ -190,12 +191,15 @@ def test_inputs_that_do_not_fit_raise(engine, x, found):
 def test_calls_that_an_engine_cannot_serve_raise(engine):
     with pytest.raises(InputError, match="the network takes 1 input, not 2"):
         engine(FITTING, FITTING)
+    assert not engine(FITTING).requires_grad
     with pytest.raises(InputError, match=r"images requires a gradient.* torch\.no_grad\(\)"):
         engine(FITTING.clone().requires_grad_())
     with torch.no_grad():
         engine(FITTING.clone().requires_grad_())
+    engine(FITTING[:1])
     with pytest.raises(InputError, match=r"not a tensor inside torch\.func or vmap"):
         torch.vmap(lambda image: engine(image[None]))(FITTING)
+    engine(FITTING)
     with pytest.raises(InputError, match="trace the model instead"):
         torch.jit.trace(EngineModule(engine), FITTING)
 

@@ -214,8 +214,22 @@ class _EagerCall:
     def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
         self.target = target
         self._flat, self._spec = pytree.tree_flatten((args, kwargs))
+        places = [(i, item.index) for i, item in enumerate(args) if isinstance(item, _Input)]
+        # Rebuilding the arguments takes as long as a small operation. Usually all inputs are
+        # arguments of their own, so that the others can be kept.
+        self._simple = len(places) == sum(isinstance(item, _Input) for item in self._flat)
+        self._places = places if self._simple else []
+        if self._simple:
+            self._args, self._kwargs = pytree.tree_map_only(
+                Constant, operator.attrgetter("value"), (list(args), kwargs)
+            )
 
     def __call__(self, *inputs: Any) -> Any:
+        if self._simple:
+            given = self._args.copy()
+            for place, index in self._places:
+                given[place] = inputs[index]
+            return self.target(*given, **self._kwargs)
         filled = [_fill(item, inputs) for item in self._flat]
         args, kwargs = pytree.tree_unflatten(filled, self._spec)
         return self.target(*args, **kwargs)

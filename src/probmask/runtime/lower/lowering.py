@@ -289,6 +289,7 @@ class OutputPacker:
 
     def __init__(self, outputs: list[Constant | str], spec: Any) -> None:
         self.outputs, self.spec = outputs, spec
+        self._only = outputs[0] if spec.is_leaf() and isinstance(outputs[0], str) else None
 
     def __reduce__(self) -> Any:
         """Pickle what `forward` returns, with names for its tensors. Pickling a spec warns."""
@@ -304,6 +305,8 @@ class OutputPacker:
 
     def __call__(self, values: dict[str, Any]) -> Any:
         """Return what the model's `forward` returns."""
+        if self._only is not None:
+            return values[self._only]
         returned: set[str] = set()
         leaves = []
         for output in self.outputs:

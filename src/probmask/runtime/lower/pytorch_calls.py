@@ -19,6 +19,8 @@ from probmask.runtime.lower.nodes import (
 )
 from probmask.runtime.lower.views import View
 
+_linear = nn.functional.linear
+
 
 class ViewCall:
     """A view as a tensor, from the root's tensor."""
@@ -194,15 +196,19 @@ class _DenseConvolution:
         stride, dilation = (depth.stride, *node.stride), (depth.dilation, *node.dilation)
         return stride[first:], padding, dilation[first:], node.groups
 
+    @cached_property
+    def activates(self) -> bool:
+        return not self.node.activation.is_identity
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self.node.rank == 0:
-            out = nn.functional.linear(x, self.weight, self.bias)
+            out = _linear(x, self.weight, self.bias)
         else:
             x = x if self.symmetric else nn.functional.pad(x, self.pad)
             out = _CONVOLUTIONS[self.node.rank](x, self.weight, self.bias, *self.settings)
         if residual is not None:
             out += residual
-        return apply_activation_(out, self.node.activation)
+        return apply_activation_(out, self.node.activation) if self.activates else out
 
 
 class _ChannelScaling:

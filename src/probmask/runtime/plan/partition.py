@@ -23,7 +23,7 @@ LANES = 16
 # Layers whose planes have at most this many positions may process groups of images.
 _SMALL_PLANE = 64
 # Cost of going from PyTorch to the kernels or back: seconds per crossing, and per element copied.
-_CROSSING, _PER_ELEMENT = 15e-6, 0.5e-9
+_CROSSING, _PER_ELEMENT = 6e-6, 0.5e-9
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The inputs of a network: arrays become tensors, and what does not fit raises."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from probmask.errors import InputError
 from probmask.runtime.lower.nodes import Network
+
+_tracing_state, _STRIDED = torch._C._get_tracing_state, torch.strided
 
 
 def example_tensors(example: Any, *, caller: str = "runtime.compile") -> tuple[Tensor, ...]:
@@ -30,12 +32,46 @@ def example_tensors(example: Any, *, caller: str = "runtime.compile") -> tuple[T
     return tuple(usable)
 
 
+class LastInputs:
+    """The shapes and types of the inputs of the last call.
+
+    The full check of `check_inputs` takes several microseconds, as long as a small layer. Tensors
+    like those of the last call need a few comparisons only.
+    """
+
+    def __init__(self) -> None:
+        self._accepted: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+
+    def resemble(self, inputs: Sequence[Any]) -> bool:
+        """Return whether the inputs are plain tensors with the shapes and types of the last."""
+        accepted = self._accepted  # read once: other threads may replace it
+        if len(accepted) != len(inputs) or _tracing_state() is not None:
+            return False
+        for x, (shape, dtype) in zip(inputs, accepted):  # noqa: B905, it is slower
+            if not (
+                type(x) is Tensor
+                and not x.is_nested
+                and x.shape == shape
+                and x.dtype is dtype
+                and x.layout is _STRIDED
+                and x.is_cpu
+                and not x.requires_grad
+                and not is_functorch_wrapped_tensor(x)
+            ):
+                return False
+        return True
+
+    def remember(self, values: Iterable[Tensor]) -> None:
+        """Accept inputs like these from now on; they passed the full check."""
+        self._accepted = tuple((x.shape, x.dtype) for x in values)
+
+
 def check_inputs(network: Network, inputs: Sequence[Any]) -> dict[str, Tensor]:
     """Return the inputs of a call as tensors by name. Raise if one does not fit."""
     if len(inputs) != len(network.inputs):
         count = len(network.inputs)
         raise InputError(f"the network takes {count} input{'s' * (count != 1)}, not {len(inputs)}.")
-    if torch._C._get_tracing_state() is not None:
+    if _tracing_state() is not None:
         raise InputError("torch.jit.trace cannot record an engine; trace the model instead.")
     values = {}
     sizes: dict[str, int] = {}  # of dimensions that may vary, by name

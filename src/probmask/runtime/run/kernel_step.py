@@ -18,6 +18,8 @@ from probmask.runtime.run.threads import Threads
 _CACHE_LINE = 64  # bytes
 # Larger than any number of barriers that threads pass: it opens all of them.
 _OPEN = 1 << 60
+# The counter of barriers for one thread, which neither reads nor changes it.
+_NO_BARRIERS = np.zeros(8, np.int64)
 
 
 class ArenaPool:
@@ -58,7 +60,7 @@ class Runner:
         """Compute images on this thread; return whether all results are finite."""
         arena = self.arenas.borrow()
         try:
-            return self._call(arena, external, begin, end, 0, 1, np.zeros(8, np.int64))
+            return self._call(arena, external, begin, end, 0, 1, _NO_BARRIERS)
         finally:
             self.arenas.give_back(arena)
 
@@ -87,11 +89,10 @@ class Runner:
         Each operation is timed for about ``budget`` seconds, on the tensors of a complete run.
         """
         arena = self.arenas.borrow()
-        barriers = np.zeros(8, np.int64)
         try:
-            self._call(arena, external, 0, self.program.group, 0, 1, barriers)
+            self._call(arena, external, 0, self.program.group, 0, 1, _NO_BARRIERS)
             return [
-                _time_operation(self.program, i, arena, external, barriers, budget)
+                _time_operation(self.program, i, arena, external, budget)
                 for i in range(len(self.program.table))
             ]
         finally:
@@ -115,9 +116,7 @@ class Runner:
         return finite
 
 
-def _time_operation(
-    program: Program, i: int, arena: Any, external: Any, barriers: Any, budget: float
-) -> float:
+def _time_operation(program: Program, i: int, arena: Any, external: Any, budget: float) -> float:
     """Return the shortest time of one operation, from tables that repeat it."""
     p = program
 
@@ -126,7 +125,7 @@ def _time_operation(
         started = time.thread_time()
         run(
             table, limits, 0, arena, p.longs, p.offsets, p.values, p.constants,
-            p.position_bits, external, 0, 1, 1, 0, 1, barriers,
+            p.position_bits, external, 0, 1, 1, 0, 1, _NO_BARRIERS,
         )  # fmt: skip
         return time.thread_time() - started
 
@@ -171,6 +170,9 @@ class KernelStep:
         self.threads, self.tensors = threads, tensors
         # Whether one thread computes a layer if there are not enough images for all threads.
         self.undivided = undivided
+        self._names = [external.name for external in step.inputs]
+        # Shapes of the inputs of the last call, its number of images, and shapes of its outputs.
+        self._sizes: tuple[list[Any], int, list[tuple[int, ...]]] = ([], 0, [])
 
     def __call__(self, values: dict[str, Any]) -> bool:
         """Compute the step's outputs and add them to the values; return whether all are finite.
@@ -178,16 +180,30 @@ class KernelStep:
         If not, the results differ from PyTorch's: a kernel skips zeros, and 0 · ∞ is NaN.
         """
         tensors = self.tensors
-        inputs = [tensors.contiguous(values[x.name]) for x in self.step.inputs]
-        leading = inputs[0].shape[: len(self.step.inputs[0].form.leading)]
-        images = prod(leading)
-        self._check(inputs, images)
-        outputs = [tensors.empty((*leading, *external.trailing)) for external in self.step.outputs]
+        inputs = [tensors.contiguous(values[name]) for name in self._names]
+        images, shapes = self._images_and_shapes(inputs)
+        outputs = [tensors.empty(shape) for shape in shapes]
         addresses = [tensors.address(tensor) for tensor in (*inputs, *outputs)]
         finite = self._compute(np.array(addresses, np.int64), images)
         for external, tensor in zip(self.step.outputs, outputs, strict=True):
             values[external.name] = tensor
         return finite
+
+    def _images_and_shapes(self, inputs: list[Any]) -> tuple[int, list[tuple[int, ...]]]:
+        """Return the number of images and the shapes of the outputs. Raise if sizes do not match.
+
+        The results for the shapes of the last call are kept: finding them takes longer than a small
+        layer.
+        """
+        given = [tensor.shape for tensor in inputs]
+        known, images, shapes = self._sizes  # read once: other threads may replace it
+        if given != known:
+            leading = inputs[0].shape[: len(self.step.inputs[0].form.leading)]
+            images = prod(leading)
+            self._check(inputs, images)
+            shapes = [(*leading, *external.trailing) for external in self.step.outputs]
+            self._sizes = given, images, shapes
+        return images, shapes
 
     def has_few_images(self, values: Mapping[str, Any]) -> bool:
         """Return whether there are too few images in these values to divide them among threads."""

@@ -16,7 +16,8 @@ class PyTorchTensors(Tensors):
     def contiguous(self, tensor: Tensor) -> Tensor:
         """Return the tensor, or a copy of it, with its elements in order in memory."""
         # The memory of a negative view, such as the imaginary part of a conjugate, has other signs.
-        return tensor.resolve_neg().contiguous()
+        plain = tensor.is_contiguous() and not tensor.is_neg()
+        return tensor if plain else tensor.resolve_neg().contiguous()
 
     def address(self, tensor: Tensor) -> int:
         """Return where the first element is in memory."""
