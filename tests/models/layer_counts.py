@@ -22,6 +22,18 @@ def lenet300(*, classes=10, width=100, side=28):
     ]
 
 
+def lenet5(*, classes=10, width=20, side=28):
+    first = side - 4
+    second = first // 2 - 4
+    outputs, pooled = 5 * width // 2, second // 2
+    return [
+        conv(1, width, 5, first),
+        conv(width, outputs, 5, second),
+        Layer(outputs * pooled * pooled * 25 * width, 1),
+        Layer(25 * width * classes, 1),
+    ]
+
+
 def conv4(*, classes=10, width=64, side=32):
     half, quarter = side // 2, side // 4
     return [

@@ -15,7 +15,7 @@ from probmask.masking.sites import find_sites
 from probmask.models import MODELS, build_model, check_model_settings
 
 IMAGES = [name for name, network in MODELS.items() if network.image_shape is not None]
-PAPER = [name for name in IMAGES if name not in ("smallconv", "lenet300", "vit")]
+PAPER = [name for name in IMAGES if name not in ("smallconv", "lenet300", "lenet5", "vit")]
 # What a network needs to be narrow.
 NARROW = {"bert": {"heads": 2, "layers": 2}, "vit": {"layers": 2}}
 CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
@@ -23,6 +23,7 @@ CIFAR_RESNETS = {"resnet14": (2, 16), "resnet20": (3, 16), "resnet32": (5, 32)}
 # Name, classes, layers, weights, MACs, additions of average pooling.
 COUNTS = [
     ("lenet300", 10, 3, 784 * 300 + 300 * 100 + 100 * 10, 266_200, 0),
+    ("lenet5", 10, 4, 430_500, 2_293_000, 0),
     ("conv4", 10, 7, 2_425_024, 98_306_560, 0),
     ("resnet14", 10, 16, 174_128, 26_657_408, 64 * 8 * 8),
     ("resnet20", 10, 22, 270_896, 40_813_184, 64 * 8 * 8),
@@ -283,7 +284,7 @@ def test_a_symbolic_trace_computes_the_same(name):
     assert torch.equal(torch.fx.symbolic_trace(model)(images), model(images))
 
 
-@pytest.mark.parametrize("name", ["smallconv", "vgg19", "conv4", "vit"])
+@pytest.mark.parametrize("name", ["smallconv", "lenet5", "vgg19", "conv4", "vit"])
 def test_dynamo_captures_a_network_that_checks_its_image_size_as_one_graph(name):
     model, images = small(name)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -318,6 +319,18 @@ def test_invalid_settings_raise_before_the_network_is_built(name):
 def test_a_stem_stride_is_one_or_two(name, value):
     with pytest.raises(InputError, match=rf"{name}\(stem_stride="):
         MODELS[name].build(stem_stride=value)
+
+
+@pytest.mark.parametrize(("size", "accepted"), [(15, False), (16, True), ([16, 28], True)])
+def test_lenet5_needs_images_of_16_pixels(size, accepted):
+    if accepted:
+        sides = size if isinstance(size, list) else [size, size]
+        assert MODELS["lenet5"].build(width=2, image_size=size)(
+            torch.randn(2, 1, *sides)
+        ).shape == (2, 10)
+    else:
+        with pytest.raises(InputError, match=r"lenet5\(image_size=15\)"):
+            MODELS["lenet5"].build(image_size=size)
 
 
 @pytest.mark.parametrize("size", [3, 0, "32", None, 32.0, [32, 3], [32], [32, 32, 3], []])

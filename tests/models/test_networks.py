@@ -80,7 +80,7 @@ def test_an_invalid_setting_is_an_input_error(settings):
 
 
 # What a data set suggests.
-SUGGESTED = {"classes": 10, "channels": 1, "image_size": [8, 9]}
+SUGGESTED = {"classes": 10, "channels": 1, "image_size": [16, 18]}
 
 
 @pytest.fixture
@@ -128,14 +128,14 @@ def test_a_function_of_the_user_receives_the_settings_that_it_names(own, name, s
 def test_a_function_with_any_keyword_can_pass_its_settings_on_to_a_listed_network(own):
     """A network that works for any image size does not take `image_size`."""
     model = build_model(f"{own}:passed_on", {}, suggested=SUGGESTED)
-    assert model(torch.randn(2, 1, 8, 9)).shape == (2, 10)
+    assert model(torch.randn(2, 1, 16, 18)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_settings_are_enough_to_build_the_network_again(name):
     chosen = {"width": 4, **{"vit": {"patch": 1}, "bert": {"heads": 2}}.get(name, {})}
     settings = model_settings(name, chosen, suggested=SUGGESTED)
-    sizes = {"image_size": [8, 9]} if name in ("conv4", "lenet300", "vit") else {}
+    sizes = {"image_size": [16, 18]} if name in ("conv4", "lenet300", "lenet5", "vit") else {}
     if name not in ("text_encoder", "bert"):
         sizes["channels"] = 1
     assert settings == {"classes": 10, **chosen, **sizes}

@@ -4,7 +4,7 @@
 """
 
 from probmask.models.bert import bert
-from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
+from probmask.models.convnet import conv4, lenet5, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
 from probmask.models.networks import (
     MODELS,
@@ -26,6 +26,7 @@ __all__ = [
     "check_model_settings",
     "conv4",
     "describe_models",
+    "lenet5",
     "lenet300",
     "mobilenetv1",
     "model_settings",

@@ -1,12 +1,14 @@
 """Convolutional networks without shortcuts.
 
-SmallConv is for digits, Conv-4 and VGG19 are for CIFAR, and MobileNetV1 is for ImageNet.
+SmallConv is for digits, LeNet-5 for MNIST, Conv-4 and VGG19 are for CIFAR, and MobileNetV1 is for
+ImageNet.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from probmask.errors import InputError
 from probmask.models.blocks import (
     check_arguments,
     check_image_size,
@@ -20,6 +22,8 @@ from probmask.models.blocks import (
 
 # VGG19, per stage: channels as a multiple of the width, and number of convolutions.
 _VGG_STAGES = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
+# Two unpadded 5x5 convolutions, each with a pooling layer, leave one pixel of 16.
+_LENET5_MIN_SIZE = 16
 # MobileNetV1, per pair of convolutions: output channels as a multiple of the width, and stride.
 _MOBILENET = ((2, 1), (4, 2), (4, 1), (8, 2), (8, 1), (16, 2), *[(16, 1)] * 5, (32, 2), (32, 1))
 
@@ -45,6 +49,35 @@ class SmallConv(nn.Module):
         """Return one logit per class."""
         check_min_image_size("smallconv", images, 4)  # the poolings divide each side by 4
         logits: Tensor = self.classifier(self.pool(self.features(images)).flatten(1))
+        return logits
+
+
+class LeNet5(nn.Module):
+    """Two 5×5 convolutions and two linear layers; BatchNorm after all but the last; no biases."""
+
+    def __init__(
+        self, *, classes: int, channels: int, width: int, image_size: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.image_size = image_size
+        outputs, hidden = 5 * width // 2, 25 * width
+        self.features = nn.Sequential(
+            *_unpadded_conv_bn_relu_pool(channels, width),
+            *_unpadded_conv_bn_relu_pool(width, outputs),
+        )
+        height, length = (((side - 4) // 2 - 4) // 2 for side in image_size)
+        self.classifier = nn.Sequential(
+            nn.Linear(outputs * height * length, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, classes, bias=False),
+        )
+        initialize_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return one logit per class."""
+        check_image_size("lenet5", images, self.image_size)
+        logits: Tensor = self.classifier(self.features(images).flatten(1))
         return logits
 
 
@@ -126,6 +159,43 @@ def smallconv(*, classes: int = 10, channels: int = 1, width: int = 40) -> Small
     return SmallConv(classes=classes, channels=channels, width=width)
 
 
+def lenet5(
+    *,
+    classes: int = 10,
+    channels: int = 1,
+    width: int = 20,
+    image_size: int | Sequence[int] = 28,
+) -> LeNet5:
+    """LeNet-5 in Caffe's sizes, with BatchNorm, for MNIST.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of image channels.
+        width: Number of channels of the first layer; all other layers scale with it.
+        image_size: Side of the images in pixels, or ``[height, width]``.
+
+    Returns:
+        The network, with new random weights.
+
+    Raises:
+        InputError: If an argument is not a positive integer, or a side is shorter than 16 pixels.
+
+    Example:
+        >>> import torch
+        >>> model = lenet5(width=4).eval()
+        >>> model(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+    check_arguments("lenet5", classes=classes, channels=channels, width=width)
+    size = parse_image_size("lenet5", image_size)
+    if min(size) < _LENET5_MIN_SIZE:
+        raise InputError(
+            f"lenet5(image_size={image_size!r}): its convolutions and pooling layers need images "
+            f"of at least {_LENET5_MIN_SIZE}×{_LENET5_MIN_SIZE}; use lenet300 or smallconv."
+        )
+    return LeNet5(classes=classes, channels=channels, width=width, image_size=size)
+
+
 def conv4(
     *,
     classes: int = 10,
@@ -187,6 +257,15 @@ def _initialized_conv_bn_relu(inputs: int, outputs: int) -> tuple[nn.Module, ...
     layers = conv_bn_relu(inputs, outputs, 3)
     initialize_layer_(layers[0])
     return layers
+
+
+def _unpadded_conv_bn_relu_pool(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    return (
+        nn.Conv2d(inputs, outputs, 5, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+    )
 
 
 def _conv_pair(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

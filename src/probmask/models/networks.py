@@ -14,7 +14,7 @@ from probmask.masking.sites import find_sites
 from probmask.messages import NamedTable, lookup, one_line, suggestion
 from probmask.models.bert import bert
 from probmask.models.blocks import check_arguments
-from probmask.models.convnet import conv4, mobilenetv1, smallconv, vgg19
+from probmask.models.convnet import conv4, lenet5, mobilenetv1, smallconv, vgg19
 from probmask.models.mlp import lenet300
 from probmask.models.own_code import import_own
 from probmask.models.resnet import resnet14, resnet20, resnet32, resnet50, resnet_name
@@ -56,6 +56,7 @@ MODELS = NamedTable(
     {
         "smallconv": Network(smallconv, _DIGITS, (10,)),
         "lenet300": Network(lenet300, _MNIST, (10,)),
+        "lenet5": Network(lenet5, _MNIST, (10,)),
         "conv4": Network(conv4, _CIFAR, (10,)),
         "resnet14": Network(resnet14, _CIFAR, (10,), own_name=resnet_name),
         "resnet20": Network(resnet20, _CIFAR, (10,), own_name=resnet_name),
