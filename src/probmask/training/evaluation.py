@@ -1,18 +1,19 @@
 """Accuracy of a network on test or validation examples."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from probmask.data import DataSource
+from probmask.data import Batch, DataSource
 from probmask.errors import InputError
 from probmask.masking.batchnorm import evaluating
 from probmask.masking.distributed import rank, summed, world_size
 from probmask.masking.macs import count_macs
 from probmask.masking.model_call import call_model, move_inputs
+from probmask.masking.sharding import is_dtensor
 from probmask.masking.sites import find_sites
 from probmask.messages import one_line
 
@@ -46,7 +47,7 @@ def evaluate_model(
 ) -> Score:
     """Classify all examples of a part of the data, in evaluation mode.
 
-    The ranks of a distributed training, which all have the network, share the batches.
+    The ranks of a distributed training share the batches.
 
     Args:
         model: Network on ``device``. Every module's mode is restored afterwards.
@@ -63,9 +64,14 @@ def evaluate_model(
     correct = total = 0
     parts = data.testing if part == "test" else data.validation
     batches = parts(batch_size=data.examples_per_pass)
+    in_step = any(is_dtensor(parameter) for parameter in model.parameters())
     with evaluating(model):
-        for batch in islice(batches, rank(), None, world_size()):
+        for batch, is_own in _share_of_rank(batches):
+            if not is_own and not in_step:
+                continue
             predicted = call_model(model, move_inputs(batch.inputs, device)).argmax(1)
+            if not is_own:
+                continue
             correct += int((predicted == batch.labels.to(device)).sum())
             total += len(batch.labels)
     correct, total = summed(torch.tensor([correct, total])).tolist()
@@ -74,10 +80,28 @@ def evaluate_model(
     return Score(correct, total)
 
 
-def check_model(model: nn.Module, data: DataSource, *, name: str) -> None:
-    """Raise `InputError` unless the model ``name`` can be trained on the data."""
+def _share_of_rank(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Yield the same number of batches on every rank, and whether each is of this rank.
+
+    The ranks of a sharded network run it together, so one that has no batch left borrows one.
+    """
+    pair: tuple[Batch, bool] | None = None
+    for index, batch in enumerate(batches):
+        place = index % world_size()
+        if place == 0 and pair is not None:
+            yield pair
+        if place in (0, rank()):
+            pair = batch, place == rank()
+    if pair is not None:
+        yield pair
+
+
+def check_model(
+    model: nn.Module, data: DataSource, *, name: str, device: torch.device | None = None
+) -> None:
+    """Raise `InputError` unless the model ``name`` on ``device`` can be trained on the data."""
     try:
-        output = _output_for_one_example(model, data)
+        output = _output_for_one_example(model, data, device)
     except _CALL_ERRORS as error:
         raise InputError(
             f"--model {name}: cannot process the {data.description} of {data.name}: "
@@ -89,7 +113,7 @@ def check_model(model: nn.Module, data: DataSource, *, name: str) -> None:
             f"--model {name}: returns {found} for one {data.examples.removesuffix('s')}, but "
             f"{data.name} has {data.classes} classes; it must return one number per class."
         )
-    count_macs(model, find_sites(model), data.example())
+    count_macs(model, find_sites(model), move_inputs(data.example(), device))
 
 
 def check_fits(

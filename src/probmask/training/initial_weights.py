@@ -18,6 +18,7 @@ from probmask.data.releases import expand_home
 from probmask.errors import InputError
 from probmask.messages import one_line, printable
 from probmask.storage.format import FORMAT_KEY
+from probmask.training.sharded_state import divided_like
 
 _FILE = "model.safetensors"  # in a run's directory, and in one of Hugging Face
 # Keys under which training scripts store the state_dict.
@@ -110,7 +111,7 @@ def load_initial_weights(
     wanted = {name: tensor for name, tensor in own.items() if not _matches(name, skip)}
     offered = {name: tensor for name, tensor in state.items() if not _matches(name, skip)}
     _check_fits(path, wanted, offered)
-    model.load_state_dict(offered, strict=False)
+    model.load_state_dict(divided_like(offered, own), strict=False)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -114,7 +114,11 @@ class _LostWorkersError(Exception):
 
 
 class _FailedStartError(_LostWorkersError):
-    """Workers did not start."""
+    """A worker has died before the training began, for a ``reason`` that Ray describes."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("a worker died before the training began")
+        self.reason = reason
 
 
 class _RunCopy:
@@ -176,8 +180,8 @@ def _train_until_finished(cluster: "_Cluster", copy: _RunCopy, make_reporter: Ma
         except _LostWorkersError as error:
             if isinstance(error, _FailedStartError) and not started:
                 raise InputError(
-                    f"--ray {cluster.address}: {error}; install this version of "
-                    "probmask[train,ray] on every node."
+                    f"--ray {cluster.address}: a worker cannot start: {error.reason}; install this "
+                    "version of probmask[train,ray] on every node."
                 ) from error
             losses = 1 if copy.checkpoints > before else losses + 1
             if losses == _MOST_LOSSES:
@@ -295,7 +299,7 @@ class _Cluster:
             workers = _Workers(self, [a for a, _ in by_node], [p for _, p in by_node], port)
             workers.send(copy.read())
         except self.ray.exceptions.RayError as error:
-            raise _FailedStartError(f"a worker cannot start: {one_line(error)}") from error
+            raise _FailedStartError(one_line(error)) from error
         return workers
 
 

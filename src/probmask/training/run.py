@@ -4,12 +4,14 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor, nn
 
 from probmask.artifact import save
@@ -42,6 +44,13 @@ from probmask.training.quantization import Quantizer
 from probmask.training.record import artifact_metadata, make_record, versions
 from probmask.training.record_format import without_keys_of_session
 from probmask.training.run_directory import RunDirectory
+from probmask.training.sharded_building import (
+    Blueprint,
+    OnMeta,
+    build_seeded,
+    fill_rows,
+    log_whole_network,
+)
 from probmask.training.sharded_state import divided_by_shape, divided_like, whole_state
 
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
@@ -88,10 +97,44 @@ class TrainingRun:
             )
         suggested = data.model_settings()
         self.model_args = model_settings(config.model, config.model_args, suggested=suggested)
-        torch.manual_seed(fold(config.seed, RunStream.INITIAL_WEIGHTS))
-        self.model = build_model(config.model, self.model_args)
-        check_model(self.model, data, name=config.model)
-        if config.init is not None and not resumed:
+        self._resumed = resumed
+        self._build = partial(build_model, config.model, self.model_args)
+        self._blueprint = self._make_blueprint() if config.strategy == "fsdp" else None
+        if self._blueprint is None:
+            self.model = build_seeded(self._build, self._seed)
+            check_model(self.model, data, name=config.model)
+            self._load_initial_weights()
+        else:
+            self.model = self._blueprint.model  # without values until `prepare`
+        self.seconds = 0.0
+        self._lines: list[str] = []  # of the log
+        self._fingerprint = ""  # of the data
+        self._versions = [versions()]  # of all sessions, if they differ
+        self._loop: Loop | None = None
+
+    @property
+    def _seed(self) -> int:
+        return fold(self.config.seed, RunStream.INITIAL_WEIGHTS)
+
+    def _make_blueprint(self) -> Blueprint | None:
+        """Return a blueprint of the network, or None if it needs memory to be built or checked."""
+        blueprint = Blueprint.of(self._build)
+        if blueprint is None:
+            return None
+        try:
+            with OnMeta():
+                check_model(
+                    blueprint.model, self.data, name=self.config.model, device=torch.device("meta")
+                )
+        except Exception as error:  # the whole network is checked instead, which may succeed
+            log_whole_network(one_line(error))
+            return None
+        return blueprint
+
+    def _load_initial_weights(self) -> None:
+        """Load the file of a pretrained start, unless a checkpoint follows."""
+        config = self.config
+        if config.init is not None and not self._resumed:
             load_initial_weights(
                 self.model,
                 config.init,
@@ -99,11 +142,19 @@ class TrainingRun:
                 sha256=config.init_sha256,
                 own_name=MODELS[config.model].own_name if config.model in MODELS else None,
             )
-        self.seconds = 0.0
-        self._lines: list[str] = []  # of the log
-        self._fingerprint = ""  # of the data
-        self._versions = [versions()]  # of all sessions, if they differ
-        self._loop: Loop | None = None
+
+    def _set_up_network(self, fabric: Fabric) -> _FabricModule:
+        """Set up the network; if there is a blueprint, build the rows of this rank."""
+        if self._blueprint is None:
+            return fabric.setup_module(self.model)
+        self.model, rows = self._blueprint.build_rows(
+            seed=self._seed, rank=fabric.global_rank, ranks=fabric.world_size
+        )
+        network = fabric.setup_module(self.model)
+        if rows:
+            fill_rows(self.model, rows, fabric.device)
+        self._load_initial_weights()
+        return network
 
     @property
     def loop(self) -> Loop:
@@ -134,7 +185,7 @@ class TrainingRun:
             )
         self.data = data
         self._fingerprint = _common_fingerprint(data)
-        network = fabric.setup_module(self.model)
+        network = self._set_up_network(fabric)
         optimizer = build_optimizer(config.optimizer, self.model.parameters())
         sparsifier = attach(
             self.model,
@@ -238,11 +289,10 @@ class TrainingRun:
         with closing(batches):  # ends the worker processes
             some = islice(batches, max(1, _EXAMPLES_FOR_BATCHNORM // batch_size))
             summary = self.loop.sparsifier.finalize(data=(batch.inputs for batch in some))
-        model = self._whole_model()
         record = make_record(
             self.config,
             self.data,
-            model,
+            self.model,
             summary,
             model_args=self.model_args,
             phases=self.phases,
@@ -252,7 +302,8 @@ class TrainingRun:
             devices=self.loop.fabric.world_size,
             earlier_versions=self._versions[:-1],
         )
-        if self._is_first_rank:
+        model = self._whole_model()
+        if model is not None:
             save(
                 model,
                 directory.artifact,
@@ -267,14 +318,21 @@ class TrainingRun:
         finished: dict[str, Any] = self.loop.fabric.broadcast(record)
         return finished
 
-    def _whole_model(self) -> nn.Module:
-        """Return the finished network; if its weights are divided, a copy with whole weights."""
+    def _whole_model(self) -> nn.Module | None:
+        """Return the finished network with whole weights on the first rank, None on the others."""
         if not is_sharded(self.loop.fabric):
-            return self.model
-        state = whole_state(self.model.state_dict())
-        model = build_model(self.config.model, self.model_args)
-        model.load_state_dict(state)
-        return model.to(self.loop.fabric.device)
+            return self.model if self._is_first_rank else None
+        state = whole_state(self.model.state_dict(), keep=self._is_first_rank)
+        if not self._is_first_rank:
+            return None
+        if self._blueprint is None:
+            model = self._build()
+            model.load_state_dict(state)
+            return model
+        with OnMeta():
+            model = self._build()
+        model.load_state_dict(state, assign=True)  # without a second copy of the weights
+        return model
 
     def restore(self, directory: RunDirectory) -> None:
         """Continue from the checkpoint in ``directory``.
