@@ -62,7 +62,7 @@ def write_atomically(path: str | os.PathLike[str], data: Content, *, overwrite: 
             _publish(temporary, target, overwrite)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def _publish(temporary: Path, target: Path, overwrite: bool) -> None:
         temporary.replace(target)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the new name survive a power failure, where the system supports it."""
     if os.name == "nt":  # Windows cannot sync a directory
         return

@@ -21,6 +21,7 @@ from probmask.training.devices import launch_fabric
 from probmask.training.metrics import MetricsLog
 from probmask.training.run import TrainingRun
 from probmask.training.run_directory import RunDirectory
+from probmask.training.sharded_state import whole_state
 from training.small import start
 
 DIED = 9  # exit code of a rank that died as planned
@@ -135,7 +136,8 @@ def restored_state(
     restored = TrainingRun(config, data, resumed=True)
     restored.prepare(fabric, data)
     restored.restore(RunDirectory(directory))
-    state = restored._state(MetricsLog(out / "log", None) if rank == 0 else None)
+    log = MetricsLog(out / "log", None) if rank == 0 else None
+    state = whole_state(restored._state(log), keep=rank == 0)
     if rank == 0:
         write_checkpoint(out / f"{ranks}.safetensors", state)
     fabric.barrier()

@@ -56,10 +56,14 @@ def _empty(saved: Any, weights: Sequence[Any]) -> Any:
     """Return what a saved value is loaded into."""
     if not isinstance(saved, TensorStorageMetadata):
         return None
-    like = next((weight for weight in weights if weight.shape == saved.size), None)
-    dtype, device = saved.properties.dtype, weights[0].device
+    return empty_like_weight(saved.size, saved.properties.dtype, weights)
+
+
+def empty_like_weight(shape: torch.Size, dtype: torch.dtype, weights: Sequence[Any]) -> Tensor:
+    """Return a tensor without values, divided like the weights of this shape if there are some."""
+    like = next((weight for weight in weights if weight.shape == shape), None)
     if like is None or not is_dtensor(like):
-        return torch.empty(saved.size, dtype=dtype, device=device)
+        return torch.empty(shape, dtype=dtype, device=weights[0].device if weights else None)
     rows: Tensor = like._local_tensor
     return whole_like(torch.empty_like(rows, dtype=dtype, requires_grad=False), like)
 

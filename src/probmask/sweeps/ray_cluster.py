@@ -105,7 +105,7 @@ def _write_files(run: RunDirectory, files: Mapping[str, bytes]) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         write_atomically(run.path / name, files[name], overwrite=True)
-    run.checkpoint.unlink(missing_ok=True)  # left by an earlier start on this machine
+    run.remove_checkpoint()  # left by an earlier start on this machine
 
 
 class _LastMessages:

@@ -9,8 +9,9 @@ types of the decoded state must be checked too (`checkpoint_schema`). The format
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,8 +28,39 @@ _LONG_TEXT = 1000  # characters; safetensors limits the size of the header
 _MAX_DEPTH = 50  # of nested containers
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """A tensor whose rows the ranks have stored in other files (`shard_files`).
+
+    ``directory`` is next to the checkpoint, and ``digest`` is that of all files in it.
+    """
+
+    directory: str
+    digest: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def with_digest(self, digest: str) -> Self:
+        """Return the same tensor in files with this digest."""
+        return replace(self, digest=digest)
+
+
+def map_stored_rows(value: Any, fn: Callable[[StoredRows], Any]) -> Any:
+    """Return a nested state with ``fn`` applied to all `StoredRows` in it."""
+    if isinstance(value, StoredRows):
+        return fn(value)
+    if isinstance(value, dict):
+        return {key: map_stored_rows(item, fn) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map_stored_rows(item, fn) for item in value)
+    return value
+
+
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write nested dicts, lists and tuples of numbers, strings and tensors to ``path``.
+
+    Tensors may be `StoredRows`.
 
     Raises:
         TypeError: ``state`` contains another type.
@@ -56,26 +88,27 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise _damaged(path, str(error)) from error
+        raise damaged(path, str(error)) from error
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path}: is not a checkpoint of this version of probmask; resume with the version "
             "that wrote it, or start a new run with another --out."
         )
     if metadata.get("digest") != _digest(metadata.get("state", ""), tensors):
-        raise _damaged(path, "its digest does not match its content")
+        raise damaged(path, "its digest does not match its content")
     try:
         # Copy: the tensors are mapped from a file that the next checkpoint replaces.
         copies = {name: _plain_copy(tensor) for name, tensor in tensors.items()}
         state = _decode(json.loads(metadata.get("state", "")), copies)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its content cannot be decoded: {one_line(error)}") from error
+        raise damaged(path, f"its content cannot be decoded: {one_line(error)}") from error
     if not isinstance(state, dict):
-        raise _damaged(path, "its content is not a table")
+        raise damaged(path, "its content is not a table")
     return state
 
 
-def _damaged(path: Path, reason: str) -> CheckpointError:
+def damaged(path: Path, reason: str) -> CheckpointError:
+    """Return the error for a checkpoint that cannot be read."""
     return CheckpointError(
         f"{path}: the checkpoint is damaged ({reason}); restore it from a copy, or start a new run "
         "with another --out."
@@ -110,6 +143,9 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         name = str(len(tensors))
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": name}
+    if isinstance(value, StoredRows):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"rows": [value.directory, value.digest, value.name, list(value.shape), dtype]}
     if isinstance(value, Mapping):
         return {"dict": [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
@@ -137,6 +173,19 @@ def _decode_tensor(name: Any, tensors: Mapping[str, Tensor], _: int) -> Tensor:
     if not isinstance(name, str) or name not in tensors:
         raise ValueError(f"tensor {name!r:.50} is missing")
     return tensors[name]
+
+
+def _decode_rows(content: Any, _: Mapping[str, Tensor], __: int) -> StoredRows:
+    if not isinstance(content, list) or len(content) != 5:
+        raise ValueError("expected five fields of a tensor")
+    directory, digest, name, shape, dtype = content
+    sizes = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else None
+    if not all(isinstance(text, str) for text in (directory, digest, name)) or not sizes:
+        raise ValueError("a field of a tensor has the wrong type")
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype!r:.50} is not a type of tensor")
+    return StoredRows(directory, digest, name, tuple(shape), kind)
 
 
 def _decode_text(name: Any, tensors: Mapping[str, Tensor], depth: int) -> str:
@@ -169,6 +218,7 @@ def _decode_dict(items: Any, tensors: Mapping[str, Tensor], depth: int) -> dict[
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor], int], Any]] = {
     "tensor": _decode_tensor,
+    "rows": _decode_rows,
     "text": _decode_text,
     "list": _decode_list,
     "tuple": _decode_tuple,

@@ -1,6 +1,6 @@
 """When checkpoints are due: the first rank decides by its clock, and all ranks follow.
 
-The ranks of a sharded network gather it for a checkpoint, so all of them must begin it after the
+The ranks of a sharded network write a checkpoint together, so all of them must begin it after the
 same update. The first rank measures the time and announces its decision. To send few messages, it
 also announces after how many updates the ranks ask again. A single process asks after every one.
 """

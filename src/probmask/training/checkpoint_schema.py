@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from probmask.errors import CheckpointError
+from probmask.masking.sharding import rows_of
 from probmask.masking.sparsifier import Sparsifier
 from probmask.messages import printable, shown
 from probmask.optim import without_ham
@@ -108,7 +109,10 @@ def tensor(like: Tensor, *, finite: bool = False) -> Rule:
 def shaped_tensor(
     shape: Sequence[int], dtype: torch.dtype, *, finite: bool = False, low: float = -math.inf
 ) -> Rule:
-    """Accept a tensor of this shape and type, whose values are at least ``low`` and not NaN."""
+    """Accept a tensor of this shape and type, whose values are at least ``low`` and not NaN.
+
+    If it is sharded, only the rows of this rank are examined.
+    """
     kind = _kind(shape, dtype)
 
     def check(value: Any, field: Field) -> None:
@@ -118,9 +122,10 @@ def shaped_tensor(
             raise _expected(kind, value, field)
         if not dtype.is_floating_point:
             return
-        if value.isnan().any() or (finite and not value.isfinite().all()):
+        rows = rows_of(value)
+        if rows.isnan().any() or (finite and not rows.isfinite().all()):
             raise field.error("contains values that are not finite")
-        if low > -math.inf and (value < low).any():
+        if low > -math.inf and (rows < low).any():
             raise field.error(f"contains values below {low:g}")
 
     return check

@@ -164,7 +164,7 @@ class _RunCopy:
             run = RunDirectory(path.parent)
             self.checkpoints += path == run.checkpoint
             if path == run.record:
-                run.checkpoint.unlink(missing_ok=True)
+                run.remove_checkpoint()
 
 
 def _train_until_finished(cluster: "_Cluster", copy: _RunCopy, make_reporter: MakeReporter) -> None:

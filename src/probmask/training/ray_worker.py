@@ -160,6 +160,7 @@ class RayWorker:
                     resume=resume,
                     make_reporter=self._make_reporter,
                     end=lambda message: ended.put(Failure(RankLostError, message, "")),
+                    is_copied=True,
                 )
             except Exception as error:
                 ended.put(_failure(error))

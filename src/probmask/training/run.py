@@ -44,6 +44,7 @@ from probmask.training.quantization import Quantizer
 from probmask.training.record import artifact_metadata, make_record, versions
 from probmask.training.record_format import without_keys_of_session
 from probmask.training.run_directory import RunDirectory
+from probmask.training.shard_files import read_rows, write_rows
 from probmask.training.sharded_building import (
     Blueprint,
     OnMeta,
@@ -251,12 +252,23 @@ class TrainingRun:
                     self._begin_quantization()
                 if schedule.is_due():
                     self.loop.check_finite()
-                    state = self._state(log)
-                    if log is not None:
-                        write_checkpoint(directory.checkpoint, state)
+                    self._write_checkpoint(directory, log)
             self.loop.check_finite()
         if log is not None:
             self._lines = log.lines
+
+    def _write_checkpoint(self, directory: RunDirectory, log: MetricsLog | None) -> None:
+        """Write a checkpoint, all ranks together. The earlier one stays until it is complete."""
+        state, shards = self._state(log), None
+        if is_sharded(self.loop.fabric):
+            stored = None if directory.is_copied else write_rows(state, directory.path)
+            if stored is None:
+                state = whole_state(state, keep=log is not None)
+            else:
+                state, shards = stored
+        if log is not None:
+            write_checkpoint(directory.checkpoint, state)
+            directory.remove_shards(keep=shards)
 
     def _is_quantized(self, step: int) -> bool:
         """Return whether the masks are final and the weights integers after this many updates."""
@@ -314,7 +326,7 @@ class TrainingRun:
             record["bytes"] = directory.artifact.stat().st_size
             record["history"] = thin_history(self._lines)
             directory.write_record(record)
-            directory.checkpoint.unlink(missing_ok=True)
+            directory.remove_checkpoint()
         finished: dict[str, Any] = self.loop.fabric.broadcast(record)
         return finished
 
@@ -341,7 +353,7 @@ class TrainingRun:
             CheckpointError: The checkpoint is damaged, or belongs to another run.
         """
         path = directory.checkpoint
-        state = read_checkpoint(path)
+        state = read_rows(read_checkpoint(path), path, list(self.model.parameters()))
         field = schema.Field(path)
         schema.table(self._field_rules())(state, field)
         if not _same_settings(state["config"], to_table(self.config)):
@@ -356,8 +368,7 @@ class TrainingRun:
             )
         if self._is_quantized(state["step"]):
             self._begin_quantization(resumed=True)
-        for key, rule in self._state_rules(state["step"]).items():
-            rule(state[key], field[key])
+        _check_together(state, self._state_rules(state["step"]), field)
         lines = self._checked_lines(state, path)
         try:
             self._load(state)
@@ -425,18 +436,15 @@ class TrainingRun:
             raise CheckpointError(str(error)) from error
 
     def _state(self, log: MetricsLog | None) -> dict[str, Any]:
-        """Return everything that `restore` needs, on the rank that has the log.
+        """Return everything that `restore` needs. Weights may be sharded, and so is their state.
 
-        All ranks call this together. Those of a sharded network send their parts.
+        All ranks call this together; the one with the log has its lines.
         """
-        states = {
+        return {
+            "config": to_table(self.config),
             "model": self.model.state_dict(),
             "optimizer": self.loop.optimizer.state_dict(),
             "sparsifier": self.loop.sparsifier.state_dict(),
-        }
-        return {
-            "config": to_table(self.config),
-            **whole_state(states, keep=log is not None),
             **self.loop.state_dict(),
             "seconds": self.seconds,
             "log": "" if log is None else log.text,
@@ -456,6 +464,25 @@ class TrainingRun:
     @property
     def _is_first_rank(self) -> bool:
         return self.loop.fabric.global_rank == 0
+
+
+def _check_together(
+    state: Mapping[str, Any], rules: Mapping[str, schema.Rule], field: schema.Field
+) -> None:
+    """Apply rules to fields of the state; a rank of a sharded network examines its rows only.
+
+    Raises:
+        CheckpointError: A field does not fit, on all ranks.
+    """
+    problem = None
+    try:
+        for key, rule in rules.items():
+            rule(state[key], field[key])
+    except CheckpointError as error:
+        problem = str(error)
+    for text in gathered(problem):
+        if text is not None:
+            raise CheckpointError(text)
 
 
 def load_run_data(config: TrainConfig) -> DataSource:

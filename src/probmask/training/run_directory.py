@@ -4,6 +4,7 @@ config.toml             the complete configuration
 metrics.jsonl           one line per epoch
 tensorboard/            the same numbers for TensorBoard
 checkpoint.safetensors  exists while the run is unfinished
+checkpoint-…/           the part of it that the ranks of a sharded network have written
 model.safetensors       the finished network
 record.json             the results; it exists if the run is finished
 dense/                  the same files of the dense twin
@@ -11,6 +12,7 @@ dense/                  the same files of the dense twin
 
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,16 +40,22 @@ _CODE = {
     "model": ("model", "--model"),
     "optimizer.name": ("optimizer", "--set optimizer.name=…"),
 }
+SHARDS = "checkpoint-" + 16 * "[0-9a-f]"  # directories
 _TEMPORARY = ".probmask-*.tmp"  # unfinished files of `write_atomically`
 # A process that only asks whether the directory is locked holds the lock for a moment.
 _LOCK_SECONDS = 0.2
 
 
 class RunDirectory:
-    """Paths of the files of a run, and how they are created, locked, read and written."""
+    """Paths of the files of a run, and how they are created, locked, read and written.
 
-    def __init__(self, path: Path) -> None:
+    If the directory ``is_copied`` elsewhere during the run, file by file, a checkpoint must be a
+    single file.
+    """
+
+    def __init__(self, path: Path, *, is_copied: bool = False) -> None:
         self.path = path
+        self.is_copied = is_copied
         self.config = path / _CONFIG
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
@@ -158,6 +166,17 @@ class RunDirectory:
             InputError: The record is damaged.
         """
         return read_record(self.record)
+
+    def remove_shards(self, *, keep: Path | None = None) -> None:
+        """Delete what the ranks have written for checkpoints, except one directory."""
+        for directory in self.path.glob(SHARDS):
+            if directory != keep:
+                shutil.rmtree(directory, ignore_errors=True)  # another process may delete it too
+
+    def remove_checkpoint(self) -> None:
+        """Delete the checkpoint, if there is one."""
+        self.checkpoint.unlink(missing_ok=True)
+        self.remove_shards()
 
     def remove_leftovers(self) -> None:
         """Delete temporary files that a killed process left."""

@@ -1,7 +1,4 @@
-"""States of a run whose weights FSDP2 divides: gathered for checkpoints, divided again to resume.
-
-A checkpoint has whole tensors, so it does not depend on the number of ranks or on the strategy.
-"""
+"""States of a run whose weights FSDP2 divides: gathered on one rank, or divided again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +41,7 @@ def divided_by_shape(state: Any, weights: Sequence[Any]) -> Any:
 
 
 def _divided(tensor: Tensor, like: Any) -> Tensor:
-    if not is_dtensor(like):
+    if not is_dtensor(like) or is_dtensor(tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 

@@ -94,8 +94,11 @@ def train_rank(
     resume: bool,
     make_reporter: MakeReporter,
     end: Callable[[str], None] | None = None,
+    is_copied: bool = False,
 ) -> Outcome:
     """Do what `train` documents, as one of the ranks.
+
+    If ``is_copied``, the directory is a copy on this node; see `RunDirectory`.
 
     ``end`` is called from a thread if another rank does not respond while this one waits for it.
     Its argument is a message, empty if another rank prints it. By default, the process ends.
@@ -122,8 +125,9 @@ def train_rank(
             meeting.note_start(path)
         dense = None
         if config.dense_twin:
-            dense = _train_twin(config, data, RunDirectory(path / "dense"), fabric, make_reporter)
-        directory = RunDirectory(path)
+            twin = RunDirectory(path / "dense", is_copied=is_copied)
+            dense = _train_twin(config, data, twin, fabric, make_reporter)
+        directory = RunDirectory(path, is_copied=is_copied)
         record = fabric.broadcast(_finished_record(directory))
         if record is None:
             run = run or _prepared_run(config, data, fabric, directory)
@@ -227,7 +231,7 @@ def _finished_record(directory: RunDirectory) -> dict[str, Any] | None:
     if not directory.finished:
         return None
     with suppress(OSError):  # read-only media
-        directory.checkpoint.unlink(missing_ok=True)  # left by a kill right after the record
+        directory.remove_checkpoint()  # left by a kill right after the record
     return directory.read_record()
 
 
