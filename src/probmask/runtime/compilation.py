@@ -72,9 +72,9 @@ def compile(  # noqa: A001
     threads = torch.get_num_threads() if threads is None else threads
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
-    copied, example = _model_and_example(model, example)
+    copied, example, batch_dims = _model_and_example(model, example)
     examples = example_tensors(example)
-    network = lower(export(copied, examples))
+    network = lower(export(copied, examples, batch_dims=batch_dims))
     engine = Engine(network, examples, Threads(threads), copied)
     if choices is not None:
         engine.use(read_choices(choices, network))
@@ -88,19 +88,23 @@ def compile(  # noqa: A001
 
 def _model_and_example(
     model: nn.Module | str | os.PathLike[str], example: Any
-) -> tuple[nn.Module, Any]:
-    """Return the model for inference, and the example, for which an ONNX file may have shapes."""
+) -> tuple[nn.Module, Any, list[int | None] | None]:
+    """Return the model for inference, the example, and the inputs' batch dimensions if known.
+
+    An ONNX file has the shapes of its inputs.
+    """
     if isinstance(model, str | os.PathLike) and Path(model).suffix.lower() == ".onnx":
-        from probmask.runtime.from_onnx.onnx_network import example_of, load_onnx
+        from probmask.runtime.from_onnx.onnx_network import batch_dims, example_of, load_onnx
 
         network, inputs = load_onnx(model)
-        return network, example_of(model, inputs) if example is None else example
+        example = example_of(model, inputs) if example is None else example
+        return network, example, batch_dims(inputs)
     if example is None:
         raise InputError(
             "runtime.compile(model): pass an example, an input or a tuple of inputs; only ONNX "
             "files have the shapes of their inputs."
         )
-    return frozen_copy(model), example
+    return frozen_copy(model), example, None
 
 
 def frozen_copy(

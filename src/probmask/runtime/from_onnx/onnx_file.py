@@ -27,10 +27,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the network; a size that may vary is None."""
+    """An input of the network. A size that may vary is a name, or None without one."""
 
     name: str
-    shape: tuple[int | None, ...] | None
+    shape: tuple[int | str | None, ...] | None
     dtype: Any
 
 
@@ -144,7 +144,9 @@ def _attribute(item: Any, onnx: Any) -> Any:
         return onnx.numpy_helper.to_array(value)
     if isinstance(value, onnx.SparseTensorProto):
         return _dense(value, onnx)
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [part.decode() if isinstance(part, bytes) else part for part in value]
+    return value
 
 
 def _dense(sparse: Any, onnx: Any) -> Any:
@@ -163,7 +165,6 @@ def _input(value: Any, onnx: Any) -> Input:
     tensor = value.type.tensor_type
     shape = None
     if tensor.HasField("shape"):
-        sizes = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
-        shape = tuple(size if size else None for size in sizes)
+        shape = tuple(dim.dim_value or dim.dim_param or None for dim in tensor.shape.dim)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     return Input(value.name, shape, dtype)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from probmask.errors import InputError
 from probmask.runtime.from_onnx.onnx_file import Input, OnnxGraph, Operation, read_onnx
 from probmask.runtime.from_onnx.onnx_operators import JOINED, OPERATORS
+from probmask.runtime.from_onnx.onnx_recurrent import RECURRENT, RecurrentLayer
 
 
 class OnnxNetwork(nn.Module):
@@ -32,10 +33,17 @@ class OnnxNetwork(nn.Module):
         self.operations = joined_operations(graph)
         self.arrays: dict[str, Any] = {}
         self.parameter_names: dict[str, str] = {}
+        self.recurrent = nn.ModuleDict(
+            {
+                f"layer{i}": RecurrentLayer(op, graph)
+                for i, op in enumerate(self.operations)
+                if op.kind in RECURRENT
+            }
+        )
         settings = {
             name
             for op in graph.operations
-            if op.kind in ("Resize", "Upsample")
+            if op.kind in ("Resize", "Upsample", *RECURRENT)
             for name in op.inputs[1:]
         }
         for name, array in graph.constants.items():
@@ -58,9 +66,12 @@ class OnnxNetwork(nn.Module):
         values: dict[str, Any] = dict(self.arrays)
         values |= {name: getattr(self, key) for name, key in self.parameter_names.items()}
         values |= dict(zip(self.input_names, inputs, strict=True))
-        for op in self.operations:
+        for i, op in enumerate(self.operations):
             given = [values[name] if name else None for name in op.inputs]
-            made = OPERATORS[op.kind](op, given, self.opset)
+            if op.kind in RECURRENT:
+                made = self.recurrent[f"layer{i}"](given)
+            else:
+                made = OPERATORS[op.kind](op, given, self.opset)
             results = made if isinstance(made, tuple) else (made,)
             values |= dict(zip(op.outputs, results, strict=False))
         outputs = tuple(_as_output(values[name]) for name in self.output_names)
@@ -76,28 +87,50 @@ def load_onnx(path: str | os.PathLike[str]) -> tuple[OnnxNetwork, Sequence[Input
 
     Raise `InputError` if the file is damaged, or has an operator that is not known.
     """
-    graph = read_onnx(path, set(OPERATORS) - set(JOINED))
+    graph = read_onnx(path, (set(OPERATORS) | RECURRENT) - set(JOINED))
     return OnnxNetwork(graph).eval(), graph.inputs
+
+
+def batch_dims(inputs: Sequence[Input]) -> list[int | None]:
+    """Return the dimension of each input that the file leaves open for the batch; None without one.
+
+    Files name open sizes. The batch has the name that most inputs have, the first of several.
+    """
+    names = Counter(
+        size for item in inputs for size in dict.fromkeys(item.shape or ()) if isinstance(size, str)
+    )
+    common = max(names, key=lambda name: names[name], default=None)
+    return [_batch_dim(item, common) for item in inputs]
+
+
+def _batch_dim(item: Input, name: str | None) -> int | None:
+    if item.shape and name in item.shape:
+        return item.shape.index(name)
+    return 0 if item.shape and item.shape[0] is None else None
 
 
 def example_of(path: str | os.PathLike[str], inputs: Sequence[Input]) -> tuple[Tensor, ...]:
     """Return inputs with the shapes in the file and a batch of one."""
     made = []
     generator = np.random.default_rng(0)
-    for item in inputs:
-        shape = item.shape
-        if shape is None or any(size is None for size in shape[1:]):
-            known = "unknown" if shape is None else "×".join(str(n or "?") for n in shape)
+    for item, batch in zip(inputs, batch_dims(inputs), strict=True):
+        shape = [1 if i == batch else size for i, size in enumerate(item.shape or ())]
+        sizes = [size for size in shape if isinstance(size, int)]
+        if item.shape is None or len(sizes) < len(shape):
+            known = "unknown" if item.shape is None else "×".join(map(_shown, item.shape))
             raise InputError(
                 f"runtime.compile({Path(path).name}): the file leaves sizes of the input "
                 f"{item.name} open ({known}); pass an example."
             )
-        sizes = [size or 1 for size in shape]
         if np.dtype(item.dtype).kind == "f":
             made.append(torch.from_numpy(generator.normal(size=sizes).astype(item.dtype)))
         else:
             made.append(torch.from_numpy(np.ones(sizes, item.dtype)))
     return tuple(made)
+
+
+def _shown(size: int | str | None) -> str:
+    return str(size) if isinstance(size, int) else "?"
 
 
 def joined_operations(graph: OnnxGraph) -> list[Operation]:

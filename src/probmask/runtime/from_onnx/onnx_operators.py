@@ -63,13 +63,18 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Operator:
-    """Return an operator of two tensors, or of sizes. A constant number becomes a Python number."""
+    """Return an operator of two tensors, or of sizes or constants that sizes are computed from.
+
+    A constant number next to a tensor becomes a Python number.
+    """
 
     def apply(_: Operation, inputs: list[Any], __: int) -> Any:
         first, second = inputs
         on_tensors = isinstance(first, Tensor) or isinstance(second, Tensor)
         if not on_tensors and (is_sizes(first) or is_sizes(second)):
             return _of_sizes(function, first, second)
+        if not on_tensors and all(value.dtype.kind == "i" for value in inputs):
+            return np.asarray(function(first, second))
         return function(_operand(first), _operand(second))
 
     return apply
@@ -418,8 +423,8 @@ def _slice(op: Operation, inputs: list[Any], opset: int) -> Any:
     else:
         starts, ends = op.attributes["starts"], op.attributes["ends"]
         axes, steps = op.attributes.get("axes"), [1] * len(starts)
-    if any(not isinstance(step, int) or step < 1 for step in steps):
-        raise unsupported(op, "negative steps")
+    if any(not isinstance(step, int) or step == 0 for step in steps):
+        raise unsupported(op, "steps that are computed from sizes, or zero")
     axes = list(range(len(starts))) if axes is None else axes
     if is_sizes(x) or isinstance(x, np.ndarray):
         taken: Any = x if isinstance(x, np.ndarray) else numbers(x, "sizes", op)
@@ -432,9 +437,21 @@ def _slice(op: Operation, inputs: list[Any], opset: int) -> Any:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if isinstance(end, int) and end > 2**62:
             end = 2**62
-        index = (slice(None),) * (axis % x.dim()) + (slice(start, end, step),)
-        x = x[index]
+        axis %= x.dim()
+        if step < 0:
+            x = _backwards(x, axis, slice(start, end, step))
+        else:
+            x = x[(slice(None),) * axis + (slice(start, end, step),)]
     return x
+
+
+def _backwards(x: Tensor, axis: int, taken: slice) -> Tensor:
+    """Return a slice with a negative step, which PyTorch does not have."""
+    size = int(x.shape[axis])
+    places = range(size)[taken]
+    if places == range(size)[::-1]:
+        return x.flip(axis)
+    return x.index_select(axis, torch.tensor(places))
 
 
 def _gather(op: Operation, inputs: list[Any], _: int) -> Any:

@@ -33,11 +33,18 @@ class Export:
 
 
 def export(
-    model: nn.Module, examples: tuple[Tensor, ...], *, caller: str = "runtime.compile"
+    model: nn.Module,
+    examples: tuple[Tensor, ...],
+    *,
+    batch_dims: list[int | None] | None = None,
+    caller: str = "runtime.compile",
 ) -> Export:
-    """Export the model for any batch size, or for the examples' if the model fixes it."""
+    """Export the model for any batch size, or for the examples' if the model fixes it.
+
+    ``batch_dims`` are the dimensions of the inputs that are the batch, if they are known.
+    """
     examples = tuple(example.contiguous() for example in examples)
-    possible = _possible_batches(model, examples)
+    possible = _possible_batches(model, examples, batch_dims)
     with warnings.catch_warnings(), torch.no_grad(), _without_reports():
         warnings.simplefilter("ignore")
         attempts = (
@@ -69,7 +76,9 @@ def export(
 _Dims = list[int | None]
 
 
-def _possible_batches(model: nn.Module, examples: tuple[Tensor, ...]) -> list[_Dims]:
+def _possible_batches(
+    model: nn.Module, examples: tuple[Tensor, ...], known: _Dims | None
+) -> list[_Dims]:
     """Return which dimensions of the inputs may be the batch: their first, in general.
 
     The states of recurrent layers have it second, and so have their inputs without `batch_first`.
@@ -88,6 +97,8 @@ def _possible_batches(model: nn.Module, examples: tuple[Tensor, ...]) -> list[_D
     ]
     second = [1 if x.dim() > 1 else dim for x, dim in zip(examples, first, strict=True)]
     possible = [with_states] if all(m.batch_first for m in layers) else [second, with_states]
+    if known is not None and len(known) == len(examples) and any(d is not None for d in known):
+        possible.insert(0, known)
     found = []
     for dims in (*possible, first):
         # An input of size 1 next to larger ones is shared by the whole batch, so it is fixed.
@@ -145,6 +156,8 @@ def _for_this_batch(
 ) -> torch.export.ExportedProgram:
     try:
         return torch.export.export(model, examples)
+    except InputError:  # of an ONNX operator
+        raise
     except Exception as error:
         name = type(model).__name__
         place = _place(error)
