@@ -10,28 +10,38 @@ The bound is, for each weight tensor of n entries with nnz kept ones, n H(nnz / 
 positions, nnz times the entropy of its integers, and the entropy of the codes of its scales; for
 exact values 32 bits each. All other tensors count with their size in the file.
 
+`--codes` prints what other codes would save in the files, in bytes: positions coded row by row (the
+entropy of each row, and of the numbers of kept weights), one table of frequencies for the integers
+of all layers and one for all scales, and entropy-coded high bytes of the fp16 numbers.
+
     python benchmarks/quantized_size.py runs/demo runs/lenet
+    python benchmarks/quantized_size.py runs/demo runs/lenet --codes
 """
 
 import argparse
+import itertools
 import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import probmask
 from probmask.artifact import load_state
 from probmask.core.integer_grid import grid_of, kept_places, round_to_grid
 from probmask.data import DataSource
+from probmask.storage.entropy_coding import encode_symbols
 from probmask.storage.integers import INTEGERS
+from probmask.storage.reader import open_artifact
 from probmask.training.evaluation import evaluate_model
 from probmask.training.run import load_run_data
 from probmask.training.run_directory import RunDirectory
 
-VALUES = ("fp32", "fp16", "int8", "int4")
+VALUES = ("fp32", "fp16", "int8", "int6", "int4")
 # A network that loses more points than this by rounding is tuned.
 MAX_LOSS = 0.3
 
@@ -123,15 +133,69 @@ def print_network(run: Path, tuned: Sequence[str] | None, epochs: int) -> None:
         print_row(f"{name} | {values}, tuned", model, data, values)
 
 
+def print_codes(run: Path, values: str) -> None:
+    """Print the number of bytes that other codes would save in the file of a run."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.safetensors"
+        info = probmask.save(probmask.load(run / "model.safetensors"), path, values=values)
+        state = load_state(path)
+        with open_artifact(path) as artifact:
+            entries = artifact.entries.values()
+            positions = sum(entry.positions for entry in entries if len(entry.shape) > 1)
+    weights = [tensor for tensor in state.values() if tensor.dim() > 1]
+    pairs = [integers_of(weight, INTEGERS[values]) for weight in weights]
+    joint = sum(saved_by_one_table(numbers) for numbers in zip(*pairs, strict=True))
+    others = [t.flatten() for t in state.values() if t.dim() < 2 and t.is_floating_point()]
+    halves = torch.cat(others).half().numpy()
+    halves = halves[halves != 0]
+    coded = encode_symbols((halves.view(np.uint16) >> 8).astype(np.uint8)).size
+    by_row = positions - sum(map(row_entropy, weights)) / 8
+    print(
+        f"| {run.name} | {values} | {info.file_bytes:,} "
+        f"| {by_row:,.0f} | {joint:,} | {halves.size - coded:,} |",
+        flush=True,
+    )
+
+
+def row_entropy(weight: Tensor) -> float:
+    """Return the number of bits of the positions, each row with its own density."""
+    kept = weight.flatten(1).count_nonzero(1)
+    columns = weight[0].numel()
+    p = torch.stack([kept, columns - kept]).double() / columns
+    return float(columns * torch.special.entr(p).sum() / math.log(2)) + entropy(kept)
+
+
+def integers_of(weight: Tensor, bits: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the symbols of the integers and of the scales of a weight that lies on a grid."""
+    places, counts = kept_places(weight)
+    kept = weight.flatten()[places]
+    codes, _ = grid_of(kept, counts, bits)
+    sizes = round_to_grid(kept, codes, counts, bits).abs() - 1
+    return sizes.numpy().astype(np.uint8), (codes - codes.min()).numpy().astype(np.uint8)
+
+
+def saved_by_one_table(layers: Sequence[NDArray[np.uint8]]) -> int:
+    """Return the number of bytes that one block for all layers saves."""
+    together = encode_symbols(np.concatenate(layers)).size
+    return int(sum(encode_symbols(layer).size for layer in layers) - together)
+
+
 def main() -> None:
     """Print a table with the rows of each network."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+", help="directories of finished runs")
     parser.add_argument("--tune", nargs="*", choices=list(INTEGERS), help="rows to tune")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of the tuned rows")
+    parser.add_argument("--codes", action="store_true", help="print what other codes would save")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.codes:
+        print("| network | values | file, bytes | rows | joint tables | coded fp16 |")
+        print("|---|---|---:|---:|---:|---:|")
+        for run, values in itertools.product(options.runs, ("int8", "int4")):
+            print_codes(run, values)
+        return
     print(
         "| network | values | test accuracy | dense, bytes | file, bytes | bound, bytes |", end=""
     )
