@@ -41,7 +41,7 @@ from probmask.training.evaluation import evaluate_model
 from probmask.training.run import load_run_data
 from probmask.training.run_directory import RunDirectory
 
-VALUES = ("fp32", "fp16", "int8", "int6", "int4")
+VALUES = ("fp32", "fp16", "int8", "int4")
 # A network that loses more points than this by rounding is tuned.
 MAX_LOSS = 0.3
 

@@ -116,7 +116,7 @@ def own(tmp_path, monkeypatch):
         ("sized", {}, (10, 1 * 2)),
         ("sized", {"width": 5, "classes": 7}, (7, 5)),
         ("anything", {}, (10, 1)),
-        ("image", {}, (9, 8)),
+        ("image", {}, (18, 16)),
     ],
 )
 def test_a_function_of_the_user_receives_the_settings_that_it_names(own, name, settings, shape):
