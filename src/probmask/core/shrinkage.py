@@ -215,12 +215,16 @@ def bound_pruned_gradient(
 
 def _arrays(out: Tensor, *tensors: Tensor) -> list[Any]:
     """Return the entries of each tensor as a NumPy array, in the memory order of ``out``."""
-    arrays = []
-    for tensor in tensors:
-        vectors = storage_vectors(out, tensor.detach())
-        if vectors is None:
-            copy = torch.empty_like(out, dtype=tensor.dtype)
-            vectors = storage_vectors(out, copy.copy_(tensor.detach()))
-        assert vectors is not None
-        arrays.append(vectors[1].numpy())
-    return arrays
+    plain = [tensor.detach() for tensor in tensors]
+    vectors = storage_vectors(out, *plain)
+    if vectors is None:
+        vectors = storage_vectors(out, *(_in_order_of(out, tensor) for tensor in plain))
+    assert vectors is not None
+    return [vector.numpy() for vector in vectors[1:]]
+
+
+def _in_order_of(out: Tensor, tensor: Tensor) -> Tensor:
+    """Return the tensor in the memory order of ``out``: itself, or a copy."""
+    if storage_vectors(out, tensor) is not None:
+        return tensor
+    return torch.empty_like(out, dtype=tensor.dtype).copy_(tensor)

@@ -101,39 +101,14 @@ def outgrow(weight, initial, factor, out):
 def outgrow_active(weight, initial, factor, active, threshold, out):
     """out = sign(w) (|w|³ - |factor w₀|³ - θ³)^⅓ where active and positive, else 0.
 
-    As in `power`, few active weights are gathered. Only these are read from ``initial``. No call
-    works in place: LLVM's vectorized loops are for arrays that do not overlap.
+    The calls do not work in place: LLVM's vectorized loops are for arrays that do not overlap.
     """
-    places, gathered = np.empty(_BLOCK, np.int32), np.empty(_BLOCK, np.float32)
-    starts, every = np.empty(_BLOCK, np.float32), np.ones(_BLOCK, np.bool_)
     grown = np.empty(_BLOCK, np.float32)
     for begin in range(0, len(out), _BLOCK):
         part = slice(begin, min(len(out), begin + _BLOCK))
-        w, start, some, o = weight[part], initial[part], active[part], out[part]
-        found = 0
-        for i in range(len(some)):
-            found += some[i]
-        if found > _MANY:
-            outgrow(w, start, factor, grown[: len(o)])
-            _cube(grown[: len(o)], some, threshold, o)
-            continue
-        o[:] = _ZERO
-        if found == 0:
-            continue
-        count = 0
-        for i in range(len(some)):  # branch-free: the next entry overwrites an inactive place
-            places[count] = i
-            count += some[i]
-        for j in range(count):
-            gathered[j] = w[places[j]]
-            starts[j] = start[places[j]]
-        whole = min(-(-count // _VECTOR) * _VECTOR, _BLOCK)  # partial vectors are slow
-        gathered[count:whole] = _ONE
-        starts[count:whole] = _ZERO
-        outgrow(gathered[:whole], starts[:whole], factor, grown[:whole])
-        _cube(grown[:whole], every[:whole], threshold, gathered[:whole])
-        for j in range(count):
-            o[places[j]] = gathered[j]
+        u = grown[: len(out[part])]
+        outgrow(weight[part], initial[part], factor, u)
+        _cube(u, active[part], threshold, out[part])
 
 
 # "reassoc" lets LLVM vectorize the sum. The order of its terms depends only on their number.

@@ -151,13 +151,23 @@ def test_windows_and_histograms_find_the_same_value(name):
     weights = [LARGE[name](count) for count in (100_000, 37, 39_963)]
     pairs = zip(weights, (1.0, 2.0, 0.5), strict=True)
     cut = MagnitudeSearch(kernels, [Magnitudes(kernels, *pair) for pair in pairs])
+    masks, others = ([torch.zeros(w.shape, dtype=torch.bool) for w in weights] for _ in range(2))
+    arrays, other_arrays = ([mask.numpy() for mask in each] for each in (masks, others))
     for keep in (1, 3000, 60_000, 139_999):
-        exact = cut._search_histograms(keep)
+        exact = cut._search_histograms(keep, arrays)
+        found = cut._search_windows(keep, 0.0, other_arrays)
         hits = name == "normal" and 1 < keep < 139_999  # a sample cannot predict extremes
-        assert cut._search_windows(keep, 0.0) in ((exact,) if hits else (None, exact))
-        counts, above, _ = cut._count_window(exact[0] - 100)
-        assert above + counts[101:].sum() + exact[1] == keep
-        assert counts[100] >= exact[1]
+        assert found is not None or not hits
+        if found is not None:
+            assert found[:3] + found[4:] == exact[:3] + exact[4:]
+            assert all(map(torch.equal, masks, others))
+        spans = cut._mark_window(exact.cut - 100, arrays)
+        above = sum(span.counts.above for span in spans)
+        larger = sum(int((span.bits > exact.cut).sum()) for span in spans)
+        equal = sum(int((span.bits == exact.cut).sum()) for span in spans)
+        if sum(span.counts.inside - len(span.bits) for span in spans) == 0:
+            assert above + larger + exact.rest == keep
+            assert equal >= exact.rest
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

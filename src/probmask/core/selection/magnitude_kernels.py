@@ -14,6 +14,7 @@ LOW = 15  # number of lower bits; there are 16 upper bits
 _LOW = np.int32(LOW)
 _ONE = np.float32(1)
 _BLOCK = 64  # entries handled together
+_GROWN = 1024  # growths computed together: they stay in the first-level cache
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
 
@@ -34,19 +35,20 @@ def count_lower(x, scale, upper, counts):
 
 
 @cached_njit(**_OPTIONS)
-def count_window(x, scale, base, counts):
-    """Count each value of a window that begins at ``base``; ``counts`` has one bin per value.
+def mark_window(x, scale, base, end, out, places, inside):
+    """out = (bits of |x| scale) >= end, where bits from ``base`` to ``end`` are the window.
 
-    Returns the number of entries above the window, and the largest bits of all entries. Few
-    entries are inside the window, so most blocks need only the first, vectorized loop.
+    Returns the number of entries above the window, the number inside, and the largest bits of all
+    entries. Writes the places and bits of the first entries inside to ``places`` and ``inside``.
+    Few entries are inside, so most blocks need only the first, vectorized loop.
     """
-    end = np.int32(base + len(counts))
-    above, top = 0, np.int32(0)
+    above, found, top = 0, 0, np.int32(0)
     for begin in range(0, len(x), _BLOCK):
-        part = x[begin : min(len(x), begin + _BLOCK)]
+        part, o = x[begin : min(len(x), begin + _BLOCK)], out[begin : min(len(x), begin + _BLOCK)]
         over, from_base = np.int32(0), np.int32(0)
         for i in range(len(part)):
             bits = bits_of(abs(part[i]) * scale)
+            o[i] = bits >= end
             over = np.int32(over + np.int32(bits >= end))
             from_base = np.int32(from_base + np.int32(bits >= base))
             top = max(top, bits)
@@ -55,8 +57,10 @@ def count_window(x, scale, base, counts):
             for i in range(len(part)):
                 bits = bits_of(abs(part[i]) * scale)
                 if (bits >= base) & (bits < end):
-                    counts[bits - base] += 1
-    return above, top
+                    if found < len(places):
+                        places[found], inside[found] = begin + i, bits
+                    found += 1
+    return above, found, top
 
 
 @cached_njit(**_OPTIONS)
@@ -92,54 +96,34 @@ def growths(x, start, factor, scale, out):
 
 
 @cached_njit(**_OPTIONS)
-def _largest_bits(x, scale):
-    """Return the largest bits of |x| scale."""
-    top = np.int32(0)
-    for i in range(len(x)):
-        top = max(top, bits_of(abs(x[i]) * scale))
-    return top
-
-
-@cached_njit(**_OPTIONS)
-def count_growth_window(x, start, factor, scale, base, counts):
-    """Do the same as `count_window` for growths.
-
-    A growth never exceeds |x|, so a block in which every |x| is below the window has no growths
-    inside or above it, whatever ``start`` is.
-    """
-    above, top = 0, np.int32(0)
-    grown = np.empty(_BLOCK, np.float32)
-    for begin in range(0, len(x), _BLOCK):
-        part = slice(begin, min(len(x), begin + _BLOCK))
-        highest = _largest_bits(x[part], scale)
+def mark_growth_window(x, start, factor, scale, base, end, out, places, inside):
+    """Do the same as `mark_window` for growths."""
+    above, found, top = 0, 0, np.int32(0)
+    grown = np.empty(_GROWN, np.float32)
+    for begin in range(0, len(x), _GROWN):
+        part = slice(begin, min(len(x), begin + _GROWN))
+        u, free = grown[: len(x[part])], min(found, len(places))
+        growths(x[part], start[part], factor, scale, u)
+        some = places[free:]
+        over, more, highest = mark_window(u, _ONE, base, end, out[part], some, inside[free:])
+        some[:more] += begin
+        above += over
+        found += more
         top = max(top, highest)
-        if highest >= base:
-            u = grown[: len(x[part])]
-            growths(x[part], start[part], factor, scale, u)
-            over, _ = count_window(u, _ONE, base, counts)
-            above += over
-    return above, top
+    return above, found, top
 
 
 @cached_njit(**_OPTIONS)
 def mark_growth(x, start, factor, scale, cut, out, places):
-    """Do the same as `mark` for growths.
-
-    A block in which no |x| exceeds the largest growth below the cut that was found so far has
-    neither entries to keep nor a larger one.
-    """
+    """Do the same as `mark` for growths."""
     equal, below = 0, np.int32(-1)
-    grown = np.empty(_BLOCK, np.float32)
-    for begin in range(0, len(x), _BLOCK):
-        part = slice(begin, min(len(x), begin + _BLOCK))
-        highest, o = _largest_bits(x[part], scale), out[part]
-        if (highest < cut) & (highest <= below):
-            o[:] = False
-            continue
-        u = grown[: len(o)]
+    grown = np.empty(_GROWN, np.float32)
+    for begin in range(0, len(x), _GROWN):
+        part = slice(begin, min(len(x), begin + _GROWN))
+        u = grown[: len(x[part])]
         growths(x[part], start[part], factor, scale, u)
         some = places[min(equal, len(places)) :]
-        same, highest = mark(u, _ONE, cut, o, some)
+        same, highest = mark(u, _ONE, cut, out[part], some)
         some[:same] += begin
         equal += same
         below = max(below, highest)

@@ -1,10 +1,11 @@
 """Search for the magnitude at which a budget of kept weights ends, by compiled passes.
 
 This follows Floyd and Rivest. The caller or a sample predicts the magnitude. One pass over all
-weights counts the values above a window around the prediction, and each value inside the window. If
-the magnitude is outside the window, the counts and a sample give a better prediction. After three
-such windows, two histograms, of the upper and of the lower bits of the magnitudes, find it in any
-case. A last pass writes the masks. The result does not depend on the predictions.
+weights marks the values above a window around the prediction, and lists the few inside the window.
+If the magnitude is inside, the list completes the masks. If it is outside, the counts and a sample
+give a better prediction. After three such windows, two histograms, of the upper and of the lower
+bits of the magnitudes, find it in any case, and a last pass writes the masks. The result does not
+depend on the predictions.
 
 The bits of a nonnegative float, read as an integer, have the order of the floats. "Bits" below
 means this integer.
@@ -28,8 +29,8 @@ _SAMPLE, _RUN, _STEPS = 1 << 15, 16, (61, 43, 29, 19, 13, 7, 5, 2, 1)
 # Number of fp32 values in the window: 0.2 to 0.4 % of the prediction to either side. From _LARGE
 # weights on it is twice as wide, because a second pass would take longer than counting more values.
 _WINDOW, _LARGE = 1 << 16, 1 << 22
-_BLOCK = 256  # number of bins that are summed together when one bin is looked for
 _WINDOWS = 3  # windows before the histograms; usually one or two are enough
+_LISTED = 64  # one of this many values may be listed; 0.4 % of normally distributed ones are inside
 _FEW = 16  # beyond this many ties in a tensor, a second pass collects their places
 _INFINITY = 0x7F800000  # bits of fp32 infinity; larger bits are NaN
 _LARGEST = 0x7FFFFFFF  # of all bits
@@ -43,10 +44,10 @@ class Magnitudes:
         self.weight = weight
         self._kernels, self._x, self._scale = kernels, _array(weight), np.float32(scale)
 
-    def count_window(self, begin: int, end: int, base: int, counts: Any) -> tuple[int, int]:
-        """Count the values in a window; return the number above it and the largest bits."""
-        above, top = self._kernels.count_window(self._x[begin:end], self._scale, base, counts)
-        return int(above), int(top)
+    def mark_window(self, begin: int, end: int, window: Any, out: Any, *lists: Any) -> "_Counts":
+        """Mark the values above a window, and list those inside."""
+        x = self._x[begin:end]
+        return _Counts(*self._kernels.mark_window(x, self._scale, *window, out, *lists))
 
     def count_upper(self, begin: int, end: int, counts: Any) -> None:
         """Add the histogram of the upper bits."""
@@ -83,12 +84,10 @@ class Growths:
         self._x, self._start = _array(weight), _array(start)
         self._factor, self._scale = np.float32(growth.factor.item()), np.float32(scale)
 
-    def count_window(self, begin: int, end: int, base: int, counts: Any) -> tuple[int, int]:
-        """Count the values in a window; return the number above it and the largest bits."""
-        above, top = self._kernels.count_growth_window(
-            *self._part(begin, end), np.int32(base), counts
-        )
-        return int(above), int(top)
+    def mark_window(self, begin: int, end: int, window: Any, out: Any, *lists: Any) -> "_Counts":
+        """Mark the values above a window, and list those inside."""
+        part = self._part(begin, end)
+        return _Counts(*self._kernels.mark_growth_window(*part, *window, out, *lists))
 
     def count_upper(self, begin: int, end: int, counts: Any) -> None:
         """Add the histogram of the upper bits."""
@@ -140,17 +139,17 @@ class MagnitudeSearch:
         self, keep: int, into: Sequence[Tensor] | None = None, near: float = 0.0
     ) -> tuple[list[Tensor], float] | None:
         """Return the masks of the ``keep`` largest weights and the threshold, or None for NaN."""
-        found = self._search_windows(keep, near) or self._search_histograms(keep)
+        masks = self._mask_tensors(into)
+        arrays = [_array(mask) for mask in masks]
+        found = self._search_windows(keep, near, arrays) or self._search_histograms(keep, arrays)
         if found is None:
             return None
-        cut, rest = found
-        masks = self._mask_tensors(into)
-        marked = self._mark(np.int32(cut), [_array(mask) for mask in masks])
-        value, pruned = np.array(cut, np.int32).view(np.float32), marked.below
-        for k, equal in enumerate(marked.equal):
+        cut, rest, pruned = found.cut, found.rest, found.below
+        value = np.array(cut, np.int32).view(np.float32)
+        for k, equal in enumerate(found.equal):
             taken = min(equal, rest)
-            if taken == equal <= _FEW:
-                _array(masks[k])[marked.places[k]] = True
+            if taken == equal == len(found.places[k]):
+                arrays[k][found.places[k]] = True
             elif taken:
                 places = np.nonzero(self._entries[k].values() == value)  # in row-major order
                 masks[k].numpy()[tuple(index[:taken] for index in places)] = True
@@ -171,27 +170,63 @@ class MagnitudeSearch:
             for weight, mask in zip(self._weights, into, strict=True)
         ]
 
-    def _search_windows(self, keep: int, near: float) -> tuple[int, int] | None:
-        """Return the bits of the smallest kept value, and the number of its entries to keep.
+    def _search_windows(self, keep: int, near: float, masks: list[Any]) -> "_Marked | None":
+        """Find the smallest kept value in a window, and write the masks.
 
-        Returns None if no window contains it, or if there is a NaN.
+        Returns None if no window contains it, if a window contains many values, or if there is a
+        NaN.
         """
         predicted = 0 < near <= _LARGEST_FLOAT
         guess = int(np.float32(near).view(np.int32)) if predicted else self._predict(keep)
         for _ in range(_WINDOWS):
             base = min(max(0, guess - self._bins // 2), _INFINITY + 1 - self._bins)
-            counts, above, largest = self._count_window(base)
-            inside = int(counts.sum())
-            if largest > _INFINITY:
+            spans = self._mark_window(base, masks)
+            above, inside = (sum(span.counts[i] for span in spans) for i in range(2))
+            if max(span.counts.largest for span in spans) > _INFINITY:
                 return None
             if above < keep <= above + inside:
-                place, rest = _bin_of(counts, keep - above)
-                return base + place, rest
+                return self._complete(spans, keep - above, masks)
             # The number of values above each edge of the window is now known. The sample only
             # needs to predict the distance from the nearer edge, with a much smaller error.
             edge, known = (base + self._bins, above) if keep <= above else (base, above + inside)
             guess = self._predict(keep - known, below=edge)
         return None
+
+    def _mark_window(self, base: int, masks: list[Any]) -> "list[_Span]":
+        """Write True to the masks above the window that begins at ``base``, False elsewhere."""
+        window = np.int32(base), np.int32(base + self._bins)
+
+        def part(spans: list[Span]) -> list[_Span]:
+            found = []
+            for k, begin, end in spans:
+                room = (end - begin) // _LISTED + _LISTED
+                places, bits = np.empty(room, np.int64), np.empty(room, np.int32)
+                out = masks[k][begin:end]
+                counts = self._entries[k].mark_window(begin, end, window, out, places, bits)
+                listed = slice(min(counts.inside, room))
+                found.append(_Span(k, counts, begin + places[listed], bits[listed]))
+            return found
+
+        return [span for part in map_spans(self._sizes, part) for span in part]
+
+    def _complete(self, spans: "Sequence[_Span]", keep: int, masks: list[Any]) -> "_Marked | None":
+        """Write True to the masks for values above the keep-th largest one of the window.
+
+        Returns None if not all values of the window are listed.
+        """
+        bits = np.concatenate([span.bits for span in spans])
+        if len(bits) < sum(span.counts.inside for span in spans):
+            return None
+        cut = np.partition(bits, len(bits) - keep)[len(bits) - keep]
+        rest = keep - int(np.count_nonzero(bits > cut))
+        below = bits[bits < cut]
+        if not len(below):  # the largest pruned value is below the window
+            return self._mark(int(cut), rest, masks)
+        places: list[list[int]] = [[] for _ in masks]
+        for span in spans:
+            masks[span.tensor][span.places[span.bits > cut]] = True
+            places[span.tensor] += span.places[span.bits == cut].tolist()
+        return _Marked(int(cut), rest, [len(each) for each in places], places, int(below.max()))
 
     def _predict(self, count: int, below: int = _LARGEST) -> int:
         """Return the bits that ``count`` values below ``below`` exceed, as the sample predicts it.
@@ -211,21 +246,8 @@ class MagnitudeSearch:
         runs = [each.sample(step) for each in self._entries]
         return np.sort(np.concatenate(runs).view(np.int32))
 
-    def _count_window(self, base: int) -> tuple[Any, int, int]:
-        """Return the counts of the values from ``base`` on, the number above, the largest bits."""
-
-        def part(spans: list[Span]) -> tuple[Any, int, int]:
-            counts, above, largest = np.zeros(self._bins, np.int32), 0, 0
-            for k, begin, end in spans:
-                more, most = self._entries[k].count_window(begin, end, base, counts)
-                above, largest = above + more, max(largest, most)
-            return counts, above, largest
-
-        counts, above, largest = zip(*map_spans(self._sizes, part), strict=True)
-        return _sum_of_parts(counts), sum(above), max(largest)
-
-    def _search_histograms(self, keep: int) -> tuple[int, int] | None:
-        """Return the same as `_search_windows` for any distribution of finite values, else None."""
+    def _search_histograms(self, keep: int, masks: list[Any]) -> "_Marked | None":
+        """Do the same as `_search_windows` for any distribution of finite values, else None."""
         low = self._kernels.LOW
         upper = self._histogram(1 << 31 - low, lambda each, *part: each.count_upper(*part))
         # These upper bits belong to infinity and NaN. `select_top` handles both.
@@ -236,7 +258,7 @@ class MagnitudeSearch:
             1 << low, lambda each, begin, end, counts: each.count_lower(begin, end, first, counts)
         )
         last, rest = _bin_of(lower, rest)
-        return first << low | last, rest
+        return self._mark(first << low | last, rest, masks)
 
     def _histogram(self, bins: int, count: Callable[..., None]) -> Any:
         def part(spans: list[Span]) -> Any:
@@ -247,14 +269,15 @@ class MagnitudeSearch:
 
         return _sum_of_parts(map_spans(self._sizes, part))
 
-    def _mark(self, cut: Any, masks: list[Any]) -> "_Marked":
+    def _mark(self, cut: int, rest: int, masks: list[Any]) -> "_Marked":
         """Write True to the masks where the bits are above ``cut``, False elsewhere."""
+        bits = np.int32(cut)
 
         def part(spans: list[Span]) -> list[tuple[int, int, int, Any]]:
             found = []
             for k, begin, end in spans:
                 places = np.empty(_FEW, np.int64)
-                equal, below = self._entries[k].mark(begin, end, cut, masks[k][begin:end], places)
+                equal, below = self._entries[k].mark(begin, end, bits, masks[k][begin:end], places)
                 found.append((k, equal, below, begin + places[:equal]))
             return found
 
@@ -265,17 +288,36 @@ class MagnitudeSearch:
             all_equal[k] += equal
             all_places[k] += places.tolist()
             all_below = max(all_below, below)
-        return _Marked(all_equal, all_places, all_below)
+        return _Marked(cut, rest, all_equal, all_places, all_below)
+
+
+class _Counts(NamedTuple):
+    """Numbers of values above a window and inside, and the largest bits of all values."""
+
+    above: int
+    inside: int
+    largest: int
+
+
+class _Span(NamedTuple):
+    """The values of a part of one tensor in a window: their places in memory and their bits."""
+
+    tensor: int
+    counts: _Counts
+    places: Any
+    bits: Any
 
 
 class _Marked(NamedTuple):
-    """Result of the last pass.
+    """Masks that lack only values equal to the cut, of which ``rest`` are to be kept.
 
-    ``equal`` is the number of entries of each tensor that equal the cut. ``places`` are their
-    positions in memory, complete only for tensors with at most `_FEW` of them. ``below`` are the
-    largest bits below the cut, or -1.
+    ``cut`` are the bits of the smallest kept value. ``equal`` is the number of entries of each
+    tensor that equal it. ``places`` are their positions in memory; for tensors with many of them,
+    the list may be incomplete. ``below`` are the largest bits below the cut, or -1.
     """
 
+    cut: int
+    rest: int
     equal: list[int]
     places: list[list[int]]
     below: int
@@ -296,13 +338,6 @@ def _array(x: Tensor) -> Any:
 
 def _bin_of(counts: Any, keep: int) -> tuple[int, int]:
     """Return the bin of the keep-th entry from the top, and the number of its entries to keep."""
-    blocks = counts.reshape(-1, _BLOCK)  # running sums of all bins would take longer than counting
-    block, keep = _place_from_top(blocks.sum(1), keep)
-    place, keep = _place_from_top(blocks[block], keep)
-    return block * _BLOCK + place, keep
-
-
-def _place_from_top(counts: Any, keep: int) -> tuple[int, int]:
     from_top = np.cumsum(counts[::-1])
     place = int(np.searchsorted(from_top, keep))
     before = int(from_top[place - 1]) if place else 0
