@@ -176,6 +176,8 @@ def test_attach_names_the_matrices_that_it_does_not_mask():
 @pytest.mark.parametrize("kind", [list, iter, "".join])
 def test_excluded_matrices_are_counted_without_a_warning(kind):
     model = with_embeddings()
+    model["tied"] = nn.Linear(64, 384, bias=False)
+    model["tied"].weight = model["embed"].weight  # excluded by either of its names
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sparsifier = probmask.attach(

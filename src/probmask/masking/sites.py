@@ -175,14 +175,18 @@ def select_sites(
 def find_unmasked(
     model: nn.Module, sites: Sequence[Site], *, exclude: Iterable[str] = ()
 ) -> list[tuple[str, Tensor]]:
-    """Return the tensors of two or more dimensions that are not sites, by name, each once."""
-    seen = {id(site.weight) for site in sites}
+    """Return the tensors of two or more dimensions that are not sites, by name, each once.
+
+    A shared tensor is excluded if one of its names is.
+    """
     found: list[tuple[str, Tensor]] = []
     places = [(path, weight) for path, _, _, weight in _parameters(model)]
     excluded = _matching("exclude", exclude, [path for path, _ in places])
+    seen = {id(site.weight) for site in sites}
+    seen |= {id(weight) for path, weight in places if path in excluded}
     for path, weight in places:
         uninitialized = isinstance(weight, UninitializedParameter)
-        if id(weight) in seen or path in excluded or uninitialized or weight.ndim < 2:
+        if id(weight) in seen or uninitialized or weight.ndim < 2:
             continue
         seen.add(id(weight))
         found.append((path, weight))
