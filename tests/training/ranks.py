@@ -1,8 +1,11 @@
 """Functions that tests run as one of several ranks, each in its own process."""
 
 import contextlib
+import ctypes
 import os
+import resource
 import socket
+import tempfile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,8 +24,10 @@ from probmask.training.devices import launch_fabric
 from probmask.training.metrics import MetricsLog
 from probmask.training.run import TrainingRun
 from probmask.training.run_directory import RunDirectory
+from probmask.training.sharded_building import Blueprint, build_seeded
 from probmask.training.sharded_state import whole_state
-from training.small import start
+from probmask.training.trainer import train
+from training.small import flags, large, small, start
 
 DIED = 9  # exit code of a rank that died as planned
 
@@ -38,9 +43,9 @@ def finish(processes: list[BaseProcess]) -> None:
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
-def run_until(arguments: list[str], step: int, *, ranks: int) -> None:
+def run_until(arguments: list[str], step: int, *, ranks: int, complete: bool = True) -> None:
     """Run `probmask` on some ranks until its checkpoint of this step; then all of them die."""
-    first, *others = start_ranks(command_until, arguments, step, ranks=ranks)
+    first, *others = start_ranks(command_until, arguments, step, complete, ranks=ranks)
     first.join(240)
     for each in others:
         each.kill()
@@ -73,11 +78,17 @@ def command(rank: int, ranks: int, port: int, arguments: list[str]) -> None:
     raise SystemExit(main(arguments))
 
 
-def command_until(rank: int, ranks: int, port: int, arguments: list[str], step: int) -> None:
-    """Run `probmask` as one rank; the first one dies when it has written this checkpoint."""
+def command_until(
+    rank: int, ranks: int, port: int, arguments: list[str], step: int, complete: bool
+) -> None:
+    """Run `probmask` as one rank; the first one dies when it has written this checkpoint.
+
+    If it is not to be ``complete``, it dies when the ranks have written their rows.
+    """
 
     def write(path: Path, state: Any) -> None:
-        write_checkpoint(path, state)
+        if complete or state["step"] != step:
+            write_checkpoint(path, state)
         if state["step"] == step:
             os._exit(DIED)
 
@@ -92,6 +103,19 @@ def command_with_errors_in(
     with (directory / f"stderr{rank}").open("w") as file:
         os.dup2(file.fileno(), 2)
         command(rank, ranks, port, arguments)
+
+
+def command_in_namespace(
+    rank: int, ranks: int, port: int, arguments: list[str], directory: Path, names: list[str]
+) -> None:
+    """Run `probmask` as one rank, in a network namespace of its own."""
+    with Path("/run/netns", names[rank]).open() as file:
+        assert ctypes.CDLL(None).setns(file.fileno(), 0) == 0
+    join_world(rank, ranks, port)
+    os.environ |= {"MASTER_ADDR": "10.77.1.1", "GLOO_SOCKET_IFNAME": "veth0"}
+    with (directory / f"stderr{rank}").open("w") as file:
+        os.dup2(file.fileno(), 2)
+        raise SystemExit(main(arguments))
 
 
 def command_that_dies_restoring(
@@ -165,3 +189,40 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     found = {"noise": noise, "states": states, "images": images}
     torch.save(found, out / f"rank{rank}.pt")
     fabric.barrier()
+
+
+def limit_memory(allowed: int) -> None:
+    """Let this process allocate at most so many bytes more."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    before = int(status.partition("VmData:")[2].split()[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (before + allowed, resource.RLIM_INFINITY))
+
+
+def built_under_limit(ranks: int) -> None:
+    """Build a network of 64 MB in a process that may allocate half of them."""
+    large_of_rank = Blueprint.of(large)
+    torch.rand(10)
+    limit_memory(32 << 20)
+    if ranks == 1:
+        build_seeded(large, 0)
+    else:
+        assert large_of_rank is not None
+        assert large_of_rank.build_rows(seed=0, rank=0, ranks=ranks)[1]
+
+
+def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
+    """Train a network of 16 million weights as one rank that may allocate few more bytes."""
+    given = {
+        "model": "training.small:large",
+        "epochs": 2,
+        "batch_size": 512,
+        "devices": ranks,
+        "strategy": "fsdp",
+        "accelerator": "cpu",
+        "checkpoint_seconds": 0,
+        "method__sparsity": 0.9,
+    }
+    with tempfile.TemporaryDirectory() as other:  # compiles the kernels
+        train(small(epochs=1, batch_size=512), out=Path(other) / "run")
+    limit_memory(400 << 20)
+    command(rank, ranks, port, ["train", "--quiet", "--out", str(out), *flags(**given)])

@@ -12,7 +12,7 @@ from torch import nn
 
 from probmask.cli import main
 from probmask.errors import InputError
-from probmask.models.convnet import smallconv
+from probmask.models.convnet import conv4, smallconv
 from probmask.training.checkpoint import write_checkpoint
 from probmask.training.config import TrainConfig, load_config
 from probmask.training.run_directory import RunDirectory
@@ -40,6 +40,19 @@ def partly_frozen(**settings: Any) -> nn.Module:
     model = smallconv(**settings)
     next(model.parameters()).requires_grad_(False)
     return model
+
+
+def conv4_in_double(*, image_size: list[int], **settings: Any) -> nn.Module:
+    """Build conv4 with fp64 weights, whose sums are rounded by 1e-16 instead of 1e-7."""
+    model = conv4(image_size=image_size, **settings).double()
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
+    return model
+
+
+def large(**_: Any) -> nn.Module:
+    """Build a network of 16 million weights for images of 8 by 8 pixels."""
+    inner = [layer for _ in range(16) for layer in (nn.Linear(1000, 1000), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1000), *inner, nn.Linear(1000, 10))
 
 
 def small(**overrides: Any) -> TrainConfig:

@@ -1,10 +1,11 @@
-"""Ranks that are killed, are stopped or have other data.
+"""Ranks that are killed, are stopped, are cut off from the network or have other data.
 
 `benchmarks/rank_faults.py` has more faults.
 """
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from training.ranks import command, command_with_errors_in, finish, free_port, start_ranks
+from training.ranks import (
+    command,
+    command_in_namespace,
+    command_with_errors_in,
+    finish,
+    free_port,
+    start_ranks,
+)
 from training.small import flags, lines, start, wait_until
 
 SETTINGS = {
@@ -81,6 +89,45 @@ def test_a_stopped_rank_is_named_after_the_timeout(tmp_path):
     assert len(printed) == 1
     assert "rank 1 has not responded to rank 0 for 15 seconds" in printed[0]
     assert "--resume" in printed[0]
+
+
+@pytest.fixture
+def namespaces():
+    """Two network namespaces that are connected; the interface of each is veth0."""
+    names = [f"probmask-{os.getpid()}-{number}" for number in (1, 2)]
+    commands = [["netns", "add", name] for name in names]
+    pair = ["type", "veth", "peer", "name", "veth0", "netns", names[1]]
+    commands.append(["link", "add", "veth0", "netns", names[0], *pair])
+    for number, name in enumerate(names, 1):
+        commands.append(["-n", name, "addr", "add", f"10.77.1.{number}/24", "dev", "veth0"])
+        commands += [["-n", name, "link", "set", device, "up"] for device in ("veth0", "lo")]
+    if shutil.which("ip") is None:
+        pytest.skip("there is no command ip (package iproute2)")
+    try:
+        for command in commands:
+            done = subprocess.run(["ip", *command], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"ip {' '.join(command)}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def test_ranks_whose_network_is_cut_end_and_name_each_other(tmp_path, namespaces):
+    out = tmp_path / "run"
+    given = flags(**SETTINGS | {"epochs": 10_000, "devices": 2, "timeout_seconds": 5})
+    arguments = ["train", "--out", str(out), "--quiet", *given]
+    ranks = start_ranks(command_in_namespace, arguments, tmp_path, namespaces)
+    wait_until(lambda: lines(out / "metrics.jsonl") >= 1, ranks[0])
+    subprocess.run(["ip", "-n", namespaces[0], "link", "set", "veth0", "down"], check=True)
+    for number, rank in enumerate(ranks):
+        rank.join(60)
+        assert rank.exitcode == 1
+        printed = (tmp_path / f"stderr{number}").read_text()
+        assert f"rank {1 - number} " in printed
+        assert "--resume" in printed
+    assert (out / "checkpoint.safetensors").exists()
 
 
 def test_a_rank_with_other_data_is_named_before_anything_is_created(tmp_path):

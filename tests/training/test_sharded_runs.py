@@ -2,28 +2,33 @@
 
 import json
 import re
+import resource
 import shutil
+import sys
 
 import pytest
 import torch
 
+import probmask
 from probmask.artifact import load_state
+from probmask.errors import CheckpointError
 from probmask.training.checkpoint import read_checkpoint
 from probmask.training.shard_files import read_rows
 from training.ranks import (
     DIED,
     command,
     command_that_dies_restoring,
+    command_with_errors_in,
     finish,
     restored_state,
     run_until,
     start_ranks,
 )
-from training.small import SIZE, flags, small
+from training.small import SIZE, flags, lines, small, wait_until
 
 SETTINGS = {
     "epochs": 4,
-    "batch_size": 128,
+    "batch_size": 256,
     "devices": 2,
     "strategy": "fsdp",
     "accelerator": "cpu",
@@ -32,8 +37,9 @@ SETTINGS = {
     "checkpoint_seconds": 0,
     "optimizer__clip_norm": 1.0,
 }
+ONE_RANK = {"devices": 1, "strategy": "auto"}
 KEEP = SIZE - round(0.9 * SIZE)
-STOPS = (7, 19, 31)  # of 44 updates
+STOPS = (4, 9, 15)  # of 20 updates
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def stopped(tmp_path_factory):
     arguments = ["train", "--out", str(out), *flags(**SETTINGS)]
     directories = []
     for step in STOPS:
-        run_until(arguments, step, ranks=2)
+        run_until(arguments, step, ranks=2, complete=step != STOPS[0])
         arguments = ["train", "--resume", str(out)]
         directories.append(shutil.copytree(out, out.parent / str(step)))
     return directories
@@ -67,6 +73,53 @@ def test_a_sharded_run_writes_one_artifact_with_the_exact_budget(straight):
 
 def test_a_sharded_run_that_died_three_times_ends_with_the_same_bits(straight, stopped, tmp_path):
     out = shutil.copytree(stopped[-1], tmp_path / "run")
+    finish(start_ranks(command, ["train", "--resume", str(out)]))
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+
+
+def test_the_ranks_write_their_own_rows_and_an_incomplete_checkpoint_is_not_used(stopped):
+    """The first death was after the rows of a checkpoint were written, and before the rest.
+
+    The others were right after a checkpoint, before the earlier one was deleted.
+    """
+    for directory, step in zip(stopped, (STOPS[0] - 1, *STOPS[1:]), strict=True):
+        assert read_checkpoint(directory / "checkpoint.safetensors")["step"] == step
+        written = [sorted(each.iterdir()) for each in directory.glob("checkpoint-*")]
+        assert len(written) == 2
+        assert all(len(files) == 2 for files in written)
+        sizes = [file.stat().st_size for file in written[0]]
+        assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_damaged_rows_are_one_error(stopped, tmp_path):
+    out = shutil.copytree(stopped[1], tmp_path / "run")
+    path = next(out.glob("checkpoint-*/*2-*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="do not match their digest"):
+        probmask.train(out=out, resume=True, config=small(**SETTINGS | ONE_RANK))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="do not match their digest"):
+        probmask.train(out=out, resume=True, config=small(**SETTINGS | ONE_RANK))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the files of another process")
+def test_a_rank_that_cannot_write_its_rows_ends_the_run_and_loses_nothing(straight, tmp_path):
+    """The system refuses the file of rank 1, as a full disk does."""
+    out = tmp_path / "run"
+    given = ["train", "--out", str(out), "--quiet", *flags(**SETTINGS)]
+    ranks = start_ranks(command_with_errors_in, given, tmp_path)
+    wait_until(lambda: lines(out / "metrics.jsonl") >= 1, ranks[0])
+    unlimited = resource.RLIM_INFINITY
+    resource.prlimit(ranks[1].pid, resource.RLIMIT_FSIZE, (1000, unlimited))
+    for rank in ranks:
+        rank.join(120)
+        assert rank.exitcode == 1
+    (line,) = re.findall("^probmask: .*$", (tmp_path / "stderr0").read_text(), re.MULTILINE)
+    assert "File too large (rank 1)" in line
+    assert len(list(out.glob("checkpoint-*"))) == 1
     finish(start_ranks(command, ["train", "--resume", str(out)]))
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
@@ -105,9 +158,11 @@ def equal(one, other):
 
 
 CHANGING = {
-    "model": "conv4",  # without BatchNorm, whose statistics depend on the batch of a rank
-    "epochs": 8,
-    "batch_size": 128,
+    # Without BatchNorm, whose statistics depend on the batch of a rank. With fp64 weights, since
+    # training magnifies differences: in fp32, rounding alone grows to 1e-3 within eight epochs.
+    "model": "training.small:conv4_in_double",
+    "epochs": 4,
+    "batch_size": 256,
     "accelerator": "cpu",
     "checkpoint_seconds": 0,
     "method__sparsity": 0.5,
@@ -116,13 +171,18 @@ CHANGING = {
 }
 
 
-def test_the_loss_on_1_2_4_and_1_ranks_is_that_of_an_undisturbed_run(tmp_path):
-    """Sums are rounded in another order, which training magnifies to percents."""
+@pytest.mark.parametrize(
+    ("method", "strategies"),
+    # With DDP, probmask-tied bounds gradients by the RMS over a rank's part of the batch.
+    [("probmask-tied", ("fsdp", "fsdp")), ("gmp", ("fsdp", "ddp"))],
+)
+def test_the_loss_on_1_2_4_and_1_ranks_is_that_of_an_undisturbed_run(tmp_path, method, strategies):
+    """Sums are rounded in another order: by 1e-16, which grows to 1e-12."""
     still, out = tmp_path / "still", tmp_path / "changing"
-    given = ["train", *flags(**CHANGING)]
+    given = ["train", *flags(**CHANGING, method__name=method)]
     finish(start_ranks(command, [*given, "--out", str(still)], ranks=1))
     arguments = [*given, "--out", str(out)]
-    for ranks, strategy, step in ((1, "auto", 20), (2, "fsdp", 42), (4, "ddp", 64)):
+    for ranks, strategy, step in zip((1, 2, 4), ("auto", *strategies), (5, 11, 16), strict=True):
         run_until([*arguments, "--devices", str(ranks), "--strategy", strategy], step, ranks=ranks)
         arguments = ["train", "--resume", str(out)]
     finish(start_ranks(command, [*arguments, "--devices", "1", "--strategy", "auto"], ranks=1))
@@ -130,7 +190,8 @@ def test_the_loss_on_1_2_4_and_1_ranks_is_that_of_an_undisturbed_run(tmp_path):
         [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         for run in (still, out)
     ]
-    assert curves[0][-1] < 0.9 * curves[0][0]  # it learns
-    assert curves[1] == pytest.approx(curves[0], rel=0.1)
-    kept = [json.loads((run / "record.json").read_text())["kept"] for run in (still, out)]
-    assert kept[0] == kept[1]
+    assert curves[0][-1] < 0.95 * curves[0][0]  # it learns
+    assert curves[1] == pytest.approx(curves[0], rel=1e-10)
+    masks = [load_state(run / "model.safetensors") for run in (still, out)]
+    for name, tensor in masks[0].items():
+        assert torch.equal(tensor != 0, masks[1][name] != 0), name

@@ -9,6 +9,7 @@ any number of ranks, and under any strategy.
 import fnmatch
 import hashlib
 import secrets
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,9 +71,14 @@ def write_rows(state: Any, run: Path) -> tuple[Any, Path] | None:
         return StoredRows(directory.name, "", name, tuple(tensor.shape), tensor.dtype)
 
     state = map_tensors(state, note)
-    with _one_error(directory):
-        writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-        save(tensors, storage_writer=writer, no_dist=not running())
+    try:
+        with _one_error(directory):
+            writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+            save(tensors, storage_writer=writer, no_dist=not running())
+    except OSError:  # the disk may be full
+        if rank() == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
     sync_directory(directory)
     digest = _digest(directory)
     return map_stored_rows(state, lambda rows: rows.with_digest(digest)), directory
