@@ -3,8 +3,8 @@
     python benchmarks/length_plot.py docs/results/training_length docs/results/paper_claims \
         --image docs/images/training_length.png
 
-Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). A row of plots per network, a
-column per sparsity. `line_plot` explains the lines; the dashed line is the dense network. A plot
+Needs matplotlib (`pip install -c constraints.txt -e '.[bench]'`). A plot per network and
+sparsity. `line_plot` explains the lines; the dashed line is the dense network. A plot
 begins a few points below the best method of the shortest training: what is lower is in the table.
 """
 
@@ -25,16 +25,13 @@ _BELOW_BEST = 6.0  # points below the best method of the shortest training that 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Draw the plots and write them to a file."""
-    networks = sorted({(run.model, run.data) for run in runs})
-    levels = sorted({run.sparsity for run in runs if run.sparsity > 0})
-    figure = Figure(figsize=(8 * len(levels), 5.2 * len(networks)), dpi=150, layout="constrained")
-    grid = figure.subplots(len(networks), len(levels), squeeze=False)
-    for row, network in zip(grid, networks, strict=True):
-        for axes, level in zip(row, levels, strict=True):
-            here = [run for run in runs if (run.model, run.data) == network]
-            _draw_panel(axes, here, level)
-            title = f"{network[0]} on {network[1]}, {100 * level:g} % of the weights pruned"
-            axes.set_title(title, loc="left", color=INK)
+    panels = sorted({(run.model, run.data, run.sparsity) for run in runs if run.sparsity > 0})
+    figure = Figure(figsize=(7 * len(panels), 5.6), dpi=130, layout="constrained")
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (model, data, level) in zip(row, panels, strict=True):
+        _draw_panel(axes, [run for run in runs if (run.model, run.data) == (model, data)], level)
+        title = f"{model} on {data}, {100 * level:g} % of the weights pruned"
+        axes.set_title(title, loc="left", color=INK)
     figure.savefig(path)
 
 

@@ -267,14 +267,17 @@ def _details(run: Run, columns: Columns) -> list[str]:
         details.append(f"{images:,} training {run.record.get('examples', 'images')}")
     details.append(f"batches of {conditions['batch_size']}")
     other = {key: value for key, value in conditions.items() if key not in _TITLE}
-    if "init_sha256" in other:
-        other["init_sha256"] = f"{str(other['init_sha256'])[:12]}…"
     details += [
-        f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {value}"
+        f"{key.removeprefix('model_args.').removeprefix('data_args.')} = {_shown(key, value)}"
         for key, value in flattened(other).items()
         if key not in ("data_args.train_images", "data_args.train_sentences")
     ]
     return details
+
+
+def _shown(key: str, value: str) -> str:
+    """Return the value of a setting; a digest is shortened."""
+    return f"{value[:12]}…" if key.endswith("sha256") else value
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
