@@ -51,7 +51,7 @@ from probmask.runtime.speed import in_turn, mask_at_random_, random_inputs, turn
 from probmask.training.record import cpu_name
 from rival_engines import RIVALS, deepsparse_turns, dense_turns
 from speed_tables import plot, print_all, print_times
-from token_networks import TOKEN_NETWORKS, write_onnx
+from token_networks import TOKEN_NETWORKS, write_old_onnx, write_onnx
 
 # Networks that are not a part of probmask.
 OWN_NETWORKS = TOKEN_NETWORKS | IMAGE_NETWORKS
@@ -77,6 +77,14 @@ def onnx_file(model: nn.Module, name: str, x: Tensor, path: Path) -> Path:
         write_onnx(model, x, path)
         return path
     path.write_bytes(to_onnx(model, MODELS[name].image_shape, metadata={}))
+    return path
+
+
+def old_onnx_file(model: nn.Module, name: str, x: Tensor, path: Path) -> Path:
+    """Write the network for DeepSparse; return the path."""
+    if name not in OWN_NETWORKS:
+        return onnx_file(model, name, x, path)
+    write_old_onnx(model, x, path)
     return path
 
 
@@ -126,14 +134,9 @@ def measure(
     ):
         ours = {sparsity: engine.tuned_for(x) for sparsity, engine in compiled.items()}
         densest = min(models)
-        files = {
-            f"{sparsity}": onnx_file(model, name, x, Path(directory) / f"{sparsity}.onnx")
-            for sparsity, model in models.items()
-            if options.against == "deepsparse" or sparsity == densest
-        }
         dense = dense_turns(
             models[densest],
-            files[f"{densest}"],
+            onnx_file(models[densest], name, x, Path(directory) / "dense.onnx"),
             x,
             threads=options.threads,
             wanted=options.engines,
@@ -143,6 +146,10 @@ def measure(
         for sparsity, engine in ours.items():
             turns[f"sparse {sparsity}"] = turn_of(lambda engine=engine: engine(x), clock)
         if options.against == "deepsparse":
+            files = {
+                f"{sparsity}": old_onnx_file(model, name, x, Path(directory) / f"{sparsity}.onnx")
+                for sparsity, model in models.items()
+            }
             theirs = deepsparse_turns(
                 options.python, files, x, threads=options.threads, clock=options.clock
             )

@@ -107,3 +107,8 @@ def write_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
     torch.onnx.export(
         model, (x,), path, dynamo=True, opset_version=18, external_data=False, verbose=False
     )
+
+
+def write_old_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
+    """Write the network as ONNX of opset 14, for engines that know no LayerNormalization."""
+    torch.onnx.export(model, (x,), str(path), dynamo=False, opset_version=14)
