@@ -284,6 +284,42 @@ def test_a_network_with_a_fixed_batch_size_rejects_others(caplog):
         engine(torch.ones(2, 4))
 
 
+def doubled_if(is_doubled):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x) * 2 if is_doubled(x) else self.linear(x)
+
+    return Branches().eval()
+
+
+@pytest.mark.parametrize(
+    "is_doubled",
+    [lambda x: len(x) > 3, lambda x: x.shape[0] % 2 == 1, lambda x: x.size(0) == 5],
+    ids=["more", "odd", "equal"],
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_branches_on_the_batch_size_fix_it(is_doubled, batch, caplog):
+    """The exported program has one branch, so other batch sizes would be wrong."""
+    model = doubled_if(is_doubled)
+    x = torch.randn(batch, 4)
+    engine = probmask.runtime.compile(model, x, layers="sparse", threads=1)
+    torch.testing.assert_close(engine(x), model(x))
+    assert f"fixes the batch size at {batch} (test_engine.py, line " in caplog.text
+    with pytest.raises(InputError, match=f"fixes the batch size at {batch} "):
+        engine(torch.randn(5, 4))
+
+
+def test_branches_on_values_raise_one_error(caplog, capfd):
+    with pytest.raises(InputError, match=r"depends on the values of a tensor \(test_engine\.py"):
+        probmask.runtime.compile(doubled_if(lambda x: x.sum() > 0), torch.randn(2, 4))
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_is_ignored(model, default):
     x = torch.randn(3, 3, 32, 32)

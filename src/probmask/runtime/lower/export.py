@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from probmask.errors import InputError
 from probmask.messages import one_line
@@ -20,7 +21,10 @@ from probmask.runtime.lower.graph import arguments_of, size_of
 from probmask.runtime.lower.recurrent_nodes import CELLS
 
 _logger = logging.getLogger("probmask")
-# A place in the model's code, as PyTorch's messages name it.
+# A place in the model's code, as PyTorch's guards and messages name it.
+_USER_LINE = re.compile(r"(.+?)\s+# (.+):(\d+) in ")
+# Batch sizes at which the conditions of an export are checked.
+_SIZES = (*range(2, 130), 255, 256, 1000, 4096)
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n[ \t]+([^\n]+))?')
 
 
@@ -55,11 +59,11 @@ def export(
         )
         program, fixed_by = next(attempts, None), ""
         if program is None:
-            program, dims = _for_this_batch(model, examples, caller), possible[-1]
+            program = _for_this_batch(model, examples, caller).run_decompositions({})
+            dims = possible[-1]
             wide = _at_least_two(examples, dims)
             varies = any(dim is not None for dim in dims)
             fixed_by = _what_fixes_the_batch(model, wide, dims) if varies else ""
-        functional: torch.export.ExportedProgram = program.run_decompositions({})
     if fixed_by and caller != "export_c":  # a C program has one batch size anyway
         _logger.warning(
             "%s(%s): forward fixes the batch size at %d (%s); compile an engine for each "
@@ -69,7 +73,7 @@ def export(
             max(_sizes(examples, possible[-1]), default=0),
             fixed_by,
         )
-    return Export(functional, fixed_by)
+    return Export(program, fixed_by)
 
 
 # For each input, the dimension that is the batch; None if the input has none.
@@ -142,10 +146,11 @@ def _for_any_batch(
             program = torch.export.export(
                 model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
             )
+            functional = program.run_decompositions({})
         except Exception:  # PyTorch raises many kinds
             program = None
-        if program is not None and _has_dynamic_batch(program):
-            return program
+        if program is not None and _has_dynamic_batch(functional) and not _narrowing(program):
+            return functional
         if all(dim is None for dim in dims):
             return None
     return None
@@ -175,10 +180,31 @@ def _what_fixes_the_batch(model: nn.Module, wide: tuple[Tensor, ...], dims: _Dim
     """Return the line of code that needs one batch size, as far as PyTorch says it."""
     shapes = [{dim: torch.export.Dim.DYNAMIC} if dim is not None else {} for dim in dims]
     try:
-        torch.export.export(model, wide, dynamic_shapes=_match_forward(model, shapes), strict=True)
+        program = torch.export.export(
+            model, wide, dynamic_shapes=_match_forward(model, shapes), strict=True
+        )
     except Exception as error:
         return _place(error) or one_line(error)[:120]
-    return "an operation that torch.export does not name"
+    found = [_USER_LINE.match(str(guard.sloc.maybe_user_loc)) for guard in _narrowing(program)]
+    places = [f"{Path(m[2]).name}, line {m[3]}: {m[1][:100]}" for m in found if m is not None]
+    return places[0] if places else "an operation that torch.export does not name"
+
+
+def _narrowing(program: torch.export.ExportedProgram) -> list[Any]:
+    """Return the guards of an export that do not hold for every batch size.
+
+    ``if len(x) > 4:`` in `forward` is such a guard: the program has one of the branches only.
+    PyTorch treats a batch of one separately, without a guard.
+    """
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    environment = next((v.fake_mode.shape_env for v in values if isinstance(v, FakeTensor)), None)
+    guards = environment.guards if environment is not None else []
+    return [guard for guard in guards if any(_fails(guard.expr, size) for size in _SIZES)]
+
+
+def _fails(condition: Any, size: int) -> bool:
+    """Return whether a condition does not hold if all sizes that vary have this value."""
+    return bool(condition.subs(dict.fromkeys(condition.free_symbols, size)) == False)  # noqa: E712
 
 
 def _place(error: Exception) -> str:
