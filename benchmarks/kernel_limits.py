@@ -2,10 +2,10 @@
 
 For each class of kernels, one layer is timed alone, on one thread, with its tensors in the cache
 (`Engine.describe`). Its rate counts multiply-adds with weights that are not zero, at positions of
-the image. It is compared with two rates that small kernels measure here: multiply-adds on registers
-(the peak), and multiply-adds that each load a vector from the L1 cache. A sparse weight is used for
-one vector after the other, so each of its multiply-adds needs such a load; loads that cross a cache
-line take twice as long. Attention keeps its sums and factors in registers.
+the image. It is compared with rates that small kernels measure here: multiply-adds on registers
+(the peak), and multiply-adds that each load a vector from the L1 or the L2 cache. A sparse weight
+is used for one vector after the other, so each of its multiply-adds needs such a load; loads that
+cross a cache line are slower. Attention keeps its sums and factors in registers.
 
     python benchmarks/kernel_limits.py
     python benchmarks/kernel_limits.py --sparsity 0.95
@@ -49,16 +49,19 @@ from probmask.training.record import cpu_name
 
 # Independent sums, enough to hide the latency of a multiply-add.
 _SUMS = 12
-# The buffer that is read again and again: less than half of an L1 cache of 32 kB.
-_CHUNKS = 16
+# Chunks of one vector per sum that are read again and again: 12 kB of an L1 cache, or 192 kB of an
+# L2 cache, with vectors of 64 bytes. Powers of two.
+_L1_CHUNKS, _L2_CHUNKS = 16, 256
 
 
-def _emit(builder: ir.IRBuilder, rounds: ir.Value, address: ir.Value, *, loads: bool) -> ir.Value:
+def _emit(
+    builder: ir.IRBuilder, rounds: ir.Value, address: ir.Value, chunks: ir.Value, *, loads: bool
+) -> ir.Value:
     """Emit ``rounds`` times as many multiply-adds as there are sums; return one of the results."""
     factor = load(builder, address, 0, VECTOR)
 
     def body(index: ir.Value, sums: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
-        chunk = builder.and_(index, ir.Constant(LONG, _CHUNKS - 1))
+        chunk = builder.and_(index, builder.sub(chunks, ir.Constant(LONG, 1)))
         at = builder.add(address, builder.mul(chunk, ir.Constant(LONG, 4 * WIDTH * _SUMS)))
         inputs = [load(builder, at, j, VECTOR) if loads else factor for j in range(_SUMS)]
         pairs = zip(inputs, sums, strict=True)
@@ -69,40 +72,42 @@ def _emit(builder: ir.IRBuilder, rounds: ir.Value, address: ir.Value, *, loads: 
 
 
 @intrinsic
-def _on_registers(typing_context: Any, rounds: Any, address: Any) -> Any:  # noqa: ARG001
+def _on_registers(typing_context: Any, rounds: Any, address: Any, chunks: Any) -> Any:  # noqa: ARG001
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
         return _emit(builder, *given, loads=False)
 
-    return types.float32(types.int64, types.int64), generate
+    return types.float32(*[types.int64] * 3), generate
 
 
 @intrinsic
-def _from_cache(typing_context: Any, rounds: Any, address: Any) -> Any:  # noqa: ARG001
+def _from_cache(typing_context: Any, rounds: Any, address: Any, chunks: Any) -> Any:  # noqa: ARG001
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
         return _emit(builder, *given, loads=True)
 
-    return types.float32(types.int64, types.int64), generate
+    return types.float32(*[types.int64] * 3), generate
 
 
 @njit
-def _registers(rounds: int, address: int) -> float:
-    return _on_registers(rounds, address)
+def _registers(rounds: int, address: int, chunks: int) -> float:
+    return _on_registers(rounds, address, chunks)
 
 
 @njit
-def _cache(rounds: int, address: int) -> float:
-    return _from_cache(rounds, address)
+def _cache(rounds: int, address: int, chunks: int) -> float:
+    return _from_cache(rounds, address, chunks)
 
 
-def rate(kernel: Callable[[int, int], float], skipped: int = 0) -> float:
+def rate(
+    kernel: Callable[[int, int, int], float], *, chunks: int = _L1_CHUNKS, skipped: int = 0
+) -> float:
     """Return the multiply-adds per second of a kernel whose data starts ``skipped`` floats late."""
-    buffer = np.zeros((_CHUNKS + 2) * _SUMS * WIDTH, np.float32)
+    buffer = np.zeros((chunks + 2) * _SUMS * WIDTH, np.float32)
     address = buffer.ctypes.data + -buffer.ctypes.data % 64 + 4 * skipped
-    kernel(1, address)
+    kernel(1, address, chunks)
     rounds, best = 1_000_000, float("inf")
     for _ in range(7):
         started = time.process_time()
-        kernel(rounds, address)
+        kernel(rounds, address, chunks)
         best = min(best, time.process_time() - started)
     return rounds * _SUMS * WIDTH / best
 
@@ -145,26 +150,28 @@ class Kernel:
     bound: str
 
 
-ALIGNED, CROSSING, PEAK = "L1 loads", "L1 loads across lines", "multiply-adds"
+PEAK, ALIGNED, CROSSING = "multiply-adds", "L1 loads", "L1 loads across lines"
+FROM_L2 = "L2 loads"
 KERNELS = {
     "3 × 3, 32 × 32": Kernel(
         lambda: nn.Conv2d(64, 64, 3, padding=1), (1, 64, 32, 32), 1024, CROSSING,
-        "one load per multiply-add; two of three taps cross cache lines",
+        "one load per multiply-add; many loads cross cache lines",
     ),
     "3 × 3, 14 × 14": Kernel(
         lambda: nn.Conv2d(256, 256, 3, padding=1), (1, 256, 14, 14), 196, CROSSING,
         "as above, and the padding between the rows of the run",
     ),
     "1 × 1, 14 × 14": Kernel(
-        lambda: nn.Conv2d(256, 1024, 1), (1, 256, 14, 14), 196, ALIGNED,
-        "one load per multiply-add; storing the results",
+        lambda: nn.Conv2d(256, 1024, 1), (1, 256, 14, 14), 196, FROM_L2,
+        "one load per multiply-add; blocks of the input are in L1, the whole is in L2",
     ),
     "depthwise 3 × 3, 28 × 28": Kernel(
         lambda: nn.Conv2d(256, 256, 3, padding=1, groups=256), (1, 256, 28, 28), 784, CROSSING,
         "nine weights at most per result: loading and storing planes",
     ),
     "tokens, 128": Kernel(
-        lambda: nn.Linear(384, 1536), (1, 128, 384), 128, ALIGNED, "one load per multiply-add",
+        lambda: nn.Linear(384, 1536), (1, 128, 384), 128, FROM_L2,
+        "as 1 × 1",
     ),
     "vectors, groups of 16": Kernel(
         lambda: nn.Linear(512, 512), (16, 512), 16, ALIGNED,
@@ -210,7 +217,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    limits = {PEAK: rate(_registers), ALIGNED: rate(_cache), CROSSING: rate(_cache, skipped=1)}
+    limits = {
+        PEAK: rate(_registers),
+        ALIGNED: rate(_cache),
+        CROSSING: rate(_cache, skipped=1),
+        FROM_L2: rate(_cache, chunks=_L2_CHUNKS),
+    }
     found = {name: measure(kernel, options.sparsity) for name, kernel in KERNELS.items()}
     print(f"{cpu_name() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, one thread")
     print(f"sparsity {options.sparsity:g}; billions of multiply-adds per second:")
