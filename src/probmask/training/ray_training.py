@@ -110,15 +110,11 @@ def _with_threads(config: TrainConfig, address: str) -> TrainConfig:
 
 
 class _LostWorkersError(Exception):
-    """Workers have died or do not answer."""
+    """Workers have died or do not answer; ``at_start`` is why one could not start, if so."""
 
-
-class _FailedStartError(_LostWorkersError):
-    """A worker has died before the training began, for a ``reason`` that Ray describes."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("a worker died before the training began")
-        self.reason = reason
+    def __init__(self, message: str, *, at_start: str | None = None) -> None:
+        super().__init__(message)
+        self.at_start = at_start
 
 
 class _RunCopy:
@@ -178,10 +174,10 @@ def _train_until_finished(cluster: "_Cluster", copy: _RunCopy, make_reporter: Ma
                 workers.train(copy, display)
             return
         except _LostWorkersError as error:
-            if isinstance(error, _FailedStartError) and not started:
+            if error.at_start is not None and not started:
                 raise InputError(
-                    f"--ray {cluster.address}: a worker cannot start: {error.reason}; install this "
-                    "version of probmask[train,ray] on every node."
+                    f"--ray {cluster.address}: a worker cannot start: {error.at_start}; install "
+                    "this version of probmask[train,ray] on every node."
                 ) from error
             losses = 1 if copy.checkpoints > before else losses + 1
             if losses == _MOST_LOSSES:
@@ -299,7 +295,9 @@ class _Cluster:
             workers = _Workers(self, [a for a, _ in by_node], [p for _, p in by_node], port)
             workers.send(copy.read())
         except self.ray.exceptions.RayError as error:
-            raise _FailedStartError(one_line(error)) from error
+            raise _LostWorkersError(
+                "a worker died before the training began", at_start=one_line(error)
+            ) from error
         return workers
 
 
