@@ -1,6 +1,7 @@
-"""Claim: a run that changes its number of ranks has the loss of an undisturbed one, to rounding.
+"""Claim: a run that changes its number of ranks has the loss of an undisturbed one, to percents.
 
-Training magnifies the rounding of sums, so the difference grows from about 1e-7 to percents.
+Training magnifies the rounding of sums. With DDP, `probmask-tied` also bounds gradients by the RMS
+over a rank's part of the batch.
 
 A network without BatchNorm is trained once on one rank without interruption, and once on 1, 2, 4
 and 1 ranks: whenever a quarter of the epochs is done, all ranks are killed, and the run is resumed

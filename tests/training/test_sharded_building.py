@@ -23,7 +23,7 @@ class Odd(nn.Module):
         self.other = nn.Parameter(torch.empty(7, 5))
         self.register_buffer("positions", torch.arange(4.0), persistent=False)
         self.register_buffer("running", torch.rand(3))
-        nn.init.trunc_normal_(self.other)
+        nn.init.normal_(self.other)
         with torch.no_grad():
             self.layer.weight.copy_(self.other[2:4] + torch.randn(2, 5))
             self.layer.bias.fill_(0.5)
@@ -72,6 +72,19 @@ def test_a_network_that_needs_its_values_or_shares_them_is_built_whole(network, 
     with caplog.at_level("INFO", logger="probmask"):
         assert Blueprint.of(network) is None
     assert "every rank builds the whole network" in caplog.text
+
+
+def test_a_network_that_is_built_in_another_way_without_memory_is_built_whole():
+    """PyTorch skips this initialization on the meta device."""
+
+    def build():
+        layer = nn.Linear(5, 2)
+        nn.init.trunc_normal_(layer.weight)
+        return layer
+
+    model, rows = Blueprint.of(build).build_rows(seed=SEED, rank=1, ranks=RANKS)
+    assert rows == {}
+    assert torch.equal(model.weight, build_seeded(build, SEED).weight)
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is that of Linux")
