@@ -313,6 +313,18 @@ def test_branches_on_the_batch_size_fix_it(is_doubled, batch, caplog):
         engine(torch.randn(5, 4))
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_branch_for_a_batch_of_one_fixes_the_batch_size(batch, caplog):
+    """`torch.export` says nothing about it."""
+    model = doubled_if(lambda x: len(x) == 1)
+    x = torch.randn(batch, 4)
+    engine = probmask.runtime.compile(model, x, layers="sparse", threads=1)
+    torch.testing.assert_close(engine(x), model(x))
+    assert f"fixes the batch size at {batch} (a branch that" in caplog.text
+    with pytest.raises(InputError, match=f"fixes the batch size at {batch} "):
+        engine(torch.randn(4 - batch, 4))
+
+
 def test_branches_on_values_raise_one_error(caplog, capfd):
     with pytest.raises(InputError, match=r"depends on the values of a tensor \(test_engine\.py"):
         probmask.runtime.compile(doubled_if(lambda x: x.sum() > 0), torch.randn(2, 4))

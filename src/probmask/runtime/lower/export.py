@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from probmask.errors import InputError
 from probmask.messages import one_line
@@ -56,6 +57,7 @@ def export(
             for dims in possible
             if (program := _for_any_batch(model, _at_least_two(examples, dims), dims)) is not None
             and (dims is possible[-1] or _varies_in_recurrent_layers(program))
+            and _holds_for_one(program, model, examples, dims)
         )
         program, fixed_by = next(attempts, None), ""
         if program is None:
@@ -187,19 +189,60 @@ def _what_fixes_the_batch(model: nn.Module, wide: tuple[Tensor, ...], dims: _Dim
         return _place(error) or one_line(error)[:120]
     found = [_USER_LINE.match(str(guard.sloc.maybe_user_loc)) for guard in _narrowing(program)]
     places = [f"{Path(m[2]).name}, line {m[3]}: {m[1][:100]}" for m in found if m is not None]
-    return places[0] if places else "an operation that torch.export does not name"
+    return places[0] if places else "a branch that torch.export does not name"
 
 
 def _narrowing(program: torch.export.ExportedProgram) -> list[Any]:
     """Return the guards of an export that do not hold for every batch size.
 
     ``if len(x) > 4:`` in `forward` is such a guard: the program has one of the branches only.
-    PyTorch treats a batch of one separately, without a guard.
+    PyTorch has no guards about a batch of one; `_holds_for_one` checks it.
     """
     values = (node.meta.get("val") for node in program.graph.nodes)
     environment = next((v.fake_mode.shape_env for v in values if isinstance(v, FakeTensor)), None)
     guards = environment.guards if environment is not None else []
     return [guard for guard in guards if any(_fails(guard.expr, size) for size in _SIZES)]
+
+
+def _holds_for_one(
+    program: torch.export.ExportedProgram,
+    model: nn.Module,
+    examples: tuple[Tensor, ...],
+    dims: _Dims,
+) -> bool:
+    """Return whether the program computes what the model does for a batch of one.
+
+    ``if len(x) == 1:`` in `forward` leaves no guard, because PyTorch assumes at least two.
+    """
+    one = tuple(
+        x if dim is None else x.narrow(dim, 0, min(1, x.shape[dim])).contiguous()
+        for x, dim in zip(examples, dims, strict=True)
+    )
+    state = torch.get_rng_state()
+    try:
+        expected = model(*one)
+    except Exception:  # such as a BatchNorm that needs several values: then any batch of one fails
+        return True
+    finally:
+        torch.set_rng_state(state)
+    try:
+        found = program.module()(*one)
+    except Exception:
+        return False
+    finally:
+        torch.set_rng_state(state)
+    pairs = zip(tree_leaves(found), tree_leaves(expected), strict=False)
+    return all(_close(a, b) for a, b in pairs if isinstance(b, Tensor))
+
+
+def _close(found: Any, expected: Tensor) -> bool:
+    """Return whether two results are equal but for rounding."""
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    scale = float(expected.abs().nan_to_num().max()) if expected.numel() else 0.0
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def _fails(condition: Any, size: int) -> bool:
