@@ -25,6 +25,12 @@ def row(page, start):
     return next(line for line in page.splitlines() if line.startswith(f"| {start}"))
 
 
+def sections(page):
+    """The names by which links point to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def result(name):
     return (ROOT / "docs" / "results" / name).read_text(encoding="utf-8")
 
@@ -58,7 +64,9 @@ def test_example(tmp_path, monkeypatch):
 
 def test_linked_files_exist():
     for target in re.findall(r"\]\(([^)h][^)]*)\)", README):
-        assert (ROOT / target).exists(), target
+        page, _, section = target.partition("#")
+        assert (ROOT / page).exists(), target
+        assert not section or section in sections(ROOT / page), target
     for script in re.findall(r"python (benchmarks/\S+\.py)", README):
         assert (ROOT / script).exists(), script
 

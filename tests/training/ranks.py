@@ -27,7 +27,7 @@ from probmask.training.run_directory import RunDirectory
 from probmask.training.sharded_building import Blueprint, build_seeded
 from probmask.training.sharded_state import whole_state
 from probmask.training.trainer import train
-from training.small import flags, large, small, start
+from training.small import flags, large, small, start, tiny
 
 DIED = 9  # exit code of a rank that died as planned
 
@@ -201,7 +201,9 @@ def limit_memory(allowed: int) -> None:
 def built_under_limit(ranks: int) -> None:
     """Build a network of 64 MB in a process that may allocate half of them."""
     large_of_rank = Blueprint.of(large)
-    torch.rand(10)
+    tiny_of_rank = Blueprint.of(tiny)
+    assert tiny_of_rank is not None
+    tiny_of_rank.build_rows(seed=0, rank=0, ranks=4)  # imports modules of PyTorch
     limit_memory(32 << 20)
     if ranks == 1:
         build_seeded(large, 0)

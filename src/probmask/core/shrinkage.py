@@ -193,16 +193,15 @@ def bound_pruned_gradient(
     """
     kernels = kernels_for("shrinkage_kernels", grad, active, outside)
     if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
-        inside = torch.where(active, grad, 0.0).double().square().sum()
-        found = (inside / active.count_nonzero().clamp_min(1)).sqrt() if rms is None else rms
+        total, count = kept_squares(grad, active)
+        found = (total / count.clamp_min(1)).sqrt() if rms is None else rms
         bound = most * torch.as_tensor(found).to(grad.device, grad.dtype)
         return torch.where(active, grad, outside.to(grad.dtype) * grad.clamp(-bound, bound))
     out = empty_like_in_large_pages(active)
     g, a, o = _arrays(out, grad, active, out)
     if rms is None:
-        sums = map_parts(len(g), lambda begin, end: kernels.squares(g[begin:end], a[begin:end]))
-        total, count = sum(part[0] for part in sums), sum(part[1] for part in sums)
-        rms = math.sqrt(total / count) if count else 0.0
+        sum_of_squares, kept = _sum_parts(kernels, g, a)
+        rms = math.sqrt(sum_of_squares / kept) if kept else 0.0
     limit = np.float32(most * rms)
     factor = np.float32(outside.item())
 
@@ -211,6 +210,28 @@ def bound_pruned_gradient(
 
     map_parts(len(g), part)
     return out
+
+
+def kept_squares(grad: Tensor, active: Tensor) -> Tensor:
+    """(Σ g², number of entries) over the active entries, in fp64.
+
+    Example:
+        >>> kept_squares(torch.tensor([2.0, 1.0]), torch.tensor([True, False])).tolist()
+        [4.0, 1.0]
+    """
+    kernels = kernels_for("shrinkage_kernels", grad, active)
+    if kernels is None or grad.dtype != torch.float32 or grad.requires_grad:
+        total = torch.where(active, grad, 0.0).double().square().sum()
+        return torch.stack([total, active.count_nonzero().double()])
+    return torch.tensor(_sum_parts(kernels, *_arrays(active, grad, active)), dtype=torch.float64)
+
+
+def _sum_parts(kernels: Any, grad: Any, active: Any) -> tuple[float, int]:
+    """Return Σ g² over the active entries, and their number."""
+    sums = map_parts(
+        len(grad), lambda begin, end: kernels.squares(grad[begin:end], active[begin:end])
+    )
+    return sum(part[0] for part in sums), sum(part[1] for part in sums)
 
 
 def _arrays(out: Tensor, *tensors: Tensor) -> list[Any]:

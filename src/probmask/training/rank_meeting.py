@@ -16,6 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -60,8 +61,12 @@ class View:
         if out is None:
             return cls(host, resume, restarts, error=error)
         run = RunDirectory(Path(out).absolute())
-        digest = hashlib.sha256(run.config.read_bytes()).hexdigest() if run.config.exists() else ""
-        return cls(host, resume, restarts, str(run.path), digest, run.finished, error)
+        digest, finished = "", False
+        with suppress(OSError):  # creating or restoring the run reports it
+            if run.config.exists():
+                digest = hashlib.sha256(run.config.read_bytes()).hexdigest()
+            finished = run.finished
+        return cls(host, resume, restarts, str(run.path), digest, finished, error)
 
 
 class Meeting:

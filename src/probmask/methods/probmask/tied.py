@@ -40,6 +40,7 @@ from probmask.checks import (
 )
 from probmask.core import schedules
 from probmask.core.selection import ThresholdForecast, cut_between, cut_by_magnitude
+from probmask.core.shrinkage import kept_squares
 from probmask.errors import InputError
 from probmask.masking.masker import Histogram, Masker, Progress
 from probmask.masking.method import Context, Method
@@ -244,10 +245,9 @@ class TiedMasker(Masker):
     def gradients_arrived(self, gradients: Mapping[int, Tensor]) -> None:
         """Compute the RMS of the gradients of kept weights, for the bound of the others."""
         pairs = [(self.masked[index], gradient) for index, gradient in gradients.items()]
-        kept = [g[masked.mask if masked.frozen else masked.active] for masked, g in pairs]
-        facts = [[float(g.double().square().sum()), float(len(g))] for g in kept]
-        sums = self.shards.total(torch.tensor(facts, dtype=torch.float64)).tolist()
-        for (masked, _), (square, count) in zip(pairs, sums, strict=True):
+        sums = [kept_squares(g, m.mask if m.frozen else m.active) for m, g in pairs]
+        totals = self.shards.total(torch.stack(sums)).tolist()
+        for (masked, _), (square, count) in zip(pairs, totals, strict=True):
             masked.rms = (square / max(1.0, count)) ** 0.5
 
     def after_backward(self, now: Progress, optimizers: WeightOptimizers) -> None:
