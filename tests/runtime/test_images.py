@@ -156,6 +156,8 @@ def test_interpolation_of_sequences(mode):
         ),
         lambda n, x: n.conv(functional.pad(n.conv(x), (1, 2, 0, 1))),
         lambda n, x: n.conv(functional.pad(n.conv(x), (1, -2, -1, 1), value=1.5)).relu(),
+        lambda n, x: n.conv(torch.cat([torch.zeros(len(x), 2, 6, 8), n.conv(x)[:, :2]], 1)),
+        lambda n, x: n.narrow(torch.cat([n.conv(x)[:, :1], x.new_full((len(x), 1, 6, 8), 1.5)], 1)),
         lambda n, x: n.conv(torch.cat([n.conv(x), n.conv(x)[:, :, 1:3]], 2)),
         lambda n, x: n.conv(torch.cat([n.conv(x), n.conv(x)[..., 1:3]], 3)),
         lambda n, x: n.narrow(n.conv(x).chunk(2, 1)[1]) + n.narrow(n.conv(x)[:, :2]),

@@ -79,8 +79,10 @@ from probmask.runtime.lower.upsampling_nodes import (
     build_transposed_convolution,
 )
 from probmask.runtime.lower.view_nodes import (
+    FILLS,
     build_embedding,
     build_expansion,
+    build_filled,
     build_move,
     build_part,
     drop_nothing,
@@ -194,6 +196,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.clone.default: _first_of(build_identity, build_move(keep)),
     _aten.contiguous.default: _first_of(build_identity, build_move(keep)),
     _aten._to_copy.default: build_move(keep),
+    **dict.fromkeys(FILLS, build_filled),
     **dict.fromkeys(CELLS, build_recurrent),
     **dict.fromkeys(SINGLE_STEPS, build_single_step),
     **dict.fromkeys(PACKED, build_packed),
@@ -201,7 +204,7 @@ BUILDERS: dict[Any, Builder] = {
 # Operations whose first argument may be constant.
 _TAKE_CONSTANTS = (
     _aten.add.Tensor, _aten.mul.Tensor, _aten.addmm.default, _aten.expand.default,
-    _aten.embedding.default,
+    _aten.embedding.default, *FILLS,
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from probmask.runtime.lower.graph import (
 )
 from probmask.runtime.lower.nodes import Embed, Fallback, Node
 from probmask.runtime.lower.pytorch_calls import OnRows, ViewCall
-from probmask.runtime.lower.views import View, concrete
+from probmask.runtime.lower.views import VARYING, View, concrete
 
 Move = Callable[[View, dict[str, Any], tuple[int, ...]], View | None]
 
@@ -139,6 +139,31 @@ def build_expansion(graph: Graph, node: fx.Node) -> Built:
     except RuntimeError:  # a size that may vary is not that of the batch
         return None
     return None
+
+
+def build_filled(graph: Graph, node: fx.Node) -> Built:
+    """Register a tensor that has one number everywhere, such as zeros for each image."""
+    number = _NUMBERS.get(node.target, arguments_of(node).get("fill_value"))
+    value = node.meta["val"]
+    sizes = [concrete(size) for size in value.shape]
+    if not isinstance(number, int | float) or any(size > VARYING for size in sizes):
+        return None
+    shape = [1 if size == VARYING else size for size in sizes]
+    graph.shared[node.name] = torch.full(shape, number, dtype=value.dtype)
+    return None
+
+
+_aten = torch.ops.aten
+_NUMBERS: dict[Any, int] = {
+    _aten.zeros.default: 0,
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones.default: 1,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+}
+# Operations that fill a new tensor with one number.
+FILLS = (*_NUMBERS, _aten.full.default, _aten.full_like.default, _aten.new_full.default)
 
 
 def build_embedding(graph: Graph, node: fx.Node) -> Built:
