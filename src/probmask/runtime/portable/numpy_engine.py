@@ -114,7 +114,9 @@ class NumPyEngine:
         The times are those of a batch of one, or of the batch size that the network fixes.
         """
         example = self._example()
-        call = 1e3 * shortest(lambda: self(*example), budget=_CALL_SECONDS, least=3)
+        call = 1e3 * shortest(
+            lambda: self(*example), budget=_CALL_SECONDS, least=3, threads=self.threads
+        )
         print_table(self.describe(), call, self.compile_seconds, self.threads)
 
     def describe(self) -> list[dict[str, Any]]:

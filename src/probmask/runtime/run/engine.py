@@ -171,13 +171,13 @@ class Engine:
         """Print a table of the nodes: where each runs, why, and how long it takes.
 
         The total is the time of a call, measured on the example. What the nodes do not take of it
-        is a row of its own.
+        is a row of its own, so that the rows add up to the total.
         """
         call = 1e3 * shortest(
             lambda: self(*self._examples),
             budget=_COMPARISON_SECONDS,
             least=3,
-            threads=torch.get_num_threads(),
+            threads=self._threads_of_a_call(),
         )
         print_table(self.describe(), call, self.compile_seconds, self.threads)
 
@@ -276,13 +276,17 @@ class Engine:
         """Return the shortest call with each of several choices, timed in turn."""
         functions = [self._function(chosen) for chosen in choices]
         times: list[list[float]] = [[] for _ in functions]
-        threads = torch.get_num_threads()
+        threads = self._threads_of_a_call()
         started = time.perf_counter()
         with torch.no_grad():
             while len(times[0]) < 3 or time.perf_counter() - started < _COMPARISON_SECONDS:
                 for function, taken in zip(functions, times, strict=True):
                     taken.append(shortest(function, budget=0, threads=threads))
         return [min(taken) for taken in times]
+
+    def _threads_of_a_call(self) -> int:
+        """Return the number of threads that a call may use, on the kernels or in PyTorch."""
+        return max(self.threads, torch.get_num_threads())
 
     def _function(self, choices: Choices) -> Callable[[], Any]:
         """Return a function that runs the example as chosen."""

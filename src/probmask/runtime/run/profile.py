@@ -154,7 +154,11 @@ def _reason(node: Node, choices: Choices, timing: Timing) -> str:
     faster = timing.on_kernels < timing.dense
     if node.name in choices.sparse:
         return "faster" if faster else "its neighbors run on the kernels"
-    return "its neighbors run in PyTorch" if faster else "faster in PyTorch"
+    if not faster:
+        return "faster in PyTorch"
+    if not choices.sparse:
+        return "the network as a whole is faster in PyTorch"
+    return "its neighbors run in PyTorch"
 
 
 def print_table(
@@ -186,11 +190,14 @@ def print_table(
 def _rest(
     rows: list[dict[str, Any]], call: float, time: Callable[[float], str]
 ) -> list[tuple[str, ...]]:
-    """Return the row of the time that no operation takes: copies between them, and the call."""
-    if any(row["runs"] == "model" for row in rows):
-        return []
+    """Return the row of the time that no operation takes: copies between them, and the call.
+
+    If the model itself runs, its operations may take longer one by one than as a whole.
+    """
     used = sum(row["kernels_ms" if row["runs"] == "kernels" else "pytorch_ms"] for row in rows)
     why = "copies of inputs and outputs, the call, and caches that other layers have filled"
+    if any(row["runs"] == "model" for row in rows):
+        why = "the call, and what the model computes faster than its operations one by one"
     on_kernels = any(row["runs"] == "kernels" for row in rows)
     times = (time(call - used), "") if on_kernels else ("", time(call - used))
     return [("(the rest of a call)", "", "", "", *times, why)]
