@@ -41,31 +41,40 @@ LIMIT = 1.05
 _TURN = 0.02
 
 
-def ratio(engine: Callable[[], Any], model: Callable[[], Any], seconds: float) -> float:
+Clock = Callable[[], float]
+
+
+def ratio(
+    engine: Callable[[], Any],
+    model: Callable[[], Any],
+    seconds: float,
+    clock: Clock = time.process_time,
+) -> float:
     """Return the engine's time as a fraction of the model's: the median over pairs of turns."""
-    calls = [_calls_per_turn(function) for function in (engine, model)]
+    pair = (engine, model)
+    calls = [_calls_per_turn(function, clock) for function in pair]
     ratios: list[float] = []
-    started = time.process_time()
-    while len(ratios) < 5 or time.process_time() - started < seconds:
+    started = clock()
+    while len(ratios) < 5 or clock() - started < seconds:
         mine, theirs = (
-            _turn(function, count) for function, count in zip((engine, model), calls, strict=True)
+            _turn(function, count, clock) for function, count in zip(pair, calls, strict=True)
         )
         ratios.append(mine / theirs)
     return statistics.median(ratios)
 
 
-def _calls_per_turn(function: Callable[[], Any]) -> int:
-    taken = min(_turn(function, 2) for _ in range(3))
+def _calls_per_turn(function: Callable[[], Any], clock: Clock) -> int:
+    taken = min(_turn(function, 2, clock) for _ in range(3))
     return max(1, round(_TURN / taken))
 
 
-def _turn(function: Callable[[], Any], calls: int) -> float:
+def _turn(function: Callable[[], Any], calls: int, clock: Clock) -> float:
     """Return the seconds of one call; the first call is not timed, because its caches are cold."""
     function()
-    started = time.process_time()
+    started = clock()
     for _ in range(calls):
         function()
-    return (time.process_time() - started) / calls
+    return (clock() - started) / calls
 
 
 def masked(name: str, sparsity: float) -> nn.Module:
