@@ -199,12 +199,12 @@ def limit_memory(allowed: int) -> None:
 
 
 def built_under_limit(ranks: int) -> None:
-    """Build a network of 64 MB in a process that may allocate half of them."""
+    """Build a network of 126 MB in a process that may allocate half of them."""
     large_of_rank = Blueprint.of(large)
     tiny_of_rank = Blueprint.of(tiny)
     assert tiny_of_rank is not None
     tiny_of_rank.build_rows(seed=0, rank=0, ranks=4)  # imports modules of PyTorch
-    limit_memory(32 << 20)
+    limit_memory(64 << 20)
     if ranks == 1:
         build_seeded(large, 0)
     else:
@@ -213,7 +213,7 @@ def built_under_limit(ranks: int) -> None:
 
 
 def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
-    """Train a network of 16 million weights as one rank that may allocate few more bytes."""
+    """Train a network of 31 million weights as one rank that may allocate few more bytes."""
     given = {
         "model": "training.small:large",
         "epochs": 2,
@@ -226,5 +226,5 @@ def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
     }
     with tempfile.TemporaryDirectory() as other:  # compiles the kernels
         train(small(epochs=1, batch_size=512), out=Path(other) / "run")
-    limit_memory(400 << 20)
+    limit_memory(800 << 20)
     command(rank, ranks, port, ["train", "--quiet", "--out", str(out), *flags(**given)])

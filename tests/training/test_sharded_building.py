@@ -101,7 +101,7 @@ def test_a_rank_never_holds_the_whole_network(monkeypatch):
 
 @LINUX
 def test_a_network_that_does_not_fit_one_rank_is_trained_on_two(tmp_path, monkeypatch):
-    """16 million weights with gradients, momenta, masks and the memory of a cut take 450 MB.
+    """31 million weights with gradients, momenta, masks and the memory of a cut take 900 MB.
 
     The limit holds from the start of the command to the artifact, checkpoints included.
     """
