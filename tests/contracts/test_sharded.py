@@ -39,6 +39,35 @@ SUPPORTED = [
 ]
 
 
+# The largest update of each method on four layers: a histogram of one selection over all layers has
+# 2¹¹ + 1 counters, that of a selection in each layer 2⁸ + 1 per layer. docs/scaling.md has this
+# table for any number of layers.
+LAYERS = 4
+ALL, EACH = 8 * (2**11 + 1), 8 * (2**8 + 1) * LAYERS
+PER_LAYER = 8 * LAYERS  # bytes of a number per layer
+MESSAGES = {
+    "ac-dc": [*[ALL] * 3, PER_LAYER],
+    "dense": [],
+    "dnw": [*[EACH] * 4, PER_LAYER],
+    "feather": [8, *[ALL] * 3, PER_LAYER, 4 * PER_LAYER],
+    "gmp": [*[EACH] * 4, *[PER_LAYER] * 3],
+    "granet": [*[ALL] * 27, *[8] * 12, *[PER_LAYER] * 3],
+    "lr-rewind": [*[ALL] * 3, *[EACH] * 4, *[PER_LAYER] * 3],
+    "magnitude": [*[ALL] * 3, *[PER_LAYER] * 3],
+    "movement": [*[EACH] * 8, PER_LAYER],
+    "optg": [*[ALL] * 6, PER_LAYER],
+    "pbw": [*[ALL] * 3, *[PER_LAYER] * 3],
+    "probmask-tied": [*[ALL] * 3, *[PER_LAYER] * 2, 2 * PER_LAYER, 4 * PER_LAYER],
+    "random": [],
+    "rigl": [*[ALL] * 24, *[8] * 12, PER_LAYER],
+    "set": [*[ALL] * 48, *[8] * 28, *[24] * 4, *[PER_LAYER] * 2],
+    "st3": [8, *[ALL] * 3, PER_LAYER, 4 * PER_LAYER, *[384] * 3],
+    "str": [*[ALL] * 9, *[PER_LAYER] * 2],
+}
+# The number of steps of a projection, and of Newton's method, depends on the values: limits.
+MOST_MESSAGES = {"probmask": 9 + 9, "probmask paper": 8, "spartan": 16}
+
+
 # Training magnifies rounding errors of 1e-7 where its rules are steep: a ReLU near 0, the cubic
 # threshold of Feather and TiedProbMask, the rescaled channels of ST-3.
 TOLERANCE = 1e-3
@@ -71,6 +100,20 @@ def test_two_ranks_end_where_one_process_ends(ranks, name):
 def test_four_ranks_end_where_one_process_ends(four_ranks, name):
     """The first dimensions of the weights are not all divisible by four."""
     check_same_as_alone(four_ranks, name)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_an_update_sends_the_messages_that_the_docs_list(ranks, name):
+    """No message has a size that grows with the number of weights, and all ranks send the same."""
+    first, second = (found[name]["sent"] for found in ranks)
+    assert first == second
+    largest = max(first, key=sum)
+    if name in MESSAGES:
+        assert sorted(largest) == sorted(MESSAGES[name])
+    else:
+        assert len(largest) <= MOST_MESSAGES[name]
+        assert sum(largest) <= 6 * ALL + 2**16
+    assert max(map(max, filter(None, first)), default=0) <= 2**16
 
 
 def check_same_as_alone(ranks, name):

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -246,9 +246,31 @@ def _train_sharded(rank, names):
         except probmask.InputError as error:
             found[name] = str(error)
             continue
-        run.go(8)
+        sent = [messages(run.go, step) for step in range(1, 9)]
         middle = {"metrics": run.sparsifier.metrics(), "masks": whole(run.sparsifier.masks)}
+        sent += [messages(run.go, step) for step in range(9, 17)]
         run.finish()
         final = whole(run.model.state_dict())
-        found[name] = {**middle, "final": final, "kept": run.summary.kept}
+        found[name] = {**middle, "final": final, "kept": run.summary.kept, "sent": sent}
     return found
+
+
+def messages(function, *arguments):
+    """Call a function; return the bytes of every all-reduce and all-gather of probmask in it."""
+    sent = []
+    plain = distributed.all_reduce, distributed.all_gather
+
+    def all_reduce(tensor, *args, **kwargs):
+        sent.append(tensor.numel() * tensor.element_size())
+        return plain[0](tensor, *args, **kwargs)
+
+    def all_gather(found, tensor, *args, **kwargs):
+        sent.append(tensor.numel() * tensor.element_size())
+        return plain[1](found, tensor, *args, **kwargs)
+
+    distributed.all_reduce, distributed.all_gather = all_reduce, all_gather
+    try:
+        function(*arguments)
+    finally:
+        distributed.all_reduce, distributed.all_gather = plain
+    return sent
