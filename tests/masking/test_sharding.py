@@ -1,5 +1,6 @@
 """FSDP2 divides weights, masks and probabilities among ranks; the network is that of one rank."""
 
+import re
 import sys
 
 import pytest
@@ -79,6 +80,33 @@ def test_weights_that_cannot_be_masked_are_refused_by_name(ranks):
         assert "it measures whole weights" in refused["snip"]
         assert "2.weight has requires_grad=False and is sharded" in refused["untrained"]
         assert "call model.reshard() before you build it" in refused["gathered"]
+        assert "0.weight is divided by (Shard(dim=1),), not by rows" in refused["columns"]
+        assert "0.weight is offloaded to the CPU" in refused["offloaded"]
+        if len(ranks) == 4:
+            assert "0.weight is resharded to fewer ranks" in refused["fewer ranks"]
+            both = refused["tensor parallel and sharded"]
+            assert "0.weight is a DTensor of tensor parallelism" in both
+            assert "2.weight is sharded over other ranks" in refused["other mesh"]
+
+
+def test_the_older_fsdp_is_refused_by_name(tmp_path):
+    for error in two_ranks.run(sharded_ranks.refused_fsdp1, tmp_path):
+        assert "FullyShardedDataParallel joins weights into flat tensors" in error
+
+
+def test_replicas_of_hsdp_that_differ_are_found(tmp_path):
+    """All weights of the second replica were changed by 1e-6."""
+    for error in two_ranks.run(sharded_ranks.differing_replicas, tmp_path, ranks=4):
+        assert re.match("after 1 updates, rank [01] differs from the other ranks in ", error)
+        assert "2.weight" in error
+
+
+def test_batchnorm_statistics_are_those_of_the_batches_that_all_ranks_have(tmp_path):
+    """The ranks run a sharded network together, so the third batch of rank 0 is not used."""
+    one, other = two_ranks.run(sharded_ranks.share_statistics, tmp_path)
+    assert one["1.num_batches_tracked"] == 4
+    for name, value in one.items():
+        assert torch.equal(value, other[name])
 
 
 def test_an_update_sends_few_small_messages(ranks):

@@ -8,8 +8,13 @@ import torch
 from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import probmask
@@ -160,6 +165,18 @@ def refusals(rank):
     fully_shard(partly, mesh=mesh, reshard_after_forward=False)
     attach("flops", partly, probmask.ProbMask(sparsity=0.5, cost="flops"))
     attach("snip", partly, probmask.methods.SNIP(sparsity=0.5))
+    columns = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    attach("columns", shard(columns, mesh, shard_placement_fn=lambda _: Shard(1)))
+    attach("offloaded", shard(build(), mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)))
+    if ranks == 4:
+        attach("fewer ranks", shard(build(), mesh, reshard_after_forward=2))
+        both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        parallel = parallelize_module(build(), both["tensor"], {"0": ColwiseParallel()})
+        attach("tensor parallel and sharded", shard(parallel, both["data"]))
+        meshes = build()
+        fully_shard(meshes[0], mesh=both["data"])
+        fully_shard(meshes, mesh=mesh)
+        attach("other mesh", meshes)
     untrained = build()
     untrained[2].weight.requires_grad_(False)
     attach("untrained", shard(untrained), METHODS["movement"])
@@ -172,6 +189,50 @@ def refusals(rank):
     except probmask.InputError as error:
         made["gathered"] = str(error)
     return made
+
+
+def refused_fsdp1(rank):
+    """Return the error for the older FSDP, which needs a device even for CPU tensors."""
+    model = FullyShardedDataParallel(build(), device_id=torch.device("cpu"))
+    try:
+        probmask.attach(model, METHODS["tied"], optimizer=sgd(model), total_steps=STEPS)
+    except probmask.InputError as error:
+        return str(error)
+    return ""
+
+
+def differing_replicas(rank):
+    """Change a weight of one replica of HSDP; return the error on each of four ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = shard(build(), mesh)
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(
+        model, METHODS["tied"], optimizer=optimizer, total_steps=STEPS, seed=3
+    )
+    if rank >= 2:
+        with torch.no_grad():
+            model[2].weight.to_local().add_(1e-6)
+    try:
+        update(model, sparsifier, optimizer, part(data()[0], rank, 4))
+    except probmask.RankMismatchError as error:
+        return str(error)
+    return ""
+
+
+def share_statistics(rank):
+    """Finalize with three batches on rank 0 and two on rank 1; return the buffers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
+    if distributed.is_initialized():
+        shard(model)
+    optimizer = sgd(model)
+    sparsifier = probmask.attach(
+        model, probmask.methods.Magnitude(sparsity=0.7), optimizer=optimizer, total_steps=1, seed=3
+    )
+    update(model, sparsifier, optimizer, data()[0])
+    batches = data()[:5]
+    sparsifier.finalize(data=[batches[:3], batches[3:]][rank] if rank is not None else batches)
+    return {name: whole(value) for name, value in model.named_buffers()}
 
 
 def messages(name, rank, ranks):

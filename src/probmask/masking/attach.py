@@ -18,7 +18,7 @@ from probmask.masking.macs import macs_per_weight
 from probmask.masking.method import Context, Method, Phase
 from probmask.masking.optimizers import checked_optimizers, scaler_of
 from probmask.masking.probe import Probe
-from probmask.masking.sharding import reshard
+from probmask.masking.sharding import check_not_fsdp1, reshard
 from probmask.masking.sites import (
     Frozen,
     Site,
@@ -108,6 +108,7 @@ def attach(
     if scaler is None:
         scaler = scaler_of(optimizer)
     exclude = name_patterns("exclude", exclude)  # read twice, so that an iterator would not do
+    check_not_fsdp1("attach", model)
     reshard(model)
     sites = select_sites("attach", model, include, exclude, frozen)
     check_sharding("attach", model, method, sites)

@@ -76,7 +76,6 @@ def check_shards(caller: str, model: nn.Module, named: Sequence[tuple[str, Any]]
     Raises:
         InputError: With the name of the first weight that is divided in another way.
     """
-    _check_not_fsdp1(caller, model)
     if not any(is_dtensor(weight) for _, weight in named):
         return
     managed = _fsdp_params(model)
@@ -120,7 +119,12 @@ def _check_division(caller: str, name: str, weight: Any, group: Any, param: Any)
         )
 
 
-def _check_not_fsdp1(caller: str, model: nn.Module) -> None:
+def check_not_fsdp1(caller: str, model: nn.Module) -> None:
+    """Raise if the older FSDP has joined the weights: no layer would then have a weight to mask.
+
+    Raises:
+        InputError: With the function to use instead.
+    """
     library = sys.modules.get("torch.distributed.fsdp")
     if library is not None and any(
         isinstance(module, library.FullyShardedDataParallel) for module in model.modules()

@@ -34,6 +34,7 @@ from probmask.masking.parametrization import (
 )
 from probmask.masking.sharding import (
     ShardedWeights,
+    check_not_fsdp1,
     check_shards,
     is_dtensor,
     replicas_of,
@@ -92,6 +93,7 @@ class Sparsifier:
 
     def _begin_on_shards(self) -> None:
         """Attach the method again if ``fully_shard`` has replaced the weights since `attach`."""
+        check_not_fsdp1("use", self._model)
         reshard(self._model)
         sites = tuple(site.current() for site in self.sites)
         if self._sharded is not None or not any(is_dtensor(site.weight) for site in sites):
@@ -597,7 +599,7 @@ def check_sharding(caller: str, model: nn.Module, method: Method, sites: Sequenc
     if is_dtensor(sites[0].weight) and (reason := method.refuses_shards()):
         raise InputError(
             f"{caller}(method={type(method).__name__}): it cannot train weights that fully_shard "
-            f"has divided: {reason}. Train with DDP, or choose a method such as TiedProbMask."
+            f"has divided: {reason}. Train with DDP, or use TiedProbMask with its default settings."
         )
 
 
