@@ -103,6 +103,13 @@ def test_four_ranks_end_where_one_process_ends(four_ranks, name):
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
+def test_sharded_training_resumes_bit_for_bit(ranks, name):
+    for found in ranks:
+        for key, value in found[name]["final"].items():
+            assert torch.equal(found[name]["resumed"][key], value), key
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_an_update_sends_the_messages_that_the_docs_list(ranks, name):
     """No message has a size that grows with the number of weights, and all ranks send the same."""
     first, second = (found[name]["sent"] for found in ranks)

@@ -247,11 +247,21 @@ def _train_sharded(rank, names):
             found[name] = str(error)
             continue
         sent = [messages(run.go, step) for step in range(1, 9)]
+        saved = run.checkpoint()
         middle = {"metrics": run.sparsifier.metrics(), "masks": whole(run.sparsifier.masks)}
         sent += [messages(run.go, step) for step in range(9, 17)]
         run.finish()
         final = whole(run.model.state_dict())
-        found[name] = {**middle, "final": final, "kept": run.summary.kept, "sent": sent}
+        again = Run(name, steps=16, data=data, shard=True, seed=99).restore(saved)
+        again.finish()
+        resumed = whole(again.model.state_dict())
+        found[name] = {
+            **middle,
+            "final": final,
+            "resumed": resumed,
+            "kept": run.summary.kept,
+            "sent": sent,
+        }
     return found
 
 
