@@ -31,7 +31,7 @@ TWO_RANKS = [(name, "plain") for name in NAMES] + [
 # Methods that share no code.
 SOME = ("probmask", "probmask-tied", "set", "spartan", "str")
 # Methods that draw no noise for each rank. GraSP takes the same number of examples of a class from
-# the probe of every rank, so that two ranks measure twice as many; MLPrune seeds its passes by rank.
+# the probe of every rank, so two ranks measure twice as many. MLPrune seeds its passes by rank.
 WITHOUT_NOISE = sorted(
     {*METHODS} - {"grasp", "l0", "mlprune", "probmask", "sparse-vd", "srinivas", "vrpge"}
 )

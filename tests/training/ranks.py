@@ -14,13 +14,15 @@ import torch
 from lightning_fabric import Fabric
 
 from probmask.cli import main
-from probmask.data import load_data
+from probmask.data import Batch, load_data
 from probmask.masking.parametrization import masked_parameters
+from probmask.masking.sparsifier import Sparsifier
 from probmask.methods.probmask.learned import ProbMaskedWeight
 from probmask.training import run
 from probmask.training.checkpoint import write_checkpoint
 from probmask.training.config import TrainConfig
 from probmask.training.devices import launch_fabric
+from probmask.training.loop import Loop
 from probmask.training.metrics import MetricsLog
 from probmask.training.run import TrainingRun
 from probmask.training.run_directory import RunDirectory
@@ -228,3 +230,20 @@ def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
         train(small(epochs=1, batch_size=512), out=Path(other) / "run")
     limit_memory(800 << 20)
     command(rank, ranks, port, ["train", "--quiet", "--out", str(out), *flags(**given)])
+
+
+def command_with_a_changed_weight(
+    rank: int, ranks: int, port: int, arguments: list[str], directory: Path
+) -> None:
+    """Run `probmask` as one rank; a weight of the second one changes after 50 updates."""
+    update = Loop.update
+
+    def update_and_change(loop: Loop, batch: Batch) -> None:
+        update(loop, batch)
+        if loop.step == 50 and isinstance(loop.sparsifier, Sparsifier):
+            with torch.no_grad():
+                loop.sparsifier.sites[1].weight.view(-1)[5] += 1e-6
+
+    if rank == 1:
+        Loop.update = update_and_change  # type: ignore[method-assign]
+    command_with_errors_in(rank, ranks, port, arguments, directory)

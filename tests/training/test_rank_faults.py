@@ -16,6 +16,7 @@ import pytest
 from training.ranks import (
     command,
     command_in_namespace,
+    command_with_a_changed_weight,
     command_with_errors_in,
     finish,
     free_port,
@@ -143,3 +144,19 @@ def test_a_rank_with_other_data_is_named_before_anything_is_created(tmp_path):
         assert rank.exitcode == 2
     assert "rank 1 has different data than rank 0" in (tmp_path / "stderr0").read_text()
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_whose_weights_differ_end_with_one_line(tmp_path):
+    """A weight of rank 1 changes by 1e-6 after 50 updates; checksums are compared after 101."""
+    out = tmp_path / "run"
+    given = flags(**SETTINGS | {"epochs": 100, "devices": 2, "method__name": "magnitude"})
+    arguments = ["train", "--out", str(out), "--quiet", *given]
+    ranks = start_ranks(command_with_a_changed_weight, arguments, tmp_path)
+    for rank in ranks:
+        rank.join(120)
+        assert rank.exitcode == 1
+    printed = (tmp_path / "stderr0").read_text()
+    (line,) = re.findall("^probmask: .*$", printed, re.MULTILINE)
+    assert re.search("after 101 updates, rank [01] differs from the other ranks in features", line)
+    assert "Traceback" not in printed
+    assert (out / "checkpoint.safetensors").exists()
