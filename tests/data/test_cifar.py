@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.memory_limit import memory_limit
 from probmask.data import load_data
 from probmask.errors import InputError
+from reference.memory_limit import memory_limit
 
 COUNTS = {"train": 50_000, "test": 10_000}
 FEW = {"train": 10, "test": 2}

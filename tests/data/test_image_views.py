@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.image_folders import make_classes
-from data.memory_limit import memory_limit
 from probmask.data.image_folder import list_folder
 from probmask.data.image_views import (
     CentralViews,
@@ -36,6 +35,7 @@ from probmask.data.image_views import (
     random_box,
     random_view,
 )
+from reference.memory_limit import memory_limit
 
 
 def noise(width, height, channels=3, *, seed=0):

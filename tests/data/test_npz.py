@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from data.memory_limit import memory_limit
 from probmask.data import load_data
 from probmask.errors import InputError
+from reference.memory_limit import memory_limit
 
 NAMES = [
     ("train_images", "train_labels", "test_images", "test_labels"),

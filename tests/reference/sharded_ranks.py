@@ -1,8 +1,6 @@
 """Gloo processes that train one model whose weights FSDP2 divides among them."""
 
-import resource
 import warnings
-from pathlib import Path
 
 import torch
 from torch import distributed, nn
@@ -19,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import probmask
 import probmask.methods
+from reference.memory_limit import limit_data
 
 STEPS = 12
 METHODS = {
@@ -333,8 +332,7 @@ class UnderLimit:
     def __call__(self, rank):
         ranks = distributed.get_world_size()
         result_of("straight", rank=rank, ranks=ranks, order="after")  # compiles the kernels
-        before = _data_bytes()
-        resource.setrlimit(resource.RLIMIT_DATA, (before + self.allowed, resource.RLIM_INFINITY))
+        limit_data(self.allowed)
         try:
             return self._train(rank, ranks)
         except (RuntimeError, MemoryError) as error:
@@ -367,10 +365,3 @@ class UnderLimit:
             model(torch.randn(2, 1024)).square().mean().backward()
             optimizer.step()
         return sparsifier.metrics()["expected_sparsity"]
-
-
-def _data_bytes():
-    """Return the number of bytes of data of this process, as RLIMIT_DATA counts them."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    line = next(line for line in lines if line.startswith("VmData:"))
-    return int(line.split()[1]) * 1024

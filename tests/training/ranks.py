@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import resource
 import socket
 import tempfile
 from multiprocessing.process import BaseProcess
@@ -29,6 +28,7 @@ from probmask.training.run_directory import RunDirectory
 from probmask.training.sharded_building import Blueprint, build_seeded
 from probmask.training.sharded_state import whole_state
 from probmask.training.trainer import train
+from reference.memory_limit import limit_data
 from training.small import flags, large, small, start, tiny
 
 DIED = 9  # exit code of a rank that died as planned
@@ -193,20 +193,13 @@ def some_updates(rank: int, ranks: int, port: int, config: TrainConfig, out: Pat
     fabric.barrier()
 
 
-def limit_memory(allowed: int) -> None:
-    """Let this process allocate at most so many bytes more."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    before = int(status.partition("VmData:")[2].split()[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (before + allowed, resource.RLIM_INFINITY))
-
-
 def built_under_limit(ranks: int) -> None:
     """Build a network of 126 MB in a process that may allocate half of them."""
     large_of_rank = Blueprint.of(large)
     tiny_of_rank = Blueprint.of(tiny)
     assert tiny_of_rank is not None
     tiny_of_rank.build_rows(seed=0, rank=0, ranks=4)  # imports modules of PyTorch
-    limit_memory(64 << 20)
+    limit_data(64 << 20)
     if ranks == 1:
         build_seeded(large, 0)
     else:
@@ -228,7 +221,7 @@ def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
     }
     with tempfile.TemporaryDirectory() as other:  # compiles the kernels
         train(small(epochs=1, batch_size=512), out=Path(other) / "run")
-    limit_memory(800 << 20)
+    limit_data(800 << 20)
     command(rank, ranks, port, ["train", "--quiet", "--out", str(out), *flags(**given)])
 
 

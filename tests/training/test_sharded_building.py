@@ -91,8 +91,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory 
 
 
 @LINUX
-def test_a_rank_never_holds_the_whole_network(monkeypatch):
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")  # glibc would keep freed blocks
+def test_a_rank_never_holds_the_whole_network():
     for ranks, code in ((1, 1), (4, 0)):
         process = start(built_under_limit, ranks)
         process.join(60)
@@ -100,12 +99,11 @@ def test_a_rank_never_holds_the_whole_network(monkeypatch):
 
 
 @LINUX
-def test_a_network_that_does_not_fit_one_rank_is_trained_on_two(tmp_path, monkeypatch):
+def test_a_network_that_does_not_fit_one_rank_is_trained_on_two(tmp_path):
     """31 million weights with gradients, momenta, masks and the memory of a cut take 900 MB.
 
     The limit holds from the start of the command to the artifact, checkpoints included.
     """
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")  # glibc would keep freed blocks
     one = start(trained_under_limit, 0, 1, 0, tmp_path / "one")
     one.join(240)
     assert one.exitcode != 0
