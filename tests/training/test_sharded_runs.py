@@ -94,13 +94,17 @@ def test_the_ranks_write_their_own_rows_and_an_incomplete_checkpoint_is_not_used
 
 def test_damaged_rows_are_one_error(stopped, tmp_path):
     out = shutil.copytree(stopped[1], tmp_path / "run")
-    path = next(out.glob("checkpoint-*/*2-*.safetensors"))
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    paths = list(
+        out.glob("checkpoint-*/*2-*.safetensors")
+    )  # of this checkpoint and the earlier one
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
     with pytest.raises(CheckpointError, match="do not match their digest"):
         probmask.train(out=out, resume=True, config=small(**SETTINGS | ONE_RANK))
-    path.unlink()
+    for path in paths:
+        path.unlink()
     with pytest.raises(CheckpointError, match="do not match their digest"):
         probmask.train(out=out, resume=True, config=small(**SETTINGS | ONE_RANK))
 
