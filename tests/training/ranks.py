@@ -221,7 +221,7 @@ def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
     }
     with tempfile.TemporaryDirectory() as other:  # compiles the kernels
         train(small(epochs=1, batch_size=512), out=Path(other) / "run")
-    limit_data(800 << 20)
+    limit_data(1000 << 20)
     command(rank, ranks, port, ["train", "--quiet", "--out", str(out), *flags(**given)])
 
 
