@@ -100,7 +100,7 @@ def test_a_rank_never_holds_the_whole_network():
 
 @LINUX
 def test_a_network_that_does_not_fit_one_rank_is_trained_on_two(tmp_path):
-    """31 million weights with gradients, momenta, masks and the memory of a cut take more than 1.2 GB.
+    """31 million weights, gradients, momenta, masks and the memory of a cut take over 1.2 GB.
 
     The limit holds from the start of the command to the artifact, checkpoints included.
     """
