@@ -111,4 +111,9 @@ def write_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
 
 def write_old_onnx(model: nn.Module, x: Tensor, path: Path) -> None:
     """Write the network as ONNX of opset 14, for engines that know no LayerNormalization."""
-    torch.onnx.export(model, (x,), str(path), dynamo=False, opset_version=14)
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its operator cannot be exported
+    try:
+        torch.onnx.export(model, (x,), str(path), dynamo=False, opset_version=14)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
