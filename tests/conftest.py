@@ -11,6 +11,8 @@ import pytest
 # Set before PyTorch is imported, and inherited by the processes that tests start. One thread each:
 # tests run in parallel, and small problems do not need more.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Processes that run out of memory would hang while Rust allocates memory for a backtrace.
+os.environ["RUST_BACKTRACE"] = "0"
 # Notes about trusted runs belong to the tests, not to the user who runs them.
 _state = tempfile.TemporaryDirectory(prefix="probmask-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name

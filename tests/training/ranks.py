@@ -211,7 +211,7 @@ def trained_under_limit(rank: int, ranks: int, port: int, out: Path) -> None:
     """Train a network of 31 million weights as one rank that may allocate few more bytes."""
     given = {
         "model": "training.small:large",
-        "epochs": 2,
+        "epochs": 1,
         "batch_size": 512,
         "devices": ranks,
         "strategy": "fsdp",
