@@ -249,15 +249,19 @@ def test_unknown_methods_are_read(run):
 
 def test_compact_copy_has_no_paths_of_the_machine(run, tmp_path):
     record = json.loads((run / "record.json").read_text())
-    record["config"]["data_dir"] = "/home/user/data"
+    record["config"] |= {"data_dir": "/home/user/data", "init": "/home/user/weights"}
+    for settings in (record, record["config"]):
+        settings["data_args"] = {"tokenizer": "/home/user/words"}
     write_compact(record, tmp_path / "copy.json")
     text = (tmp_path / "copy.json").read_text()
     assert "user" not in text
     assert len(text) < 0.75 * (run / "record.json").stat().st_size
     assert len(text.splitlines()) == len(record) + 2
     copy = json.loads(text)
-    assert copy.pop("config")["data_dir"] == "data"
-    del record["config"]
-    assert copy == record
+    config = copy.pop("config")
+    assert (config["data_dir"], config["init"]) == ("data", "weights")
+    assert copy["data_args"] == config["data_args"] == {"tokenizer": "words"}
     (found,) = find_records([tmp_path])
-    assert found.identity == find_records([run / "record.json"])[0].identity
+    assert found.identity == Run(run, record).identity
+    del record["config"]
+    assert copy == {**record, "data_args": {"tokenizer": "words"}}

@@ -169,14 +169,24 @@ def write_compact(record: Mapping[str, Any], path: Path) -> None:
 
     Each key is on its own line, so that diffs are readable.
     """
-    config = dict(record["config"])
-    if "data_dir" in config:
-        config["data_dir"] = Path(str(config["data_dir"])).name
+    config = _without_paths(record["config"], ("data_dir", "init"))
+    copy = {**record, "config": config}
+    for settings in (copy, config):
+        if "data_args" in settings:
+            settings["data_args"] = _without_paths(settings["data_args"], ("tokenizer",))
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'), allow_nan=False)}"
-        for key, value in {**record, "config": config}.items()
+        for key, value in copy.items()
     ]
     write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode(), overwrite=True)
+
+
+def _without_paths(settings: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of the settings in which these paths have only their last part."""
+    return {
+        key: Path(value).name if key in keys and isinstance(value, str) else value
+        for key, value in settings.items()
+    }
 
 
 def _read_all(path: Path) -> Iterator[Run]:
