@@ -24,7 +24,7 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import date
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +138,18 @@ def print_table(rows: dict[str, dict[tuple[int, float], float]], sparsities: lis
         print(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} | {worst} |")
 
 
+def finish(
+    rows: dict[str, dict[tuple[int, float], float]], sparsities: list[float], clock: str
+) -> NoReturn:
+    """Print the table and the number of cells above the limit; exit with 1 if there are any."""
+    print(f"\n{cpu_name() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, {clock}")
+    print_table(rows, sparsities)
+    slow = sum(value > LIMIT for found in rows.values() for value in found.values())
+    count = sum(len(found) for found in rows.values())
+    print(f"\n{slow} of {count} cells are above {LIMIT}.")
+    sys.exit(1 if slow else 0)
+
+
 def main() -> None:
     """Measure the networks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -153,13 +165,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with torch.no_grad():
         rows = {name: measure(options, name) for name in options.networks}
-    processor = cpu_name() or platform.machine()
-    print(f"\n{processor}, {os.cpu_count()} cores, {date.today()}, processor time, one thread")
-    print_table(rows, options.sparsities)
-    slow = sum(value > LIMIT for found in rows.values() for value in found.values())
-    count = sum(len(found) for found in rows.values())
-    print(f"\n{slow} of {count} cells are above {LIMIT}.")
-    sys.exit(1 if slow else 0)
+    finish(rows, options.sparsities, "processor time, one thread")
 
 
 if __name__ == "__main__":

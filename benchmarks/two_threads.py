@@ -16,20 +16,15 @@ The script exits with 1 if a cell is above 1.05.
 import argparse
 import gc
 import logging
-import os
-import platform
-import sys
 import time
-from datetime import date
 
 import torch
 
-from never_slower import LIMIT, inputs, masked, print_table, ratio
+from never_slower import LIMIT, finish, inputs, masked, ratio
 from probmask.runtime.lower.export import export
 from probmask.runtime.lower.lowering import lower
 from probmask.runtime.run.engine import Engine
 from probmask.runtime.run.threads import Threads
-from probmask.training.record import cpu_name
 from twenty_networks import TWENTY_NETWORKS
 
 
@@ -68,13 +63,7 @@ def main() -> None:
         rows = {
             name: measure(name, options.sparsities, options.seconds) for name in options.networks
         }
-    processor = cpu_name() or platform.machine()
-    print(f"\n{processor}, {os.cpu_count()} cores, {date.today()}, wall-clock time, batch 1")
-    print_table(rows, options.sparsities)
-    slow = sum(value > LIMIT for found in rows.values() for value in found.values())
-    count = sum(len(found) for found in rows.values())
-    print(f"\n{slow} of {count} cells are above {LIMIT}.")
-    sys.exit(1 if slow else 0)
+    finish(rows, options.sparsities, "wall-clock time, batch 1")
 
 
 if __name__ == "__main__":

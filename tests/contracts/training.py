@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import probmask
 from probmask.errors import LayerCollapseWarning
 from probmask.methods import METHODS
+from reference.sharded_ranks import messages
 
 STEPS, STEPS_PER_EPOCH, SPARSITY = 32, 4, 0.8
 SIZE = 8 * 2 * 9 + 8 * 4 * 9 + 16 * 8 * 4 + 3 * 16
@@ -266,24 +267,3 @@ def _train_sharded(rank, names):
             "sent": sent,
         }
     return found
-
-
-def messages(function, *arguments):
-    """Call a function; return the bytes of every all-reduce and all-gather of probmask in it."""
-    sent = []
-    plain = distributed.all_reduce, distributed.all_gather
-
-    def all_reduce(tensor, *args, **kwargs):
-        sent.append(tensor.numel() * tensor.element_size())
-        return plain[0](tensor, *args, **kwargs)
-
-    def all_gather(found, tensor, *args, **kwargs):
-        sent.append(tensor.numel() * tensor.element_size())
-        return plain[1](found, tensor, *args, **kwargs)
-
-    distributed.all_reduce, distributed.all_gather = all_reduce, all_gather
-    try:
-        function(*arguments)
-    finally:
-        distributed.all_reduce, distributed.all_gather = plain
-    return sent

@@ -140,7 +140,7 @@ def train_in_every_order(rank):
         for name in METHODS:
             found[name, "hsdp"] = result_of(name, rank=rank, ranks=4, order="after", mesh=mesh)
     found["refused"] = refusals(rank)
-    found["sent"] = {name: messages(name, rank, ranks) for name in METHODS}
+    found["sent"] = {name: messages_of(name, rank, ranks) for name in METHODS}
     return found
 
 
@@ -234,7 +234,7 @@ def share_statistics(rank):
     return {name: whole(value) for name, value in model.named_buffers()}
 
 
-def messages(name, rank, ranks):
+def messages_of(name, rank, ranks):
     """Return the bytes of every message of probmask in one update, after a first one."""
     model = shard(build())
     optimizer = sgd(model)
@@ -242,6 +242,12 @@ def messages(name, rank, ranks):
         model, METHODS[name], optimizer=optimizer, total_steps=1000, seed=3
     )
     batches = [part(batch, rank, ranks) for batch in data(2)]
+    update(model, sparsifier, optimizer, batches[0])
+    return messages(update, model, sparsifier, optimizer, batches[1])
+
+
+def messages(function, *arguments):
+    """Call a function; return the bytes of every all-reduce and all-gather of probmask in it."""
     sent = []
     plain = distributed.all_reduce, distributed.all_gather
 
@@ -253,10 +259,9 @@ def messages(name, rank, ranks):
         sent.append(tensor.numel() * tensor.element_size())
         return plain[1](found, tensor, *args, **kwargs)
 
-    update(model, sparsifier, optimizer, batches[0])
     distributed.all_reduce, distributed.all_gather = all_reduce, all_gather
     try:
-        update(model, sparsifier, optimizer, batches[1])
+        function(*arguments)
     finally:
         distributed.all_reduce, distributed.all_gather = plain
     return sent
