@@ -234,6 +234,10 @@ def split_phases(op, arena, longs, first, last):
                 row, result = arena[source:], arena[target : target + columns * lanes]
                 for x in range(columns * lanes):
                     result[x] = row[x]
+            elif lanes == 1:
+                row, result = arena[source:], arena[target : target + columns]
+                for x in range(columns):
+                    result[x] = row[x * step_x]
             else:
                 for x in range(columns):
                     for lane in range(lanes):
