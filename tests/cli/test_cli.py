@@ -70,8 +70,9 @@ def error(capsys, *arguments):
         (["--precision", "fp4"], "--precision fp4: expected '32-true' or 'bf16-mixed'"),
         (
             ["--strategy", "dpd"],
-            "--strategy dpd: not a supported strategy; did you",
+            "--strategy dpd: not a supported strategy; did you mean 'ddp'?",
         ),
+        (["--devices", "999", "--batch-size", "999"], "--devices 999: every device on a CPU is"),
         (["--set", "nonsense"], "--set nonsense: expected KEY=VALUE"),
         (["--set", "nonsense=1"], "--set nonsense=1: unknown key nonsense; choose from"),
         (["--set", "lr=2"], "--set lr=2: unknown key lr; did you mean 'optimizer.lr'?"),

@@ -180,9 +180,11 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), TWO_RANKS)
-def test_two_ranks_agree(name, kind, ranks):
-    first, second = (found[name, kind] for found in ranks)
+def test_two_ranks_agree_on_the_exact_budget(name, kind, ranks):
+    (first, kept), (second, others) = (found[name, kind] for found in ranks)
     assert differing(first, second) == []
+    keep, size = budget(kind)
+    assert kept == others == (size if name == "dense" else keep)
 
 
 @pytest.mark.slow

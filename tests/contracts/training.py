@@ -211,11 +211,7 @@ def train_all(rank):
     found = {}
     for name, kind in TWO_RANKS:
         run = Run(name, steps=16, wrap=True, data=batches(16, seed=50 + rank), kind=kind)
-        try:
-            found[name, kind] = run.finish()
-        except Exception as error:  # otherwise the other rank would wait forever
-            found[name, kind] = f"{type(error).__name__}: {error}"
-            raise
+        found[name, kind] = run.finish(), run.summary.kept
     return found
 
 

@@ -36,7 +36,7 @@ def test_attach_works_before_and_after_fully_shard(ranks, alone, name):
     expected = alone[name]
     atol = 1e-3 if name == "tied" else 2e-5
     for found in ranks:
-        for order in ("before", "after", "hsdp"):
+        for order in ("before", "after", "compiled", "hsdp"):
             if (name, order) not in found:
                 continue
             result = found[name, order]
@@ -80,6 +80,8 @@ def test_weights_that_cannot_be_masked_are_refused_by_name(ranks):
         assert "it measures whole weights" in refused["snip"]
         assert "2.weight has requires_grad=False and is sharded" in refused["untrained"]
         assert "call model.reshard() before you build it" in refused["gathered"]
+        assert "call sparsifier.use(optimizer)" in refused["attached before"]
+        assert "0.weight is sharded; gather the weights with" in refused["saved"]
         assert "0.weight is divided by (Shard(dim=1),), not by rows" in refused["columns"]
         assert "0.weight is offloaded to the CPU" in refused["offloaded"]
         if len(ranks) == 4:

@@ -87,7 +87,7 @@ def state_of(model, sparsifier):
 def train(name, *, rank=0, ranks=1, order="", mesh=None, pieces=1, steps=STEPS, **settings):
     """Train with a method, attached before or after `fully_shard`, or without it."""
     model = build()
-    if order == "after":
+    if order in ("after", "compiled"):
         shard(model, mesh, **settings)
         model(data()[0][0])  # FSDP2 leaves the weights of the root gathered
         model.reshard()
@@ -100,8 +100,12 @@ def train(name, *, rank=0, ranks=1, order="", mesh=None, pieces=1, steps=STEPS, 
         optimizer = sgd(model)
         sparsifier.use(optimizer)
     outputs = []
+    network = model
+    if order == "compiled":
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")  # of Dynamo
+        network = torch.compile(model, backend="eager")
     for batch in data()[:steps]:
-        update(model, sparsifier, optimizer, part(batch, rank, ranks), pieces)
+        update(network, sparsifier, optimizer, part(batch, rank, ranks), pieces)
         model.eval()
         with torch.no_grad():
             outputs.append(model(batch[0]))
@@ -135,6 +139,7 @@ def train_in_every_order(rank):
     found["probmask", "accumulated"] = result_of(
         "probmask", rank=rank, ranks=ranks, order="after", pieces=2
     )
+    found["tied", "compiled"] = result_of("tied", rank=rank, ranks=ranks, order="compiled")
     if ranks == 4:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         for name in METHODS:
@@ -187,6 +192,17 @@ def refusals(rank):
         update(late, sparsifier, optimizer, data()[0])
     except probmask.InputError as error:
         made["gathered"] = str(error)
+    early = build()
+    probmask.attach(early, METHODS["tied"], total_steps=STEPS)
+    shard(early)
+    try:
+        early(data()[0][0])
+    except probmask.InputError as error:
+        made["attached before"] = str(error)
+    try:
+        probmask.save(shard(build()), "never-written.safetensors")
+    except probmask.InputError as error:
+        made["saved"] = str(error)
     return made
 
 

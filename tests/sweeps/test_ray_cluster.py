@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -112,6 +113,27 @@ def test_a_local_ray_writes_the_same_files_and_listens_on_this_machine_only(tmp_
     whole = train(good.config, out=tmp_path / "whole").directory
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (out / "runs" / good.name / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_an_address_at_which_another_program_listens_raises_at_once(tmp_path, capsys):
+    file = write_sweep(tmp_path / "s.toml", "[grid]\nsparsity = 0.9")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        answering = threading.Thread(target=_answer_as_http, args=(server,))
+        answering.start()
+        code = main(["sweep", str(file), "--ray", f"127.0.0.1:{port}"])
+        answering.join()
+    assert code == 2
+    assert "cannot be reached: the program at this address is not Ray" in capsys.readouterr().err
+    assert main(["sweep", str(file), "--ray", "127.0.0.1:99999"]) == 2
+    assert "cannot be reached: a port is at most 65535" in capsys.readouterr().err
+
+
+def _answer_as_http(server):
+    peer, _ = server.accept()
+    with peer:
+        peer.recv(100)
+        peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 @needs_ray

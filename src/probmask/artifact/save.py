@@ -21,6 +21,7 @@ from probmask.checks import check_choice, is_number
 from probmask.errors import InputError
 from probmask.files import writable_target, write_atomically
 from probmask.masking.parametrization import masked_parameters
+from probmask.masking.sharding import is_dtensor
 from probmask.masking.sites import check_not_pruned_by_torch
 from probmask.masking.zeros import warn_if_filled
 from probmask.storage.format import (
@@ -194,6 +195,14 @@ def _check_finished(model: nn.Module) -> None:
             "result of freeze_masks, first. To save a copy of the model, load its state_dict() "
             "into the original and finalize that."
         )
+    for name, tensor in model.state_dict().items():
+        if is_dtensor(tensor):
+            raise InputError(
+                f"save(model): {name} is sharded; gather the weights with "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
+                "StateDictOptions(full_state_dict=True, cpu_offload=True)), load them into a plain "
+                "model on one rank, and save that."
+            )
 
 
 def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.errors import InputError
-from probmask.masking.sharding import MaskedRows, rows_of
+from probmask.masking.sharding import MaskedRows, is_dtensor, rows_of
 from probmask.masking.sites import MASKED_TABLE, Site
 from probmask.masking.zeros import remember_zeros
 
@@ -360,6 +360,11 @@ def _reader(name: str) -> Callable[[MaskedModule], Tensor | None]:
         if masked.rows is not None:
             gathered: Tensor = masked.rows.read(weight)
             return gathered
+        if is_dtensor(weight):
+            raise InputError(
+                f"{name}: fully_shard was called after attach; build the optimizer now, and call "
+                "sparsifier.use(optimizer)."
+            )
         try:
             effective: Tensor = masked(weight, module.training)
         except AttributeError as error:  # nn.Module.__getattr__ would return the unmasked weight

@@ -15,7 +15,7 @@ A masker sees rows only: `rows_of` a weight, and sums over all rows through its 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -173,6 +173,8 @@ class MaskedRows:
         self.training = True
         self._earlier: Tensor | None = None  # gradient of earlier backward passes of this update
         self._hook = weight.register_post_accumulate_grad_hook(lambda _: owner.expect(self))
+        # Compiled code cannot follow the exchange with FSDP2. Not a decorator: this imports much.
+        self.read: Callable[[Any], Any] = torch.compiler.disable(self._read)  # type: ignore[no-untyped-call]
 
     def install(self) -> None:
         """Make FSDP2 gather the masked rows. It may have replaced the tensor of the rows."""
@@ -193,7 +195,7 @@ class MaskedRows:
         vars(rows).pop(_POST, None)
         self._hook.remove()
 
-    def read(self, weight: Any) -> Any:
+    def _read(self, weight: Any) -> Any:
         """Return what a module computes with: the gathered weight, which is masked already.
 
         Outside of a forward pass it is the sharded parameter, which is not masked.

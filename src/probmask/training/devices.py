@@ -1,18 +1,21 @@
 """The ranks of a run: how they are launched, and how they divide or copy the network."""
 
+import logging
+import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from lightning_fabric import Fabric
 from lightning_fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning_fabric.accelerators.cpu import CPUAccelerator
 from lightning_fabric.accelerators.cuda import CUDAAccelerator
-from lightning_fabric.strategies import STRATEGY_REGISTRY
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from probmask.errors import InputError
-from probmask.launch import ranks_of_torchrun
+from probmask.launch import available_cores, ranks_of_torchrun
 from probmask.messages import one_line, suggestion
 from probmask.training.config import TrainConfig
 from probmask.training.rank_meeting import Meeting
@@ -22,6 +25,8 @@ from probmask.training.rank_meeting import Meeting
 # writes a checkpoint or checks the data.
 _PATIENCE = 2
 _LEAST_SECONDS = 300.0
+_STRATEGIES = ("fsdp", "ddp", "ddp_find_unused_parameters_true")
+_RANKS_PER_CORE = 16
 
 
 class ShardedStrategy(DDPStrategy):
@@ -62,12 +67,18 @@ def launch_fabric(config: TrainConfig, meeting: Meeting | None = None) -> Fabric
     Raises:
         InputError: If the strategy or the accelerator is unknown or cannot be started here.
     """
-    names = [name for name in STRATEGY_REGISTRY.available_strategies() if name.startswith("ddp")]
-    _check_known("strategy", config.strategy, ["fsdp", *names])
+    _check_known("strategy", config.strategy, _STRATEGIES)
     _check_known(
         "accelerator", config.accelerator, ["gpu", *ACCELERATOR_REGISTRY.available_accelerators()]
     )
-    nodes, devices = ranks_of_torchrun() or (1, config.devices)
+    of_torchrun = ranks_of_torchrun()
+    nodes, devices = of_torchrun or (1, config.devices)
+    if of_torchrun is not None and config.devices not in (1, devices):
+        warnings.warn(
+            f"torchrun has started {devices} ranks on this machine; devices = {config.devices} is "
+            "ignored.",
+            stacklevel=2,
+        )
     try:
         fabric = Fabric(
             accelerator=config.accelerator,
@@ -79,13 +90,40 @@ def launch_fabric(config: TrainConfig, meeting: Meeting | None = None) -> Fabric
         if meeting is not None:  # Fabric uses a group that exists
             gpu = isinstance(fabric.accelerator, CUDAAccelerator)
             meeting.create_group("nccl" if gpu else "gloo", _timeout(config))
-        fabric.launch()
+        _check_cores(fabric, of_torchrun, devices)
+        with _without_banner():
+            fabric.launch()
+    except InputError:
+        raise
     except Exception as error:  # Lightning raises errors of many types here
         raise InputError(
             f"train(accelerator={config.accelerator!r}, devices={devices}, strategy="
             f"{config.strategy!r}): Lightning Fabric cannot start: {one_line(error)}"
         ) from error
     return fabric
+
+
+def _check_cores(fabric: Fabric, of_torchrun: tuple[int, int] | None, devices: int) -> None:
+    """Raise if so many ranks would share a core that the machine would no longer respond."""
+    cores = available_cores()
+    limit = _RANKS_PER_CORE * cores
+    if of_torchrun is None and isinstance(fabric.accelerator, CPUAccelerator) and devices > limit:
+        raise InputError(
+            f"train(devices={devices}): every device on a CPU is a process, and this one may use "
+            f"{cores} cores; pass at most {limit}."
+        )
+
+
+@contextmanager
+def _without_banner() -> Iterator[None]:
+    """Keep Lightning from printing which ranks have joined; its warnings stay."""
+    logger = logging.getLogger("lightning_fabric")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _strategy(config: TrainConfig, *, ranks: int) -> Any:

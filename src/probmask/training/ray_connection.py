@@ -14,6 +14,8 @@ from probmask.messages import one_line
 
 _SECONDS_TO_CONNECT = 10.0
 _MAX_PORT = 65535
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame: its fourth byte is the type
 _LOOPBACK = {
     "_node_ip_address": "127.0.0.1",
     "include_dashboard": False,
@@ -61,12 +63,29 @@ def connected(address: str, *, cores: int | None = None) -> Iterator[Any]:
 def _check_reachable(address: str) -> None:
     """Try to connect to the port, because Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (colon and port.isdecimal() and int(port) <= _MAX_PORT):
+    if not (colon and port.isdecimal()):
         return  # "local", "auto", or a name that Ray resolves
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
-    except (OSError, UnicodeError) as error:
+        if int(port) > _MAX_PORT:
+            raise ValueError(f"a port is at most {_MAX_PORT}")
+        with socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT) as peer:
+            if os.environ.get("RAY_USE_TLS", "0") != "1":
+                _check_speaks_grpc(peer)
+    except (OSError, ValueError) as error:  # UnicodeError is a ValueError
         raise _unreachable(address, error) from error
+
+
+def _check_speaks_grpc(peer: socket.socket) -> None:
+    """Raise a ValueError if the other side does not answer a connection of HTTP/2, as Ray does."""
+    peer.sendall(_HTTP2_PREFACE + _EMPTY_SETTINGS)
+    answer = b""
+    while len(answer) < len(_EMPTY_SETTINGS):
+        part = peer.recv(len(_EMPTY_SETTINGS) - len(answer))
+        if not part:
+            break
+        answer += part
+    if answer[3:4] != _EMPTY_SETTINGS[3:4]:
+        raise ValueError("the program at this address is not Ray")
 
 
 def _is_only_on_loopback(address: str) -> bool:
