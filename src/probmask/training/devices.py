@@ -104,7 +104,7 @@ def launch_fabric(config: TrainConfig, meeting: Meeting | None = None) -> Fabric
 
 
 def _check_cores(fabric: Fabric, of_torchrun: tuple[int, int] | None, devices: int) -> None:
-    """Raise if so many ranks would share a core that the machine would no longer respond."""
+    """Raise if the number of ranks per core exceeds the limit, which keeps the machine usable."""
     cores = available_cores()
     limit = _RANKS_PER_CORE * cores
     if of_torchrun is None and isinstance(fabric.accelerator, CPUAccelerator) and devices > limit:
