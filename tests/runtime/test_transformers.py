@@ -135,6 +135,14 @@ def test_masks_and_queries_that_see_nothing():
     assert any("attention" in name for name in engine.choices.sparse)
 
 
+@pytest.mark.parametrize("tokens", [3, 8, 9, 16, 20, 40, 61])
+def test_queries_that_fill_no_vector_or_half_of_the_last_one(tokens):
+    torch.manual_seed(0)
+    x, visible = torch.randn(2, tokens, 16), torch.ones(2, tokens, dtype=torch.bool)
+    engine = assert_same(masked(Masked(), 0.3), x, visible)
+    assert any("attention" in name for name in engine.choices.sparse)
+
+
 def test_numbers_that_are_not_finite_come_out_as_in_pytorch():
     torch.manual_seed(0)
     model = masked(Encoder(activation="gelu"), 0.6)

@@ -6,6 +6,7 @@ queries: a score is a sum over features of (key, broadcast) · (queries), the so
 keys of each query, and an output is a sum over keys of (value, broadcast) · (probabilities).
 """
 
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -13,7 +14,7 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from probmask.runtime.kernels.curves import exp, number
+from probmask.runtime.kernels.curves import exp_below_one, number
 from probmask.runtime.kernels.operation_table import (
     CAUSAL,
     DEPTH,
@@ -41,13 +42,16 @@ from probmask.runtime.kernels.vectors import (
     BITS,
     BYTE,
     FLOAT,
+    HALF,
     LONG,
     VECTOR,
     WIDTH,
     ZERO,
+    followed_by_zeros,
     item,
     load,
     loop,
+    lower_half,
     multiply_add,
     splat,
     store,
@@ -89,27 +93,31 @@ def _dense_tile(
     factors: Any,
     nonfinite: Any,
 ) -> Any:
-    """Compute a few rows of a few vectors; ``shape`` is 8 · rows + vectors."""
+    """Compute a few rows of a few vectors.
+
+    ``shape`` is 16 · rows + 2 · vectors, plus 1 if the last vector is half a vector.
+    """
     signature = types.void(*[types.int64] * 11)
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
         done = builder.append_basic_block("done")
         switch = builder.switch(arguments[0], done)
-        for rows in (1, ROWS_AT_ONCE):
-            for width in range(1, MAX_QUERY_VECTORS + 1):
-                block = builder.append_basic_block(f"dense{rows}x{width}")
-                switch.add_case(ir.Constant(LONG, 8 * rows + width), block)
-                builder.position_at_end(block)
-                builder.call(_tile_function(builder.module, rows, width), arguments[1:])
-                builder.branch(done)
+        widths = range(1, MAX_QUERY_VECTORS + 1)
+        for rows, width, half in product((1, ROWS_AT_ONCE), widths, (0, 1)):
+            block = builder.append_basic_block(f"dense{rows}x{width}h{half}")
+            switch.add_case(ir.Constant(LONG, 16 * rows + 2 * width + half), block)
+            builder.position_at_end(block)
+            builder.call(_tile_function(builder.module, rows, width, half), arguments[1:])
+            builder.branch(done)
         builder.position_at_end(done)
         return ir.Constant(BYTE.as_pointer(), None)
 
     return signature, generate
 
 
-def _tile_function(module: ir.Module, rows: int, width: int) -> ir.Function:
-    name = f"probmask_dense_{rows}x{width}"
+def _tile_function(module: ir.Module, rows: int, width: int, half: int) -> ir.Function:
+    """Return the function of a tile; in the last vector it computes ``half`` or the whole."""
+    name = f"probmask_dense_{rows}x{width}h{half}"
     if name in module.globals:
         return module.globals[name]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [LONG] * len(_ARGUMENTS)), name)
@@ -118,22 +126,29 @@ def _tile_function(module: ir.Module, rows: int, width: int) -> ir.Function:
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     zero = ir.Constant(LONG, 0)
 
+    kinds = (VECTOR,) * (width - half) + (HALF,) * half
+
     def products(index: ir.Value, sums: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
         at = builder.add(given["vectors"], builder.mul(index, given["vector_step"]))
-        inputs = [load(builder, at, j, VECTOR) for j in range(width)]
+        whole = [load(builder, at, j, VECTOR) for j in range(width - half)]
+        # Half vectors are counted in halves.
+        inputs = whole + [load(builder, at, 2 * (width - 1), HALF) for _ in range(half)]
         place = builder.add(given["scalars"], builder.mul(index, given["scalar_step"]))
         new = []
         for row in range(rows):
             scalar = splat(builder, item(builder, place, zero, FLOAT))
+            factors = [scalar] * (width - half) + [lower_half(builder, scalar)] * half
             own = sums[row * width : (row + 1) * width]
             new += [
-                multiply_add(builder, scalar, x, summed)
-                for x, summed in zip(inputs, own, strict=True)
+                multiply_add(builder, factor, x, summed)
+                for factor, x, summed in zip(factors, inputs, own, strict=True)
             ]
             place = builder.add(place, given["scalar_row"])
         return tuple(new)
 
-    sums = loop(builder, zero, given["count"], 1, (ZERO,) * (rows * width), products)
+    start = tuple(ir.Constant(kind, [0.0] * kind.count) for kind in kinds) * rows
+    found = loop(builder, zero, given["count"], 1, start, products)
+    sums = tuple(x if x.type == VECTOR else followed_by_zeros(builder, x) for x in found)
     noted = load(builder, given["nonfinite"], 0, VECTOR)
     noted = multiply_add(builder, total(builder, sums), ZERO, noted)
     store(builder, noted, given["nonfinite"], 0)
@@ -208,7 +223,7 @@ def _emit_softmax(builder: ir.IRBuilder, given: Any) -> None:
 
     def exponential(index: ir.Value, carried: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
         score = load(builder, place(index), 0, VECTOR)
-        value = exp(builder, builder.fsub(score, top))
+        value = exp_below_one(builder, builder.fsub(score, top))
         store(builder, value, place(index), 0)
         return (builder.fadd(carried[0], value),)
 
@@ -225,7 +240,7 @@ def _emit_softmax(builder: ir.IRBuilder, given: Any) -> None:
 
 @njit(error_model="numpy")
 def _dense_rows(
-    rows, width, count, scalars, scalar_step, scalar_row, vectors, vector_step, target,
+    rows, width, half, count, scalars, scalar_step, scalar_row, vectors, vector_step, target,
     target_row, factors, nonfinite,
 ):  # fmt: skip
     """Compute all rows of a block of queries, a few at a time."""
@@ -233,7 +248,7 @@ def _dense_rows(
     while row < rows:
         at_once = ROWS_AT_ONCE if row + ROWS_AT_ONCE <= rows else 1
         _dense_tile(
-            8 * at_once + width,
+            16 * at_once + 2 * width + half,
             count,
             scalars + row * scalar_row,
             scalar_step,
@@ -266,6 +281,8 @@ def attend(op, arena, longs, consts, position_bits, scale, nonfinite, first, las
         head, block = item_ // blocks, item_ % blocks
         begin, end = op[VECTORS] * block // blocks, op[VECTORS] * (block + 1) // blocks
         width, skipped = end - begin, 4 * WIDTH * begin
+        last_half = op[POSITION_BITS] + WIDTH * end - WIDTH // 2
+        half = 0 if position_bits[last_half : last_half + WIDTH // 2].any() else 1
         heads = op[TABLE] + 4 * head
         queries = at + 4 * (op[SOURCE] + longs[heads]) + skipped
         key = at + 4 * (op[OTHER] + longs[heads + 1])
@@ -274,7 +291,7 @@ def attend(op, arena, longs, consts, position_bits, scale, nonfinite, first, las
         row = 4 * WIDTH * width
         seen = min(keys, WIDTH * end) if op[CAUSAL] else keys
         _dense_rows(
-            seen, width, depth, key, 4 * op[OTHER_PLANE], 4, queries, 4 * op[SOURCE_PLANE],
+            seen, width, half, depth, key, 4 * op[OTHER_PLANE], 4, queries, 4 * op[SOURCE_PLANE],
             scores, row, factors, nonfinite.ctypes.data,
         )  # fmt: skip
         mask, mask_row, is_vector = 0, 4 * op[MASK_PLANE], 1 if op[MASK_PLANE] > 1 else 0
@@ -290,7 +307,7 @@ def attend(op, arena, longs, consts, position_bits, scale, nonfinite, first, las
                 reciprocals + 4 * WIDTH * j, nonfinite.ctypes.data,
             )  # fmt: skip
         _dense_rows(
-            depth, width, seen, value, 4, 4 * op[VALUES_PLANE], scores, row, target,
+            depth, width, half, seen, value, 4, 4 * op[VALUES_PLANE], scores, row, target,
             4 * op[TARGET_PLANE], reciprocals, nonfinite.ctypes.data,
         )  # fmt: skip
 

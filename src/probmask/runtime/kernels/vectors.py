@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 WIDTH = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR, BITS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(INT, WIDTH)
+HALF = ir.VectorType(FLOAT, WIDTH // 2)
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -60,9 +61,22 @@ def total(builder: ir.IRBuilder, terms: tuple[ir.Value, ...]) -> ir.Value:
 
 def multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     """Emit a · b + c, rounded once."""
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")  # type: ignore[no-untyped-call]
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    name = f"llvm.fma.v{a.type.count}f32"
+    function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
     return builder.call(function, [a, b, c])
+
+
+def lower_half(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    """Emit the first half of a vector."""
+    places = ir.Constant(ir.VectorType(INT, WIDTH // 2), list(range(WIDTH // 2)))
+    return builder.shuffle_vector(vector, ir.Constant(VECTOR, ir.Undefined), places)
+
+
+def followed_by_zeros(builder: ir.IRBuilder, half: ir.Value) -> ir.Value:
+    """Emit a vector whose first half is given and whose second half is zero."""
+    zeros = ir.Constant(HALF, [0.0] * (WIDTH // 2))
+    return builder.shuffle_vector(half, zeros, ir.Constant(BITS, list(range(WIDTH))))
 
 
 def item(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, kind: ir.Type) -> ir.Value:
