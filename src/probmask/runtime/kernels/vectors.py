@@ -221,11 +221,11 @@ def max_of_3x3(
 
 
 def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, emit: _Emit) -> ir.Value:
-    """Emit code that stores ``count`` results in vectors, or singly if they do not fill one.
+    """Emit code that stores ``count`` results in vectors of the largest width that they fill.
 
-    The last vector ends at the last result and may overlap the one before.
+    The last vector ends at the last result and may overlap the one before. Fewer than four results
+    are stored singly.
     """
-    wide = ir.Constant(LONG, WIDTH)
     zero = ir.Constant(LONG, 0)
 
     def write(index: ir.Value, width: int) -> tuple[ir.Value, ...]:
@@ -235,13 +235,20 @@ def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, emit: _
         builder.store(value, place).align = 4
         return ()
 
-    with builder.if_else(builder.icmp_signed("<", count, wide)) as (too_few, enough):
-        with too_few:
+    def write_all(width: int) -> None:
+        if width < 4:
             loop(builder, zero, count, 1, (), lambda i, _: write(i, 1))
-        with enough:
-            last = builder.sub(count, wide)
-            loop(builder, zero, last, WIDTH, (), lambda i, _: write(i, WIDTH))
-            write(last, WIDTH)
+            return
+        wide = ir.Constant(LONG, width)
+        with builder.if_else(builder.icmp_signed("<", count, wide)) as (too_few, enough):
+            with too_few:
+                write_all(width // 2)
+            with enough:
+                last = builder.sub(count, wide)
+                loop(builder, zero, last, width, (), lambda i, _: write(i, width))
+                write(last, width)
+
+    write_all(WIDTH)
     return zero
 
 
