@@ -137,6 +137,21 @@ def test_growths_are_cut_like_the_tensors_of_their_values(fraction, moved, power
                 assert threshold > 0 or torch.equal(mask, other)  # ties of zeros
 
 
+@pytest.mark.parametrize("size", [1e-37, 1e-13, 1e-11, 1e14])
+def test_growths_whose_cubes_are_out_of_range(size):
+    torch.manual_seed(0)
+    start = torch.randn(30_000)
+    weight = start + 0.3 * torch.randn(30_000)
+    pair = torch.tensor(0.9), torch.tensor(3.0)
+    usual, threshold = cut_by_magnitude(
+        [weight], (1.0,), 600, ["a"], growths=[Growth(start, *pair)]
+    )
+    growths = [Growth(size * start, *pair)]
+    masks, found = cut_by_magnitude([size * weight], (1.0,), 600, ["a"], growths=growths)
+    assert found == pytest.approx(size * threshold, rel=1e-5)
+    assert (masks[0] != usual[0]).sum() <= 2  # two values next to the threshold may change places
+
+
 def test_nan_in_a_growth_raises():
     weight = torch.tensor([1.0, math.nan, 3.0])
     growth = Growth(torch.ones(3), torch.tensor(0.5), torch.tensor(3.0))

@@ -214,11 +214,59 @@ def test_the_choice_does_not_change_the_network():
 
 def test_the_decision_is_logged(caplog):
     caplog.set_level("INFO", "probmask")
-    for name, message in (("conv", "fades the initial values"), ("mlp", "may be pretrained")):
-        model, optimizer, _ = begin(model=build(name), discount=None)
+    trained = build("conv")
+    nn.init.uniform_(trained[1].weight)
+    cases = (
+        ("conv", build("conv"), "fades the initial values out"),
+        ("conv", trained, "keeps the initial values"),
+        ("mlp", build("mlp"), "nothing shows whether they are random or pretrained"),
+    )
+    for name, model, message in cases:
+        model, optimizer, _ = begin(model=model, discount=None)
         train(model, optimizer, make_batches(name, 1))
         assert message in caplog.messages[-1]
-    assert len(caplog.messages) == 2
+    assert len(caplog.messages) == len(cases)
+
+
+class OwnNorm(nn.Module):
+    """A normalization layer that is not one of PyTorch's, as in many transformers."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm, OwnNorm])
+@pytest.mark.parametrize(("learned", "expected"), [(0, 1), (1, 1), (2, 0), (3, 0)])
+def test_pretrained_initial_values_are_kept(norm, learned, expected):
+    """Where gains differ between channels in most normalization layers, whatever the optimizer."""
+    layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6), norm(6), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(6, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    method = probmask.TiedProbMask(sparsity=0.8)
+    sparsifier = probmask.attach(model, method, optimizer=optimizer, total_steps=STEPS)
+    for layer in layers[1 : 3 * learned : 3]:  # a checkpoint may also be loaded after attach
+        nn.init.uniform_(layer.weight)
+    train(model, optimizer, make_batches("mlp", 1))
+    assert sparsifier._masker.forget_by == 0
+    assert sparsifier._masker.discount == expected
+
+
+def test_initial_values_are_kept_if_the_caller_says_that_they_are_pretrained():
+    model = build("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sparsifier = probmask.attach(
+        model,
+        probmask.TiedProbMask(sparsity=0.8),
+        optimizer=optimizer,
+        total_steps=STEPS,
+        pretrained=True,
+    )
+    train(model, optimizer, make_batches("mlp", 1))
+    assert (sparsifier._masker.forget_by, sparsifier._masker.discount) == (0, 0)
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -7,7 +7,7 @@ types; pyproject.toml excludes this file from mypy.
 import numpy as np
 
 from probmask.core.kernel_cache import cached_njit
-from probmask.core.vector_math import bits_of, cubic_growth
+from probmask.core.vector_math import bits_of, cubic_growth, float_of
 
 _OPTIONS = {"nogil": True, "error_model": "numpy"}
 LOW = 15  # number of lower bits; there are 16 upper bits
@@ -15,6 +15,10 @@ _LOW = np.int32(LOW)
 _ONE = np.float32(1)
 _BLOCK = 64  # entries handled together
 _GROWN = 1024  # growths computed together: they stay in the first-level cache
+_MANY = 320  # with more candidates in a block, finding them costs more than it saves
+# Factors on a cube and on the lower edge that cover the rounding errors of both.
+_MORE, _MARGIN = np.float32(1 + 1e-6), np.float32(1 - 1e-5)
+_LEAST_CUBE = np.float32(1e-30)
 _LOW_MASK = np.int32((1 << LOW) - 1)
 
 
@@ -97,20 +101,80 @@ def growths(x, start, factor, scale, out):
 
 @cached_njit(**_OPTIONS)
 def mark_growth_window(x, start, factor, scale, base, end, out, places, inside):
-    """Do the same as `mark_window` for growths."""
+    """Do the same as `mark_window` for growths; the third result covers only what is not finite.
+
+    A growth is compared by its cube first, with a margin for rounding errors. Where few entries of
+    a block may be above the window's lower edge, only their growths are computed.
+    """
     above, found, top = 0, 0, np.int32(0)
-    grown = np.empty(_GROWN, np.float32)
+    low = float_of(base) / scale * _MARGIN
+    low = low * low * low
+    if low < _LEAST_CUBE:  # the cubes of some numbers above it may be denormal
+        low = -np.float32(np.inf)
+    grown, maybe = np.empty(_GROWN, np.float32), np.empty(_GROWN, np.bool_)
+    near = np.empty(_GROWN + 1, np.int32)
     for begin in range(0, len(x), _GROWN):
         part = slice(begin, min(len(x), begin + _GROWN))
-        u, free = grown[: len(x[part])], min(found, len(places))
-        growths(x[part], start[part], factor, scale, u)
-        some = places[free:]
-        over, more, highest = mark_window(u, _ONE, base, end, out[part], some, inside[free:])
-        some[:more] += begin
-        above += over
-        found += more
-        top = max(top, highest)
+        size, first, o = x[part], start[part], out[part]
+        count = _mark_candidates(size, first, factor, low, maybe[: len(o)])
+        if count > _MANY:
+            u, free = grown[: len(o)], min(found, len(places))
+            growths(size, first, factor, scale, u)
+            some = places[free:]
+            over, more, highest = mark_window(u, _ONE, base, end, o, some, inside[free:])
+            some[:more] += begin
+            above += over
+            found += more
+            top = max(top, highest)
+            continue
+        o[:] = False
+        if count == 0:
+            continue
+        _find(maybe[: len(o)], near)
+        for j in range(count):
+            place = near[j]
+            grown_here = cubic_growth(abs(size[place]), factor * abs(first[place])) * scale
+            bits = bits_of(grown_here)
+            top = max(top, bits)
+            if bits >= end:
+                o[place] = True
+                above += 1
+            elif bits >= base:
+                if found < len(places):
+                    places[found], inside[found] = begin + place, bits
+                found += 1
     return above, found, top
+
+
+@cached_njit(**_OPTIONS)
+def _mark_candidates(x, start, factor, low, out):
+    """out = whether |x|³ - |factor start|³ may reach ``low``, or is not finite.
+
+    Returns the number of such entries.
+    """
+    count = np.int32(0)
+    for i in range(len(x)):
+        size, first = abs(x[i]), factor * abs(start[i])
+        cube = size * size * size
+        out[i] = not (cube * _MORE - first * first * first < low)
+        count = np.int32(count + np.int32(out[i]))
+    return count
+
+
+@cached_njit(**_OPTIONS)
+def _find(marked, places):
+    """Write the places of the marked entries, without branches inside eight entries."""
+    count = 0
+    whole = len(marked) // 8 * 8
+    words = marked[:whole].view(np.uint64)
+    for k in range(len(words)):
+        if words[k] != 0:
+            for i in range(8 * k, 8 * k + 8):
+                places[count] = i  # the next entry overwrites the place of one that is not marked
+                count += marked[i]
+    for i in range(whole, len(marked)):
+        places[count] = i
+        count += marked[i]
 
 
 @cached_njit(**_OPTIONS)

@@ -1,4 +1,4 @@
-"""Fade-out of the random initial values of the weights.
+"""Initial values of the weights: whether they are random, and how they fade out.
 
 Early in a training the magnitude of a weight is mostly its random initial value, which does not
 depend on how useful the weight is.
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.core.shards import WHOLE, Shards
+from probmask.masking.sharding import is_dtensor
 
 # Tolerance of the batch counters: the version counter of a buffer restarts when it changes devices.
 _FEW_BATCHES = 64
@@ -15,13 +16,16 @@ _FEW_BATCHES = 64
 _COARSE = 2.0**-6
 
 
-class Freshness:
-    """Test whether the weights of a network are random when its training begins.
+class Origin:
+    """Whether the weights of a network are random or pretrained when their training begins.
 
     They count as random if no BatchNorm layer has seen data or learned anything, and there is at
     least one BatchNorm layer per two masked weights. The second condition excludes a pretrained
-    network without BatchNorm to which a new BatchNorm layer was added. If the caller knows that the
-    network is ``pretrained``, they do not count as random.
+    network without BatchNorm to which a new BatchNorm layer was added.
+
+    They count as pretrained if the caller says so (``pretrained``), or if most normalization layers
+    of any kind have learned different gains for their channels, and there is at least one of them
+    per four masked weights. Without normalization layers nothing is known.
     """
 
     def __init__(self, model: nn.Module, sites: int, *, pretrained: bool = False) -> None:
@@ -33,10 +37,13 @@ class Freshness:
         ]
         everywhere = 2 * len(layers) >= max(1, sites)
         untouched = everywhere and all(_is_untouched(layer) for layer in layers)
+        self._stated = pretrained
         self._fresh = untouched and not pretrained
         self._layers = [(layer, _number_of_changes(layer)) for layer in layers]
+        gains = _gains(model)
+        self._gains = gains if 4 * len(gains) >= sites else []
 
-    def still_holds(self) -> bool:
+    def is_random(self) -> bool:
         """Return whether the weights are still random: no checkpoint was loaded in the meantime.
 
         A forward pass changes the batch counter once and increases it by one. A checkpoint changes
@@ -48,13 +55,35 @@ class Freshness:
             for layer, before in self._layers
         )
 
+    def is_pretrained(self) -> bool:
+        """Return whether the weights are known to be pretrained. Call it before the first update.
+
+        All ranks call this together.
+        """
+        learned = sum(not _is_constant(gain) for gain in self._gains)
+        return self._stated or 2 * learned > len(self._gains)
+
+
+def _gains(model: nn.Module) -> list[Tensor]:
+    """Return the gains of all normalization layers, also of classes that are not PyTorch's."""
+    found = (module._parameters.get("weight") for module in model.modules())
+    return [gain for gain in found if gain is not None and gain.dim() == 1 and len(gain) > 1]
+
+
+def _is_constant(gain: Tensor) -> bool:
+    """Return whether all channels have the same gain."""
+    gain = gain.detach()
+    if is_dtensor(gain):
+        gain = gain.full_tensor()  # type: ignore[attr-defined]
+    return bool((gain == gain.reshape(-1)[:1]).all())
+
 
 def _is_untouched(layer: nn.modules.batchnorm._BatchNorm) -> bool:
     """Return whether the statistics are initial and all channels have the same gain and bias."""
     variance = layer.running_var
     assert variance is not None
     learned = [p for p in (layer.weight, layer.bias) if p is not None]
-    same = all(bool((p == p.reshape(-1)[:1]).all()) for p in learned)
+    same = all(_is_constant(p) for p in learned)
     return same and torch.equal(variance, torch.ones_like(variance))
 
 

@@ -48,7 +48,7 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.thresholds import clip_gradient, usual_outside
 from probmask.methods.probmask.budget import Budget, warn_of_early_choice
-from probmask.methods.probmask.initial_values import Freshness
+from probmask.methods.probmask.initial_values import Origin
 from probmask.methods.probmask.probabilities import (
     COLLAPSE_ADVICE,
     count_undecided,
@@ -89,7 +89,9 @@ class TiedProbMask(Method):
             it, else 0. The decision is logged once (logger ``probmask``, level INFO).
         discount: How much less the initial values w₀ count as the budget falls: |w|^p - c |w₀|^p
             takes the place of |w|^p, where c is ``discount`` times the present sparsity. None: 1 if
-            ``forget_by`` is None and the initial values do not fade out, else 0.
+            ``forget_by`` is None, the initial values do not fade out, and nothing shows that they
+            are pretrained; else 0. They are pretrained if ``attach`` says so, or if the gains of
+            most normalization layers differ between channels.
         choose_at: Fraction of the training at which the final selection of weights is made. The
             threshold then falls to zero until ``freeze_at``, so that the probabilities of the kept
             weights go to 1. None: 0.05 before ``freeze_at``.
@@ -206,7 +208,7 @@ class TiedMasker(Masker):
         self.forget_by = method.forget_by
         self.discount = method.discount
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
-        self._freshness = Freshness(context.model, len(sites), pretrained=context.pretrained)
+        self._origin = Origin(context.model, len(sites), pretrained=context.pretrained)
         self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
         self._forecast = ThresholdForecast()
         self._undecided = 0
@@ -404,22 +406,32 @@ class TiedMasker(Masker):
         if self.discount:
             self.forget_by = 0.0
             return
-        fresh = self._freshness.still_holds()
-        fades = fresh and optimizers.move_by_gradient(self.weights)
+        random = self._origin.is_random()
+        fades = random and optimizers.move_by_gradient(self.weights)
         self.forget_by = _FORGET_BY if fades else 0.0
-        if self.discount is None:
-            self.discount = 0.0 if fades else _DISCOUNT
+        chosen = self.discount is None and not fades
+        keeps = chosen and self._origin.is_pretrained()
+        self.discount = _DISCOUNT if chosen and not keeps else 0.0
         if fades:
             _LOG.info(
                 "TiedProbMask fades the initial values out by %g of the training: BatchNorm has "
                 "seen no data, so they are random. Pass forget_by=0 to keep them.",
                 _FORGET_BY,
             )
+        elif keeps:
+            _LOG.info(
+                "TiedProbMask keeps the initial values, because they are pretrained. Pass "
+                "discount=1 to discount them."
+            )
         elif self.discount:
-            reason = "the optimizer is not SGD" if fresh else "the weights may be pretrained"
+            reason = (
+                "the optimizer is not SGD"
+                if random
+                else "nothing shows whether they are random or pretrained"
+            )
             _LOG.info(
                 "TiedProbMask discounts the initial values instead of fading them out: %s. Pass "
-                "discount=0 to keep them.",
+                "pretrained=True to attach, or discount=0, to keep them.",
                 reason,
             )
 
