@@ -15,6 +15,7 @@ from reference.networks import (
     build,
     loss_of,
     make_batches,
+    sgd,
     state_of,
     step,
     train,
@@ -257,7 +258,7 @@ def test_pretrained_initial_values_are_kept(norm, learned, expected):
 
 def test_initial_values_are_kept_if_the_caller_says_that_they_are_pretrained():
     model = build("mlp")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = sgd(model)
     sparsifier = probmask.attach(
         model,
         probmask.TiedProbMask(sparsity=0.8),
@@ -266,7 +267,10 @@ def test_initial_values_are_kept_if_the_caller_says_that_they_are_pretrained():
         pretrained=True,
     )
     train(model, optimizer, make_batches("mlp", 1))
-    assert (sparsifier._masker.forget_by, sparsifier._masker.discount) == (0, 0)
+    train(model, optimizer, make_batches("mlp", STEPS)[1:])
+    explicit = begin(model=build("mlp"), sparsity=0.8, forget_by=0.0, discount=0.0)
+    train(*explicit[:2], make_batches("mlp", STEPS))
+    assert_same_state(state_of(explicit[0]), state_of(model))
 
 
 @pytest.mark.parametrize("loaded", [False, True])
