@@ -74,7 +74,7 @@ def attach(
         scaler: The ``GradScaler`` of an fp16 training. Accelerate's optimizers have their own.
         seed: Seed of all noise. By default it is drawn from PyTorch's generator.
         pretrained: State that the weights are pretrained. Methods that discard random initial
-            values then keep them. By default, the method examines the BatchNorm layers.
+            values then keep them. By default, the method examines the normalization layers.
 
     Returns:
         The sparsifier. Call its ``finalize()`` after training.

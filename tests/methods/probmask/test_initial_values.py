@@ -183,9 +183,10 @@ def test_the_default_discounts_instead_of_fading_with_adam(kind, expected):
     assert sparsifier._masker.discount == (0 if expected else 1)
 
 
-@pytest.mark.parametrize("discount", [0.4, 1.0])
-def test_the_discount_is_the_present_sparsity_and_ends_with_the_choice(discount):
-    model, optimizer, sparsifier = begin("conv", sparsity=0.8, discount=discount)
+@pytest.mark.parametrize(("discount", "power"), [(0.4, 1.0), (1.0, 1.0), (1.0, 20.0)])
+def test_the_discount_follows_the_present_sparsity_and_ends_with_the_choice(discount, power):
+    settings = {"discount": discount, "discount_power": power}
+    model, optimizer, sparsifier = begin("conv", sparsity=0.8, **settings)
     start = [weight.detach().clone() for _, weight in parts(sparsifier)]
     for count, batch in enumerate(make_batches("conv", STEPS - 1), 1):
         step(model, optimizer, batch)
@@ -193,7 +194,7 @@ def test_the_discount_is_the_present_sparsity_and_ends_with_the_choice(discount)
         for (mask, _), given in zip(parts(sparsifier), start, strict=True):
             if count / STEPS < 0.9:  # choose_at
                 assert torch.equal(mask.initial, given)
-                assert float(mask.discount) == pytest.approx(discount * sparsity)
+                assert float(mask.discount) == pytest.approx(discount * sparsity**power)
             else:
                 assert mask.initial is None
 
@@ -219,7 +220,7 @@ def test_the_decision_is_logged(caplog):
     nn.init.uniform_(trained[1].weight)
     cases = (
         ("conv", build("conv"), "fades the initial values out"),
-        ("conv", trained, "keeps the initial values"),
+        ("conv", trained, "keeps the initial values up to high sparsity"),
         ("mlp", build("mlp"), "nothing shows whether they are random or pretrained"),
     )
     for name, model, message in cases:
@@ -241,8 +242,8 @@ class OwnNorm(nn.Module):
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm, OwnNorm])
-@pytest.mark.parametrize(("learned", "expected"), [(0, 1), (1, 1), (2, 0), (3, 0)])
-def test_pretrained_initial_values_are_kept(norm, learned, expected):
+@pytest.mark.parametrize(("learned", "power"), [(0, 1), (1, 1), (2, 20), (3, 20)])
+def test_pretrained_initial_values_are_recognized(norm, learned, power):
     """Where gains differ between channels in most normalization layers, whatever the optimizer."""
     layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6), norm(6), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(6, 3))
@@ -253,22 +254,21 @@ def test_pretrained_initial_values_are_kept(norm, learned, expected):
         nn.init.uniform_(layer.weight)
     train(model, optimizer, make_batches("mlp", 1))
     assert sparsifier._masker.forget_by == 0
-    assert sparsifier._masker.discount == expected
+    assert (sparsifier._masker.discount, sparsifier._masker.discount_power) == (1, power)
 
 
-def test_initial_values_are_kept_if_the_caller_says_that_they_are_pretrained():
+def test_initial_values_are_pretrained_if_the_caller_says_so():
     model = build("mlp")
     optimizer = sgd(model)
-    sparsifier = probmask.attach(
+    probmask.attach(
         model,
         probmask.TiedProbMask(sparsity=0.8),
         optimizer=optimizer,
         total_steps=STEPS,
         pretrained=True,
     )
-    train(model, optimizer, make_batches("mlp", 1))
-    train(model, optimizer, make_batches("mlp", STEPS)[1:])
-    explicit = begin(model=build("mlp"), sparsity=0.8, forget_by=0.0, discount=0.0)
+    train(model, optimizer, make_batches("mlp", STEPS))
+    explicit = begin(model=build("mlp"), sparsity=0.8, discount=1.0, discount_power=20.0)
     train(*explicit[:2], make_batches("mlp", STEPS))
     assert_same_state(state_of(explicit[0]), state_of(model))
 

@@ -59,6 +59,7 @@ from probmask.methods.probmask.tied_weight import TiedWeight
 _LOG = logging.getLogger("probmask")
 _FORGET_BY = 0.5  # fraction of the training by which random initial values have faded out
 _DISCOUNT = 1.0  # of the initial values where they do not fade out
+_RANDOM_POWER, _PRETRAINED_POWER = 1.0, 20.0  # of the present sparsity, in their discount
 _FADES = 1250  # at most this many updates fade; longer trainings fade every n-th update
 _LEAST = 2.0**-20  # least magnitude of a kept weight, as a fraction of the final threshold
 _CHOSEN_BEFORE = 0.05  # fraction of the training between the final selection and the freeze
@@ -88,10 +89,11 @@ class TiedProbMask(Method):
             them. None: 0.5 if the network is fresh (its BatchNorm has seen no data) and SGD trains
             it, else 0. The decision is logged once (logger ``probmask``, level INFO).
         discount: How much less the initial values w₀ count as the budget falls: |w|^p - c |w₀|^p
-            takes the place of |w|^p, where c is ``discount`` times the present sparsity. None: 1 if
-            ``forget_by`` is None, the initial values do not fade out, and nothing shows that they
-            are pretrained; else 0. They are pretrained if ``attach`` says so, or if the gains of
-            most normalization layers differ between channels.
+            takes the place of |w|^p, where c is ``discount`` times a power of the present sparsity.
+            None: 1 if ``forget_by`` is None and the initial values do not fade out, else 0.
+        discount_power: The power. None: 1, or 20 if the initial values are known to be pretrained:
+            ``attach`` says so, or the gains of most normalization layers differ between channels.
+            They then count less only where hardly any weights are kept.
         choose_at: Fraction of the training at which the final selection of weights is made. The
             threshold then falls to zero until ``freeze_at``, so that the probabilities of the kept
             weights go to 1. None: 0.05 before ``freeze_at``.
@@ -123,6 +125,7 @@ class TiedProbMask(Method):
     outside: GradientFraction | None = None
     forget_by: TrainingFraction | None = None
     discount: InitialFraction | None = None
+    discount_power: Positive | None = None
     choose_at: TrainingFraction | None = None
     freeze_at: TrainingFraction = 0.95
     min_keep_per_layer: WeightCount = 0
@@ -181,6 +184,7 @@ class TiedMasker(Masker):
         "forgotten",
         "forget_by",
         "discount",
+        "discount_power",
         "_undecided",
         "_temperature",
         "_thresholds_at_choice",
@@ -207,6 +211,7 @@ class TiedMasker(Masker):
         self.clip_norm = method.clip_norm
         self.forget_by = method.forget_by
         self.discount = method.discount
+        self.discount_power = method.discount_power
         self.forgotten = 0.0  # the fraction of the initial values that has faded out
         self._origin = Origin(context.model, len(sites), pretrained=context.pretrained)
         self._thresholds_at_choice: list[float] | None = None  # thresholds of the final selection
@@ -399,7 +404,10 @@ class TiedMasker(Masker):
                 masked.set_initial(weight.detach().clone(), discounted=bool(self.discount))
 
     def _decide_about_initial_values(self, optimizers: WeightOptimizers) -> None:
-        """Set ``forget_by`` and ``discount`` unless the user has, and log the decision."""
+        """Make the decisions that the user has left to the method, and log the first one."""
+        pretrained = self._origin.is_pretrained()
+        if self.discount_power is None:
+            self.discount_power = _PRETRAINED_POWER if pretrained else _RANDOM_POWER
         if self.forget_by is not None:
             self.discount = self.discount or 0.0
             return
@@ -409,19 +417,19 @@ class TiedMasker(Masker):
         random = self._origin.is_random()
         fades = random and optimizers.move_by_gradient(self.weights)
         self.forget_by = _FORGET_BY if fades else 0.0
-        chosen = self.discount is None and not fades
-        keeps = chosen and self._origin.is_pretrained()
-        self.discount = _DISCOUNT if chosen and not keeps else 0.0
+        if self.discount is None:
+            self.discount = 0.0 if fades else _DISCOUNT
         if fades:
             _LOG.info(
                 "TiedProbMask fades the initial values out by %g of the training: BatchNorm has "
                 "seen no data, so they are random. Pass forget_by=0 to keep them.",
                 _FORGET_BY,
             )
-        elif keeps:
+        elif self.discount and pretrained:
             _LOG.info(
-                "TiedProbMask keeps the initial values, because they are pretrained. Pass "
-                "discount=1 to discount them."
+                "TiedProbMask keeps the initial values up to high sparsity, because they are "
+                "pretrained. Pass discount=0 to keep them to the end, or discount_power=1 if they "
+                "are random."
             )
         elif self.discount:
             reason = (
@@ -431,14 +439,15 @@ class TiedMasker(Masker):
             )
             _LOG.info(
                 "TiedProbMask discounts the initial values instead of fading them out: %s. Pass "
-                "pretrained=True to attach, or discount=0, to keep them.",
+                "pretrained=True to attach if they are pretrained, or discount=0 to keep them.",
                 reason,
             )
 
     def _set_discount(self, keep: int) -> None:
-        """c is the present sparsity, times the setting."""
+        """c is a power of the present sparsity, times the setting."""
+        c = (self.discount or 0.0) * (1 - keep / self.size) ** (self.discount_power or 1.0)
         for masked in self.masked:
-            masked.discount.fill_((self.discount or 0.0) * (1 - keep / self.size))
+            masked.discount.fill_(c)
 
     def _fade(self, forgotten: float) -> None:
         """Fade the initial values out up to this fraction."""
