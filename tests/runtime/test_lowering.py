@@ -1,5 +1,7 @@
 """Lowering: folding, fusing, constants, shapes, dtypes, in-place changes."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import probmask
 from probmask import InputError
+from probmask.runtime.kernels.operation_table import Field, Kind
+from probmask.runtime.kernels.vectors import SPLIT_STEPS
 from probmask.runtime.lower.nodes import Convolution
+from probmask.runtime.plan.partition import steps_of
+from probmask.runtime.plan.program import build_program
 from runtime.comparing import assert_close, assert_same
 from runtime.networks import masked
 
@@ -249,6 +255,22 @@ def test_tensors_with_several_uses_and_shapes(compute):
 )
 def test_convolutions_of_every_kind(layer):
     assert_same(nn.Sequential(conv(), nn.ReLU(), layer), torch.randn(3, 4, 8, 9))
+
+
+@pytest.mark.parametrize(("step", "columns"), list(product(SPLIT_STEPS, (1, 3, 5, 11, 16, 37))))
+def test_rows_are_split_into_all_phases_at_once(step, columns):
+    """A network of patches, of which some elements are not read, on one thread and on two."""
+    patches = nn.Conv2d(2, 5, step, stride=step)
+    patches.weight.data *= torch.rand_like(patches.weight) < 0.3
+    example = torch.randn(2, 2, 3 * step, columns * step)
+    engine = assert_same(nn.Sequential(patches), example)
+    (steps,) = steps_of(engine.network, {node.name for node in engine.network.nodes})
+    table = build_program(steps, threads=1).table
+    (split,) = (op for op in table if op[Field.KIND] == Kind.SPLIT_PHASES)
+    assert split[Field.TOGETHER] == step
+    one_image = example[:1]  # whose layers both threads compute
+    two = probmask.runtime.compile(nn.Sequential(patches), one_image, layers="sparse", threads=2)
+    assert_close(two(one_image), patches(one_image))
 
 
 def test_inputs_may_have_any_strides():

@@ -257,8 +257,8 @@ def _program(step: Step, images: int) -> Program:
     single = [i + 1 for i, n in enumerate(step.nodes) if isinstance(n, Rearrange | Recurrent)]
     ungrouped = max(first_vector(step.nodes), first_grouped(step.nodes), *single)
     if lanes == 1 or ungrouped >= len(step.nodes):
-        return build_program(step, threads=1)
-    return build_program(step, threads=1, lanes=lanes, ungrouped=ungrouped)
+        return build_program(step, threads=1, reordered=False)
+    return build_program(step, threads=1, lanes=lanes, ungrouped=ungrouped, reordered=False)
 
 
 def _loop(images: int, group: int, single: Sequence[str], grouped: Sequence[str]) -> list[str]:

@@ -47,6 +47,7 @@ from probmask.runtime.kernels.operation_table import (
     SOURCE_PLANE,
     SPLITS,
     TARGET,
+    TOGETHER,
     TOKENS,
     Curve,
     Kind,
@@ -146,7 +147,7 @@ def _execute(
     nonfinite,
 ):
     kind, low, high = op[KIND], limits[0], limits[1]
-    count = op[ENTRIES] if kind == _SPLIT_PHASES else op[ROWS]
+    count = op[ENTRIES] // op[TOGETHER] if kind == _SPLIT_PHASES else op[ROWS]
     first, last = count * thread // threads, count * (thread + 1) // threads
     if kind in (_CONVOLVE, _LINEAR):
         if threads > 1:

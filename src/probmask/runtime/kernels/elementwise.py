@@ -29,9 +29,10 @@ from probmask.runtime.kernels.operation_table import (
     TARGET_LEAD,
     TARGET_PLANE,
     TARGET_STRIDE,
+    TOGETHER,
     Curve,
 )
-from probmask.runtime.kernels.vectors import WIDTH, copy_every_second
+from probmask.runtime.kernels.vectors import WIDTH, copy_every_second, split_row
 
 # LLVM may reorder and contract sums, but may not assume that NaN and infinity do not occur.
 FAST_SUMS = {"contract", "reassoc", "nsz"}
@@ -218,17 +219,21 @@ def split_phases(op, arena, longs, first, last):
     """Copy every ``step``-th row and column into the planes of their phases.
 
     Each entry of the table describes one plane: its offset in the source, its offset in the target,
-    its number of rows and its number of columns.
+    its number of rows and its number of columns. Runs of ``TOGETHER`` entries have all phases of
+    the same rows, so that each row is read once. ``first`` to ``last`` count runs.
     """
     lanes, step_y, step_x = op[LANES], op[STEP_Y], op[STEP_X]
+    together, plane = op[TOGETHER], 4 * op[TARGET_PLANE]
     at = arena.ctypes.data
-    for entry in range(first, last):
-        place = op[TABLE] + 4 * entry
+    for run in range(first, last):
+        place = op[TABLE] + 4 * run * together
         rows, columns = longs[place + 2], longs[place + 3]
         for y in range(rows):
             source = op[SOURCE] + longs[place] + y * step_y * op[SOURCE_STRIDE] * lanes
             target = op[TARGET] + longs[place + 1] + y * op[TARGET_STRIDE] * lanes
-            if lanes == 1 and step_x == 2:
+            if together > 1:
+                split_row(step_x, at + 4 * source, at + 4 * target, plane, columns)
+            elif lanes == 1 and step_x == 2:
                 copy_every_second(at + 4 * source, at + 4 * target, columns)
             elif step_x == 1:
                 row, result = arena[source:], arena[target : target + columns * lanes]

@@ -13,6 +13,7 @@ from probmask.runtime.kernels.operation_table import (
     IMAGE_WIDTH,
     LANES,
     LINES,
+    ORDER,
     OTHER,
     OTHER_PLANE,
     PADDING_LEFT,
@@ -51,9 +52,9 @@ from probmask.runtime.kernels.vectors import WIDTH, max_of_2x2, max_of_3x3
 def convolve(
     op, arena, longs, offsets, values, consts, position_bits, low, high, nonfinite, first, last
 ):
-    """Compute output channels ``first`` to ``last`` of a convolution.
+    """Compute rows ``first`` to ``last`` of a convolution, which are output channels in some order.
 
-    The loops run over tiles, then over blocks of input channels, then over output channels.
+    The loops run over tiles, then over blocks of input channels, then over rows.
     """
     at = arena.ctypes.data
     source = at + 4 * (op[SOURCE] + op[SOURCE_LEAD])
@@ -87,6 +88,7 @@ def convolve(
                 offsets.ctypes.data + 4 * op[WEIGHTS],
                 values.ctypes.data + 4 * op[WEIGHTS],
                 longs.ctypes.data + 8 * (op[STARTS] + block * rows),
+                longs.ctypes.data + 8 * (op[ORDER] + block * rows),
                 first,
                 last,
                 here,
@@ -122,10 +124,11 @@ def linear(op, arena, longs, offsets, values, consts, low, high, nonfinite, firs
             a += values[k] * arena[base + offsets[k]]
             k += 1
         total = (a + b) + (c + d) + consts[op[BIAS] + r]
+        channel = longs[op[ORDER] + r]
         if op[OTHER] >= 0:
-            total += arena[op[OTHER] + r * other_plane]
+            total += arena[op[OTHER] + channel * other_plane]
         checked += total * np.float32(0.0)
-        arena[op[TARGET] + r * plane] = min(max(total, low), high)
+        arena[op[TARGET] + channel * plane] = min(max(total, low), high)
     nonfinite[0] += checked
 
 

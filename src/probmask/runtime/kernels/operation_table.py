@@ -95,7 +95,7 @@ class Field(IntEnum):
     WIDTH = 13
     LANES = 14  # number of images interleaved at each position
     EXTERNAL = 15  # index of the external tensor
-    STARTS = 16  # offset in the longs: where the weights of each row start
+    STARTS = 16  # offset in the longs: where the weights of each row start, in the order of rows
     WEIGHTS = 17  # offset of the first weight in the offsets and values
     BIAS = 18  # offset in the constants
     POSITION_BITS = 19  # offset in the position bits
@@ -142,6 +142,8 @@ class Field(IntEnum):
     FINAL_HIDDEN = 60  # offset of the final hidden state in its planes; -1 if it is not needed
     FINAL_CELL = 61
     OTHER_LEAD = 62
+    ORDER = 63  # offset in the longs: output channel of each row
+    TOGETHER = 64  # number of phases that are copied together; their entries follow each other
 
 
 COLUMNS = len(Field)
@@ -177,3 +179,4 @@ MASK_HEADS, MASK_IS_CONSTANT = _COLUMN["MASK_HEADS"], _COLUMN["MASK_IS_CONSTANT"
 CELL, UNITS, STEPS = _COLUMN["CELL"], _COLUMN["UNITS"], _COLUMN["STEPS"]
 STATE, FINALS, FINALS_PLANE = (_COLUMN[name] for name in ("STATE", "FINALS", "FINALS_PLANE"))
 FINAL_HIDDEN, FINAL_CELL = _COLUMN["FINAL_HIDDEN"], _COLUMN["FINAL_CELL"]
+ORDER, TOGETHER = _COLUMN["ORDER"], _COLUMN["TOGETHER"]

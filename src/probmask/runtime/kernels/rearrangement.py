@@ -72,10 +72,16 @@ def _copy(source, target, loops, source_base, target_base, first, last):
     step, row_step = loops[6], loops[7]
     target_step, target_row_step = loops[10], loops[11]
     total = np.float32(0.0)
+    in_order = step == 1 and target_step == 1
     for a in range(first, last):
         for b in range(loops[1]):
             start = source_base + a * loops[4] + b * loops[5]
             place = target_base + a * loops[8] + b * loops[9]
+            if in_order:
+                for row in range(rows):
+                    at, to = start + row * row_step, place + row * target_row_step
+                    total += _copy_run(source[at : at + columns], target[to : to + columns])
+                continue
             for block in range(0, columns, _BLOCK):
                 count = min(_BLOCK, columns - block)
                 for row in range(rows):
@@ -85,6 +91,16 @@ def _copy(source, target, loops, source_base, target_base, first, last):
                         value = source[at + i * step]
                         total += value
                         target[to + i * target_step] = value
+    return total
+
+
+@njit(error_model="numpy", fastmath=FAST_SUMS)
+def _copy_run(source, target):
+    """Copy neighbors and return their sum."""
+    total = np.float32(0.0)
+    for i in range(len(target)):
+        total += source[i]
+        target[i] = source[i]
     return total
 
 

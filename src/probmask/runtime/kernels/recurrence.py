@@ -65,8 +65,9 @@ def recur(op, arena, longs, offsets, values, consts, position_bits, nonfinite, f
     """Compute all steps of the directions ``first`` to ``last``; the second one runs backwards.
 
     The table has five longs per direction: where the rows' weights start (in the longs), the first
-    weight (in the offsets and values), the windows (in the longs) and their values (in the
-    constants), and the bias that is added to the hidden state's part (in the constants).
+    weight (in the offsets and values), the windows, or the order of the rows for groups (in the
+    longs), the windows' values (in the constants), and the bias that is added to the hidden state's
+    part (in the constants).
     """
     scratch = op[SCRATCH] + thread * op[SCRATCH_SIZE]
     for direction in range(first, last):
@@ -258,6 +259,7 @@ def _recur_group(
             offsets.ctypes.data + 4 * longs[table + 1],
             values.ctypes.data + 4 * longs[table + 1],
             longs.ctypes.data + 8 * longs[table],
+            longs.ctypes.data + 8 * longs[table + 2],
             0,
             rows,
             at + 4 * sums,

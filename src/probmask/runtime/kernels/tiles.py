@@ -48,6 +48,7 @@ _ARGUMENTS = (
     ("offsets", LONG),  # per non-zero weight: offset of its input from source, in floats
     ("values", LONG),
     ("starts", LONG),  # per row: index of its first weight
+    ("order", LONG),  # per row: its output channel
     ("first", LONG),  # first row
     ("last", LONG),  # one past the last row
     ("target", LONG),
@@ -79,6 +80,7 @@ def sparse_rows(
     offsets: Any,
     values: Any,
     starts: Any,
+    order: Any,
     first: Any,
     last: Any,
     target: Any,
@@ -94,7 +96,7 @@ def sparse_rows(
     nonfinite: Any,
 ) -> Any:
     """Compute one tile for the rows from ``first`` to ``last``."""
-    longs, floats = [types.int64] * 15, [types.float32] * 2
+    longs, floats = [types.int64] * 16, [types.float32] * 2
     signature = types.void(*longs, *floats, types.int64)
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, arguments: Any) -> Any:
@@ -140,7 +142,7 @@ class _Tile:
         self.count = lines * vectors
 
     def row(self, row: ir.Value) -> tuple[ir.Value, ...]:
-        """Emit one output channel: sum the products, then add the residual, clamp and store."""
+        """Emit one row, an output channel: sum the products, add the residual, clamp, store."""
         builder, given = self.builder, self.given
         begin, after = (builder.append_basic_block(name) for name in ("begin", "after_row"))
         start = item(builder, given["starts"], row, LONG)
@@ -152,8 +154,9 @@ class _Tile:
         )
         builder.cbranch(idle, after, begin)
         builder.position_at_end(begin)
-        sums = self._with_residual(self._sums(row, start, end), row)
-        target = builder.add(given["target"], builder.mul(row, given["plane"]))
+        channel = item(builder, given["order"], row, LONG)
+        sums = self._with_residual(self._sums(row, start, end), channel)
+        target = builder.add(given["target"], builder.mul(channel, given["plane"]))
         whole, part = (builder.append_basic_block(name) for name in ("whole", "part"))
         finished = builder.icmp_signed("==", given["stage"], ir.Constant(LONG, LAST_PART))
         builder.cbranch(finished, whole, part)
@@ -208,7 +211,7 @@ class _Tile:
                 new.append(multiply_add(builder, value, loaded, summed))
         return tuple(new)
 
-    def _with_residual(self, sums: tuple[ir.Value, ...], row: ir.Value) -> tuple[ir.Value, ...]:
+    def _with_residual(self, sums: tuple[ir.Value, ...], channel: ir.Value) -> tuple[ir.Value, ...]:
         builder, given = self.builder, self.given
         some, after = builder.append_basic_block("residual"), builder.append_basic_block("summed")
         before = builder.block
@@ -216,7 +219,7 @@ class _Tile:
             builder.icmp_signed("!=", given["residual"], ir.Constant(LONG, 0)), some, after
         )
         builder.position_at_end(some)
-        address = builder.add(given["residual"], builder.mul(row, given["residual_plane"]))
+        address = builder.add(given["residual"], builder.mul(channel, given["residual_plane"]))
         added = [
             builder.fadd(value, load(builder, line, j, VECTOR))
             for value, (line, j) in zip(sums, self._places(address), strict=True)

@@ -139,6 +139,8 @@ def transpose(
 
 # Emits code for the given number of results, starting at an index.
 _Emit = Callable[[ir.IRBuilder, ir.Value, int], ir.Value]
+# The steps that `split_row` has code for.
+SPLIT_STEPS = (2, 4, 8, 16)
 
 
 @intrinsic
@@ -152,6 +154,63 @@ def copy_every_second(typing_context: Any, source: Any, target: Any, count: Any)
         return _write_row(builder, given[1], given[2], emit)
 
     return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def split_row(
+    typing_context: Any, step: Any, source: Any, target: Any, plane: Any, count: Any
+) -> Any:
+    """Row k of the target, x = source[step · x + k], for k < ``step`` and x < ``count``.
+
+    ``plane`` is the number of bytes from one row of the target to the next.
+    """
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
+        step, source, target, plane, count = given
+        done = builder.append_basic_block("done")
+        switch = builder.switch(step, done)
+        for size in SPLIT_STEPS:
+            block = builder.append_basic_block(f"split{size}")
+            switch.add_case(ir.Constant(LONG, size), block)
+            builder.position_at_end(block)
+            _split_row(builder, size, source, target, plane, count)
+            builder.branch(done)
+        builder.position_at_end(done)
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 5), generate
+
+
+def _split_row(
+    builder: ir.IRBuilder,
+    step: int,
+    source: ir.Value,
+    target: ir.Value,
+    plane: ir.Value,
+    count: ir.Value,
+) -> None:
+    def write(index: ir.Value, width: int) -> tuple[ir.Value, ...]:
+        first = builder.add(source, builder.mul(index, ir.Constant(LONG, 4 * step)))
+        place = builder.add(target, builder.shl(index, ir.Constant(LONG, 2)))
+        loaded = [_load_few(builder, first, 4 * width * k, width) for k in range(step)]
+        for row in _split(builder, loaded):
+            builder.store(row, builder.inttoptr(place, row.type.as_pointer())).align = 4
+            place = builder.add(place, plane)
+        return ()
+
+    _for_each(builder, count, write)
+
+
+def _split(builder: ir.IRBuilder, row: list[ir.Value]) -> list[ir.Value]:
+    """Split a row of n vectors into n vectors, of which the k-th has every n-th element from k."""
+    if len(row) == 1:
+        return row
+    halves: tuple[list[ir.Value], list[ir.Value]] = ([], [])
+    for i in range(0, len(row), 2):
+        for half, part in zip(halves, _unzip(builder, row[i], row[i + 1]), strict=True):
+            half.append(part)
+    evens, odds = (_split(builder, half) for half in halves)
+    return [part for pair in zip(evens, odds, strict=True) for part in pair]
 
 
 @intrinsic
@@ -221,19 +280,29 @@ def max_of_3x3(
 
 
 def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, emit: _Emit) -> ir.Value:
-    """Emit code that stores ``count`` results in vectors of the largest width that they fill.
-
-    The last vector ends at the last result and may overlap the one before. Fewer than four results
-    are stored singly.
-    """
-    zero = ir.Constant(LONG, 0)
+    """Emit code that stores ``count`` results."""
 
     def write(index: ir.Value, width: int) -> tuple[ir.Value, ...]:
         value = emit(builder, index, width)
         address = builder.add(target, builder.shl(index, ir.Constant(LONG, 2)))
-        place = builder.inttoptr(address, value.type.as_pointer())
-        builder.store(value, place).align = 4
+        builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
         return ()
+
+    _for_each(builder, count, write)
+    return ir.Constant(LONG, 0)
+
+
+def _for_each(
+    builder: ir.IRBuilder,
+    count: ir.Value,
+    write: Callable[[ir.Value, int], tuple[ir.Value, ...]],
+) -> None:
+    """Emit code that writes ``count`` results in vectors of the largest width that they fill.
+
+    ``write`` takes an index and a width. The last vector ends at the last result and may overlap
+    the one before. Fewer than four results are written singly.
+    """
+    zero = ir.Constant(LONG, 0)
 
     def write_all(width: int) -> None:
         if width < 4:
@@ -249,7 +318,6 @@ def _write_row(builder: ir.IRBuilder, target: ir.Value, count: ir.Value, emit: _
                 write(last, width)
 
     write_all(WIDTH)
-    return zero
 
 
 def _evens_and_odds(
@@ -257,18 +325,27 @@ def _evens_and_odds(
 ) -> tuple[ir.Value, ir.Value]:
     """Load elements 2 i and 2 i + 1 of a row, for ``width`` values of i from ``index`` on."""
     first = builder.add(row, builder.shl(index, ir.Constant(LONG, 3)))
+    both = (_load_few(builder, first, shift, width) for shift in (0, 4 * width))
+    return _unzip(builder, *both)
+
+
+def _load_few(builder: ir.IRBuilder, address: ir.Value, shift: int, width: int) -> ir.Value:
+    """Load a vector of ``width`` numbers, or one number, ``shift`` bytes behind an address."""
     kind = FLOAT if width == 1 else ir.VectorType(FLOAT, width)
-    step = ir.Constant(LONG, 4 * width)
-    both = []
-    for address in (first, builder.add(first, step)):
-        loaded = builder.load(builder.inttoptr(address, kind.as_pointer()))
-        loaded.align = 4
-        both.append(loaded)
-    if width == 1:
-        return both[0], both[1]
+    place = builder.add(address, ir.Constant(LONG, shift))
+    loaded = builder.load(builder.inttoptr(place, kind.as_pointer()))
+    loaded.align = 4
+    return loaded
+
+
+def _unzip(builder: ir.IRBuilder, first: ir.Value, second: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Emit the even and the odd elements of two vectors, or of two numbers."""
+    if first.type == FLOAT:
+        return first, second
+    width = first.type.count
     places = ir.VectorType(INT, width)
     evens, odds = (
-        builder.shuffle_vector(*both, ir.Constant(places, list(range(start, 2 * width, 2))))
+        builder.shuffle_vector(first, second, ir.Constant(places, list(range(start, 2 * width, 2))))
         for start in (0, 1)
     )
     return evens, odds

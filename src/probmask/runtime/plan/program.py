@@ -54,8 +54,11 @@ from probmask.runtime.plan.weights import (
     phases_of,
     single_position_offsets,
     sparse_rows_of,
-    split_rows,
 )
+
+# The rows of larger outputs are computed in the order of their planes: planes that are not in the
+# cache are written faster at regular distances.
+_CACHED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,21 @@ class Program:
 
 
 def build_program(
-    step: Step, *, threads: int, lanes: int = 1, ungrouped: int | None = None
+    step: Step,
+    *,
+    threads: int,
+    lanes: int = 1,
+    ungrouped: int | None = None,
+    reordered: bool = True,
 ) -> Program:
     """Build the program of a step on the kernels.
 
     The first ``ungrouped`` nodes (default: all) run for one image at a time, the others for groups
-    of ``lanes`` images.
+    of ``lanes`` images. If ``reordered``, the rows of a layer are computed in the order that is
+    fastest, otherwise in the network's.
     """
     ungrouped = len(step.nodes) if ungrouped is None or lanes == 1 else ungrouped
-    return _Builder(step, threads, lanes, ungrouped).program()
+    return _Builder(step, threads, lanes, ungrouped, reordered=reordered).program()
 
 
 @dataclass
@@ -101,8 +110,10 @@ class _Operation:
 
 
 class _Builder:
-    def __init__(self, step: Step, threads: int, lanes: int, ungrouped: int) -> None:
-        self.step = step
+    def __init__(
+        self, step: Step, threads: int, lanes: int, ungrouped: int, *, reordered: bool
+    ) -> None:
+        self.step, self.reordered = step, reordered
         self.threads, self.lanes, self.ungrouped = threads, lanes, ungrouped
         names = [output.name for output in step.outputs]
         self.arena = Arena(step.nodes, names, lanes, ungrouped)
@@ -358,7 +369,7 @@ class _Builder:
     ) -> dict[Field, Any]:
         """Store the weights of a layer; return how it is divided into tiles and blocks."""
         if target.lanes == target.height == target.width == 1:
-            return {Field.KIND: Kind.LINEAR, **self._weights(node, offsets, taps, 1)}
+            return {Field.KIND: Kind.LINEAR, **self._weights(node, offsets, taps, 1, target)}
         tiling = tiling_of(target)
         blocks = blocks_of(node, offsets, taps, tiling, target)
         return {
@@ -367,7 +378,7 @@ class _Builder:
             Field.VECTORS: tiling.vectors,
             Field.TILES: tiling.tiles,
             Field.LINES: tiling.lines,
-            **self._weights(node, offsets, taps, blocks),
+            **self._weights(node, offsets, taps, blocks, target),
         }
 
     def _input_offsets(
@@ -388,17 +399,20 @@ class _Builder:
         return self._split_phases(node, source, target, fields, owner)
 
     def _weights(
-        self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int
+        self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int, target: Layout
     ) -> dict[Field, Any]:
         """Store the non-zero weights and the bias; only the first block adds the bias."""
-        starts, offsets, values = sparse_rows_of(node, input_offsets, taps, blocks)
-        bias = np.concatenate([node.bias, np.zeros((blocks - 1) * len(node.bias), np.float32)])
-        per_row = np.diff(starts).reshape(blocks, -1).sum(0)
+        size = 4 * len(node.weight) * target.plane
+        by_count = self.reordered and size <= _CACHED_BYTES
+        rows = sparse_rows_of(node, input_offsets, taps, blocks, self.threads, by_count=by_count)
+        bias = np.zeros(rows.order.shape, np.float32)
+        bias[0] = node.bias[rows.order[0]]
         return {
-            Field.STARTS: self.data.add("longs", starts),
-            Field.WEIGHTS: self.data.add_weights(offsets, values),
-            Field.BIAS: self.data.add("constants", bias),
-            Field.SPLITS: self.data.add("longs", split_rows(per_row, self.threads)),
+            Field.STARTS: self.data.add("longs", rows.starts),
+            Field.ORDER: self.data.add("longs", rows.order.reshape(-1)),
+            Field.WEIGHTS: self.data.add_weights(rows.offsets, rows.values),
+            Field.BIAS: self.data.add("constants", bias.reshape(-1)),
+            Field.SPLITS: self.data.add("longs", rows.first_rows),
             Field.BLOCKS: blocks,
         }
 
@@ -420,10 +434,12 @@ class _Builder:
                 Field.SOURCE: source.slot,
                 Field.SOURCE_STRIDE: source.layout.stride,
                 Field.TARGET: slot,
+                Field.TARGET_PLANE: phases.layout.plane,
                 Field.TARGET_STRIDE: phases.layout.stride,
                 Field.LANES: target.lanes,
                 Field.TABLE: self.data.add("longs", phases.entries.reshape(-1)),
                 Field.ENTRIES: len(phases.entries),
+                Field.TOGETHER: phases.together(node.stride[1]),
                 Field.STEP_Y: node.stride[0],
                 Field.STEP_X: node.stride[1],
             },

@@ -152,7 +152,11 @@ def _store_for_group(node: Recurrent, cell: CellWeights, lanes: int, data: Data)
         weight[:rows, inputs:] = 0
         weight[rows:, :inputs] = 0
         bias = np.concatenate([bias, separate])
-    return _store_rows(weight, bias, lanes, data)
+    # Rows of equal length follow each other, as in `sparse_rows_of`.
+    order = np.argsort(np.count_nonzero(weight, axis=1), kind="stable")
+    entries = _store_rows(weight[order], bias[order], lanes, data)
+    entries[2] = data.add("longs", order)
+    return entries
 
 
 def _store_rows(weight: Floats, bias: Floats, lanes: int, data: Data) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.vectors import WIDTH
+from probmask.runtime.kernels.vectors import SPLIT_STEPS, WIDTH
 from probmask.runtime.lower.nodes import Convolution, Pair
 from probmask.runtime.plan.tensor_layout import (
     Layout,
@@ -54,7 +54,7 @@ def direct_offsets(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]
 
 @dataclass(frozen=True)
 class Phases:
-    """The planes of a strided layer's phases, without those that no weight reads."""
+    """The planes of a strided layer's phases, without rows that no weight reads."""
 
     layout: Layout
     # One row per plane: offset in the source, offset here, number of rows, number of columns.
@@ -62,6 +62,15 @@ class Phases:
     # Offsets of the inputs, by input channel and tap.
     offsets: Longs
     taps: list[Tap]
+
+    def together(self, step: int) -> int:
+        """Return how many phases can be copied together: all that have the same rows, or 1."""
+        if step not in SPLIT_STEPS or self.layout.lanes > 1 or len(self.entries) % step:
+            return 1
+        runs = self.entries.reshape(-1, step, 4)
+        next_phase = np.array([1, self.layout.plane, 0, 0])
+        follow = runs == runs[:, :1] + np.arange(step)[:, None] * next_phase
+        return step if follow.all() else 1
 
 
 def phases_of(node: Convolution, source: Layout, target: Layout) -> Phases:
@@ -99,14 +108,17 @@ def _phase_layout(node: Convolution, taps: list[Tap], target: Layout) -> Layout:
 
 
 def _phase_planes(node: Convolution, taps: list[Tap]) -> dict[tuple[int, Pair], int]:
-    """Number the planes that a weight reads, by input channel and phase."""
+    """Number the planes by input channel and phase.
+
+    Phases of rows that a weight reads are copied for all columns, which takes no longer.
+    """
     is_read = _read_taps(node, taps)
     phases = sorted({tap.phase for tap in taps})
     slices = node.depth.inputs if node.depth is not None else 1
     planes: dict[tuple[int, Pair], int] = {}
     for channel in range(len(is_read)):
         for phase in phases:
-            if any(is_read[channel, k] for k, tap in enumerate(taps) if tap.phase == phase):
+            if any(is_read[channel, k] for k, tap in enumerate(taps) if tap.phase[0] == phase[0]):
                 # The slices of a volume are as far from each other in all channels and phases.
                 for place in range(channel * slices, (channel + 1) * slices):
                     planes[place, phase] = len(planes)
@@ -133,24 +145,53 @@ def _tap_weights(node: Convolution, taps: Sequence[Tap]) -> npt.NDArray[np.float
     return node.weight[:, :, rows, columns]
 
 
-def sparse_rows_of(
-    node: Convolution, input_offsets: Longs, taps: Sequence[Tap], blocks: int
-) -> tuple[Longs, Longs, npt.NDArray[np.float32]]:
-    """Return the non-zero weights, by block and output channel.
+@dataclass(frozen=True)
+class SparseRows:
+    """The non-zero weights of a layer, by block of input channels and by row.
 
-    Returns:
-        Where the weights of each block's rows start, the offsets of their inputs, their values.
+    A row has the weights of an output channel. Each thread computes the same output channels in all
+    blocks.
+    """
+
+    starts: Longs  # where the weights of each block's rows start
+    offsets: Longs  # of the inputs
+    values: npt.NDArray[np.float32]
+    order: Longs  # output channel of each block's rows
+    first_rows: Longs  # of each thread
+
+
+def sparse_rows_of(
+    node: Convolution,
+    input_offsets: Longs,
+    taps: Sequence[Tap],
+    blocks: int,
+    threads: int,
+    *,
+    by_count: bool,
+) -> SparseRows:
+    """Return the non-zero weights; with ``by_count``, rows of equal length follow each other.
+
+    The processor then predicts where their loops end. For a ViT at 98 %, with four weights per row,
+    that saves a fifth of the time of its linear layers.
     """
     weights = _tap_weights(node, taps)
     outputs, per_group = weights.shape[:2]
-    row, channel, tap = np.nonzero(weights)
-    group = row // max(1, outputs // node.groups)
-    block = channel * blocks // max(1, per_group)
-    order = np.argsort(block * outputs + row, kind="stable")
+    channel, column, tap = np.nonzero(weights)
+    block = column * blocks // max(1, per_group)
+    counts = np.bincount(block * outputs + channel, minlength=blocks * outputs)
+    counts = counts.reshape(blocks, outputs)
+    first_rows = split_rows(counts.sum(0), threads)
+    thread = np.searchsorted(first_rows, np.arange(outputs), side="right")
+    keys = counts if by_count else np.zeros_like(counts)
+    order = np.array([np.lexsort((key, thread)) for key in keys]).reshape(blocks, outputs)
+    row = np.argsort(order, axis=1)[block, channel]  # where the order has each weight's channel
     starts = np.zeros(blocks * outputs + 1, np.int64)
-    np.cumsum(np.bincount(block * outputs + row, minlength=blocks * outputs), out=starts[1:])
-    offsets = input_offsets[group * per_group + channel, tap]
-    return starts, offsets[order], weights[row, channel, tap][order]
+    np.cumsum(np.take_along_axis(counts, order, 1), out=starts[1:])
+    group = channel // max(1, outputs // node.groups)
+    offsets = input_offsets[group * per_group + column, tap]
+    places = np.argsort(block * outputs + row, kind="stable")
+    values = weights[channel, column, tap]
+    return SparseRows(starts, offsets[places], values[places], order, first_rows)
 
 
 def split_rows(weights_per_row: Longs, threads: int) -> Longs:
