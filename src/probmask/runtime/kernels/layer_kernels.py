@@ -9,6 +9,8 @@ from probmask.runtime.kernels.operation_table import (
     BLOCKS,
     DEPTH,
     ENTRIES,
+    FETCHED,
+    FURTHEST,
     HEIGHT,
     IMAGE_WIDTH,
     LANES,
@@ -45,16 +47,21 @@ from probmask.runtime.kernels.tiles import (
     MIDDLE_PART,
     sparse_rows,
 )
-from probmask.runtime.kernels.vectors import WIDTH, max_of_2x2, max_of_3x3
+from probmask.runtime.kernels.vectors import WIDTH, fetch_ahead, max_of_2x2, max_of_3x3
+
+_LINE = 64  # bytes of a cache line
+# Parts of the rows of a tile, between which the inputs of the next tile are fetched.
+_PARTS = 4
 
 
 @njit(error_model="numpy")
 def convolve(
     op, arena, longs, offsets, values, consts, position_bits, low, high, nonfinite, first, last
 ):
-    """Compute rows ``first`` to ``last`` of a convolution, which are output channels in some order.
+    """Compute rows ``first`` to ``last`` of a convolution: output channels in some order.
 
-    The loops run over tiles, then over blocks of input channels, then over rows.
+    The loops run over tiles, then over blocks of input channels, then over rows. Inputs that are
+    not in the cache are fetched while the tile before is computed, a few planes at a time.
     """
     at = arena.ctypes.data
     source = at + 4 * (op[SOURCE] + op[SOURCE_LEAD])
@@ -63,6 +70,7 @@ def convolve(
     bits = position_bits.ctypes.data + 4 * op[POSITION_BITS]
     line = 4 * op[TARGET_STRIDE] * op[LANES]
     rows, blocks = op[ROWS], op[BLOCKS]
+    source_plane, parts = 4 * op[SOURCE_PLANE], _PARTS if op[FETCHED] > 0 else 1
     done = 0
     for tile in range(op[TILES]):
         if op[LINES] > 0:
@@ -74,6 +82,7 @@ def convolve(
             skipped = 4 * WIDTH * done
             done += vectors
         here = target + skipped
+        size = op[LINES] * line if op[LINES] > 0 else 4 * WIDTH * vectors
         for block in range(blocks):
             # The sums of earlier blocks are in the target; they are added like a residual.
             before, plane = here, 4 * op[TARGET_PLANE]
@@ -82,27 +91,36 @@ def convolve(
             stage = FIRST_PART if block == 0 else MIDDLE_PART
             if block == blocks - 1:
                 stage = LAST_PART
-            sparse_rows(
-                shape,
-                source + skipped,
-                offsets.ctypes.data + 4 * op[WEIGHTS],
-                values.ctypes.data + 4 * op[WEIGHTS],
-                longs.ctypes.data + 8 * (op[STARTS] + block * rows),
-                longs.ctypes.data + 8 * (op[ORDER] + block * rows),
-                first,
-                last,
-                here,
-                4 * op[TARGET_PLANE],
-                consts.ctypes.data + 4 * (op[BIAS] + block * rows),
-                before,
-                plane,
-                bits + skipped,
-                line,
-                stage,
-                low,
-                high,
-                nonfinite.ctypes.data,
-            )
+            for part in range(parts):
+                if op[FETCHED] > 0:
+                    done_parts, all_parts = block * parts + part, blocks * parts
+                    begin = op[FETCHED] * done_parts // all_parts
+                    end = op[FETCHED] * (done_parts + 1) // all_parts
+                    following = source + skipped + size + 4 * op[FURTHEST]
+                    fetch_ahead(
+                        following + begin * source_plane, end - begin, source_plane, size // _LINE
+                    )
+                sparse_rows(
+                    shape,
+                    source + skipped,
+                    offsets.ctypes.data + 4 * op[WEIGHTS],
+                    values.ctypes.data + 4 * op[WEIGHTS],
+                    longs.ctypes.data + 8 * (op[STARTS] + block * rows),
+                    longs.ctypes.data + 8 * (op[ORDER] + block * rows),
+                    first + (last - first) * part // parts,
+                    first + (last - first) * (part + 1) // parts,
+                    here,
+                    4 * op[TARGET_PLANE],
+                    consts.ctypes.data + 4 * (op[BIAS] + block * rows),
+                    before,
+                    plane,
+                    bits + skipped,
+                    line,
+                    stage,
+                    low,
+                    high,
+                    nonfinite.ctypes.data,
+                )
 
 
 @njit(error_model="numpy", fastmath=FAST_SUMS)

@@ -143,7 +143,9 @@ class Field(IntEnum):
     FINAL_CELL = 61
     OTHER_LEAD = 62
     ORDER = 63  # offset in the longs: output channel of each row
-    TOGETHER = 64  # number of phases that are copied together; their entries follow each other
+    FETCHED = 64  # number of input planes that are fetched before they are needed, or 0
+    FURTHEST = 65  # floats from a position to the last input that it needs in a plane
+    TOGETHER = 66  # number of phases that are copied together; their entries follow each other
 
 
 COLUMNS = len(Field)
@@ -180,3 +182,4 @@ CELL, UNITS, STEPS = _COLUMN["CELL"], _COLUMN["UNITS"], _COLUMN["STEPS"]
 STATE, FINALS, FINALS_PLANE = (_COLUMN[name] for name in ("STATE", "FINALS", "FINALS_PLANE"))
 FINAL_HIDDEN, FINAL_CELL = _COLUMN["FINAL_HIDDEN"], _COLUMN["FINAL_CELL"]
 ORDER, TOGETHER = _COLUMN["ORDER"], _COLUMN["TOGETHER"]
+FETCHED, FURTHEST = _COLUMN["FETCHED"], _COLUMN["FURTHEST"]

@@ -50,6 +50,38 @@ def loop(
     return tuple(phis)
 
 
+@intrinsic
+def fetch_ahead(typing_context: Any, address: Any, planes: Any, plane: Any, lines: Any) -> Any:
+    """Ask for some cache lines of each plane, which will be read soon.
+
+    ``plane`` is the number of bytes from one plane to the next. Addresses need not exist.
+    """
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
+        address, planes, plane, lines = given
+        place = BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [place, INT, INT, INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")  # type: ignore[no-untyped-call]
+        # It will be read; keep it in the second-level cache; it is data.
+        hints = [ir.Constant(INT, value) for value in (0, 2, 1)]
+        zero = ir.Constant(LONG, 0)
+
+        def of_plane(index: ir.Value, _: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
+            first = builder.add(address, builder.mul(index, plane))
+
+            def of_line(index: ir.Value, _: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
+                line = builder.add(first, builder.shl(index, ir.Constant(LONG, 6)))
+                builder.call(function, [builder.inttoptr(line, place), *hints])
+                return ()
+
+            return loop(builder, zero, lines, 1, (), of_line)
+
+        loop(builder, zero, planes, 1, (), of_plane)
+        return ir.Constant(BYTE.as_pointer(), None)
+
+    return types.void(*[types.int64] * 4), generate
+
+
 def total(builder: ir.IRBuilder, terms: tuple[ir.Value, ...]) -> ir.Value:
     """Emit a pairwise sum."""
     while len(terms) > 1:

@@ -56,8 +56,9 @@ from probmask.runtime.plan.weights import (
     sparse_rows_of,
 )
 
-# The rows of larger outputs are computed in the order of their planes: planes that are not in the
-# cache are written faster at regular distances.
+# Tensors of more bytes are assumed not to be in the second-level cache when they are read. Their
+# tiles are fetched before they are needed. When they are written, it is in the order of their
+# planes: regular distances are faster.
 _CACHED_BYTES = 1 << 20
 
 
@@ -343,6 +344,10 @@ class _Builder:
         fields = self._from_to(source, target)
         offsets, taps = self._input_offsets(node, source, target.layout, fields, owner)
         slices, plane = list(output_slices(node)), target.layout.plane
+        in_cache = _is_cached(source.channels, source.layout)
+        if fields[Field.SOURCE] is source.slot and len(slices) == 1 and not in_cache:
+            furthest = int(offsets[0].max(initial=0))
+            fields |= {Field.FETCHED: source.channels, Field.FURTHEST: furthest}
         fields |= {Field.ROWS: len(node.weight), Field.TARGET_PLANE: len(slices) * plane}
         if residual is not None:
             fields[Field.OTHER_PLANE] = len(slices) * residual.layout.plane
@@ -402,8 +407,7 @@ class _Builder:
         self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int, target: Layout
     ) -> dict[Field, Any]:
         """Store the non-zero weights and the bias; only the first block adds the bias."""
-        size = 4 * len(node.weight) * target.plane
-        by_count = self.reordered and size <= _CACHED_BYTES
+        by_count = self.reordered and _is_cached(len(node.weight), target)
         rows = sparse_rows_of(node, input_offsets, taps, blocks, self.threads, by_count=by_count)
         bias = np.zeros(rows.order.shape, np.float32)
         bias[0] = node.bias[rows.order[0]]
@@ -656,6 +660,11 @@ _ADD: dict[type[Node], Callable[..., None]] = {
     Rearrange: _Builder._rearrange,
     Recurrent: _Builder._recurrent,
 }
+
+
+def _is_cached(channels: int, layout: Layout) -> bool:
+    """Return whether a tensor is small enough for the second-level cache."""
+    return 4 * channels * layout.plane <= _CACHED_BYTES
 
 
 def _regular_columns(node: Pool) -> tuple[int, int, int]:
