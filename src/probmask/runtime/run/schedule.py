@@ -59,12 +59,12 @@ class Schedule:
     def _kernel_step(self, step: Step, choices: Choices) -> KernelStep:
         ungrouped = choices.ungrouped.get(step.nodes[0].name, len(step.nodes))
         ungrouped = max(ungrouped, first_grouped(step.nodes))
-        count = self._threads.count
-        single = build_program(step, threads=count)
+        undivided = step.nodes[0].name in choices.undivided
+        threads = 1 if undivided else self._threads.count
+        single = build_program(step, threads=threads)
         grouped = None
         if ungrouped < len(step.nodes):
-            grouped = build_program(step, threads=count, lanes=LANES, ungrouped=ungrouped)
-        undivided = step.nodes[0].name in choices.undivided
+            grouped = build_program(step, threads=threads, lanes=LANES, ungrouped=ungrouped)
         return KernelStep(step, single, grouped, self._threads, self._tensors, undivided=undivided)
 
 
