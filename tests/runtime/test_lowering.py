@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 import probmask
 from probmask import InputError
 from probmask.runtime.kernels.operation_table import Field, Kind
-from probmask.runtime.kernels.vectors import SPLIT_STEPS
+from probmask.runtime.kernels.rows import SPLIT_STEPS
 from probmask.runtime.lower.nodes import Convolution
 from probmask.runtime.plan.partition import steps_of
 from probmask.runtime.plan.program import build_program
@@ -257,6 +257,26 @@ def test_convolutions_of_every_kind(layer):
     assert_same(nn.Sequential(conv(), nn.ReLU(), layer), torch.randn(3, 4, 8, 9))
 
 
+def table_of(engine):
+    """Return the operations of a network that runs on the kernels as a whole."""
+    (whole,) = steps_of(engine.network, {node.name for node in engine.network.nodes})
+    return build_program(whole, threads=1).table
+
+
+def test_tensors_that_do_not_fit_into_the_cache():
+    """Inputs are fetched ahead, in several parts per tile; outputs are in the order of planes."""
+    layers = nn.Conv2d(3, 300, 3, padding=1), nn.ReLU(), nn.Conv2d(300, 70, 1)
+    for layer in (layers[0], layers[2]):
+        layer.weight.data *= torch.rand_like(layer.weight) < 0.08
+    net, example = nn.Sequential(*layers), torch.randn(1, 3, 40, 48)
+    engine = assert_same(net, example)
+    first, second = (op for op in table_of(engine) if op[Field.KIND] == Kind.CONVOLVE)
+    assert (first[Field.FETCHED], second[Field.FETCHED]) == (0, 300)
+    assert min(second[Field.TILES], second[Field.BLOCKS]) > 1
+    two = probmask.runtime.compile(net, example, layers="sparse", threads=2)
+    assert_close(two(example), net(example))
+
+
 @pytest.mark.parametrize(("step", "columns"), list(product(SPLIT_STEPS, (1, 3, 5, 11, 16, 37))))
 def test_rows_are_split_into_all_phases_at_once(step, columns):
     """A network of patches, of which some elements are not read, on one thread and on two."""
@@ -264,8 +284,7 @@ def test_rows_are_split_into_all_phases_at_once(step, columns):
     patches.weight.data *= torch.rand_like(patches.weight) < 0.3
     example = torch.randn(2, 2, 3 * step, columns * step)
     engine = assert_same(nn.Sequential(patches), example)
-    (steps,) = steps_of(engine.network, {node.name for node in engine.network.nodes})
-    table = build_program(steps, threads=1).table
+    table = table_of(engine)
     (split,) = (op for op in table if op[Field.KIND] == Kind.SPLIT_PHASES)
     assert split[Field.TOGETHER] == step
     one_image = example[:1]  # whose layers both threads compute

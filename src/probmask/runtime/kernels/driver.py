@@ -74,8 +74,8 @@ _RECUR, _PACK_TOKENS = int(Kind.RECUR), int(Kind.PACK_TOKENS)
 # The files whose code is compiled into the driver.
 _COMPILED = (
     "attention", "curves", "driver", "elementwise", "layer_kernels", "normalization",
-    "operation_table", "rearrangement", "recurrence", "recurrent_steps", "resizing", "tiles",
-    "vectors",
+    "operation_table", "rearrangement", "recurrence", "recurrent_steps", "resizing", "rows",
+    "tiles", "vectors",
 )  # fmt: skip
 _LONG = ir.IntType(64)
 # Number of times that a waiting thread reads the counter before it yields the processor.

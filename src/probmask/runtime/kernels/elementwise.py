@@ -32,7 +32,8 @@ from probmask.runtime.kernels.operation_table import (
     TOGETHER,
     Curve,
 )
-from probmask.runtime.kernels.vectors import WIDTH, copy_every_second, split_row
+from probmask.runtime.kernels.rows import copy_every_second, split_row
+from probmask.runtime.kernels.vectors import WIDTH
 
 # LLVM may reorder and contract sums, but may not assume that NaN and infinity do not occur.
 FAST_SUMS = {"contract", "reassoc", "nsz"}

@@ -40,6 +40,7 @@ from probmask.runtime.kernels.operation_table import (
     WINDOW_HEIGHT,
     WINDOW_WIDTH,
 )
+from probmask.runtime.kernels.rows import max_of_2x2, max_of_3x3
 from probmask.runtime.kernels.tiles import (
     FIRST_PART,
     LAST_PART,
@@ -47,7 +48,7 @@ from probmask.runtime.kernels.tiles import (
     MIDDLE_PART,
     sparse_rows,
 )
-from probmask.runtime.kernels.vectors import WIDTH, fetch_ahead, max_of_2x2, max_of_3x3
+from probmask.runtime.kernels.vectors import WIDTH, fetch_ahead
 
 _LINE = 64  # bytes of a cache line
 # Parts of the rows of a tile, between which the inputs of the next tile are fetched.
@@ -60,8 +61,9 @@ def convolve(
 ):
     """Compute rows ``first`` to ``last`` of a convolution: output channels in some order.
 
-    The loops run over tiles, then over blocks of input channels, then over rows. Inputs that are
-    not in the cache are fetched while the tile before is computed, a few planes at a time.
+    The loops run over tiles, then over blocks of input channels, then over rows. If the input does
+    not fit into the cache, that of the next tile is fetched while this one is computed, a few
+    planes at a time.
     """
     at = arena.ctypes.data
     source = at + 4 * (op[SOURCE] + op[SOURCE_LEAD])
@@ -69,8 +71,7 @@ def convolve(
     other = at + 4 * (op[OTHER] + op[TARGET_LEAD]) if op[OTHER] >= 0 else 0
     bits = position_bits.ctypes.data + 4 * op[POSITION_BITS]
     line = 4 * op[TARGET_STRIDE] * op[LANES]
-    rows, blocks = op[ROWS], op[BLOCKS]
-    source_plane, parts = 4 * op[SOURCE_PLANE], _PARTS if op[FETCHED] > 0 else 1
+    rows, blocks, source_plane = op[ROWS], op[BLOCKS], 4 * op[SOURCE_PLANE]
     done = 0
     for tile in range(op[TILES]):
         if op[LINES] > 0:
@@ -83,6 +84,8 @@ def convolve(
             done += vectors
         here = target + skipped
         size = op[LINES] * line if op[LINES] > 0 else 4 * WIDTH * vectors
+        fetches = op[FETCHED] > 0 and tile + 1 < op[TILES]
+        parts = _PARTS if fetches else 1
         for block in range(blocks):
             # The sums of earlier blocks are in the target; they are added like a residual.
             before, plane = here, 4 * op[TARGET_PLANE]
@@ -92,14 +95,13 @@ def convolve(
             if block == blocks - 1:
                 stage = LAST_PART
             for part in range(parts):
-                if op[FETCHED] > 0:
+                if fetches:
                     done_parts, all_parts = block * parts + part, blocks * parts
                     begin = op[FETCHED] * done_parts // all_parts
                     end = op[FETCHED] * (done_parts + 1) // all_parts
                     following = source + skipped + size + 4 * op[FURTHEST]
-                    fetch_ahead(
-                        following + begin * source_plane, end - begin, source_plane, size // _LINE
-                    )
+                    lines = -(-size // _LINE)
+                    fetch_ahead(following + begin * source_plane, end - begin, source_plane, lines)
                 sparse_rows(
                     shape,
                     source + skipped,

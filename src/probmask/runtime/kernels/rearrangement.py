@@ -28,7 +28,8 @@ from probmask.runtime.kernels.operation_table import (
     UNCHECKED,
     Place,
 )
-from probmask.runtime.kernels.vectors import WIDTH, transpose
+from probmask.runtime.kernels.rows import transpose
+from probmask.runtime.kernels.vectors import WIDTH
 
 _CONSTANT, _EXTERNAL = int(Place.CONSTANT), int(Place.EXTERNAL)
 # Elements of the third loop that are copied before the fourth advances: one cache line of each of

@@ -40,8 +40,9 @@ from probmask.runtime.kernels.recurrent_steps import (
     cell_step,
     windowed_rows,
 )
+from probmask.runtime.kernels.rows import transpose
 from probmask.runtime.kernels.tiles import LAST_PART, MAX_VECTORS, sparse_rows
-from probmask.runtime.kernels.vectors import WIDTH, transpose
+from probmask.runtime.kernels.vectors import WIDTH
 
 _GRU = int(Cell.GRU)
 # Longs per direction in the table: see `recur`.

@@ -22,7 +22,7 @@ from probmask.runtime.kernels.operation_table import (
     TARGET_PLANE,
     TARGET_STRIDE,
 )
-from probmask.runtime.kernels.vectors import interleave_two
+from probmask.runtime.kernels.rows import interleave_two
 
 
 @njit(error_model="numpy")

@@ -56,9 +56,9 @@ from probmask.runtime.plan.weights import (
     sparse_rows_of,
 )
 
-# Tensors of more bytes are assumed not to be in the second-level cache when they are read. Their
-# tiles are fetched before they are needed. When they are written, it is in the order of their
-# planes: regular distances are faster.
+# Tensors of more bytes are assumed not to fit into the second-level cache. If the input is larger,
+# each tile of it is fetched ahead. If the output is larger, it is written in the order of its
+# planes, because regular distances are faster.
 _CACHED_BYTES = 1 << 20
 
 
@@ -344,8 +344,7 @@ class _Builder:
         fields = self._from_to(source, target)
         offsets, taps = self._input_offsets(node, source, target.layout, fields, owner)
         slices, plane = list(output_slices(node)), target.layout.plane
-        in_cache = _is_cached(source.channels, source.layout)
-        if fields[Field.SOURCE] is source.slot and len(slices) == 1 and not in_cache:
+        if fields[Field.SOURCE] is source.slot and len(slices) == 1 and not _is_cached(source):
             furthest = int(offsets[0].max(initial=0))
             fields |= {Field.FETCHED: source.channels, Field.FURTHEST: furthest}
         fields |= {Field.ROWS: len(node.weight), Field.TARGET_PLANE: len(slices) * plane}
@@ -356,7 +355,7 @@ class _Builder:
         for part in slices:
             if part.kernel not in weights:
                 inputs = slice_convolution(node, part.kernel, offsets)
-                weights[part.kernel] = self._layer(*inputs, taps, target.layout)
+                weights[part.kernel] = self._layer(*inputs, taps, target)
             skipped = int(offsets[part.first, 0] - offsets[0, 0]) if part.first and taps else 0
             fields[Field.TARGET] = SlotPart(target.slot, part.index * plane)
             if residual is not None:
@@ -370,16 +369,17 @@ class _Builder:
             self._emit(owner, activate, node.activation.limits)
 
     def _layer(
-        self, node: Convolution, offsets: Longs, taps: list[Tap], target: Layout
+        self, node: Convolution, offsets: Longs, taps: list[Tap], target: PlacedTensor
     ) -> dict[Field, Any]:
         """Store the weights of a layer; return how it is divided into tiles and blocks."""
-        if target.lanes == target.height == target.width == 1:
+        layout = target.layout
+        if layout.lanes == layout.height == layout.width == 1:
             return {Field.KIND: Kind.LINEAR, **self._weights(node, offsets, taps, 1, target)}
-        tiling = tiling_of(target)
-        blocks = blocks_of(node, offsets, taps, tiling, target)
+        tiling = tiling_of(layout)
+        blocks = blocks_of(node, offsets, taps, tiling, layout)
         return {
             Field.KIND: Kind.CONVOLVE,
-            Field.POSITION_BITS: self._position_bits(target),
+            Field.POSITION_BITS: self._position_bits(layout),
             Field.VECTORS: tiling.vectors,
             Field.TILES: tiling.tiles,
             Field.LINES: tiling.lines,
@@ -404,10 +404,15 @@ class _Builder:
         return self._split_phases(node, source, target, fields, owner)
 
     def _weights(
-        self, node: Convolution, input_offsets: Longs, taps: list[Tap], blocks: int, target: Layout
+        self,
+        node: Convolution,
+        input_offsets: Longs,
+        taps: list[Tap],
+        blocks: int,
+        target: PlacedTensor,
     ) -> dict[Field, Any]:
         """Store the non-zero weights and the bias; only the first block adds the bias."""
-        by_count = self.reordered and _is_cached(len(node.weight), target)
+        by_count = self.reordered and _is_cached(target)
         rows = sparse_rows_of(node, input_offsets, taps, blocks, self.threads, by_count=by_count)
         bias = np.zeros(rows.order.shape, np.float32)
         bias[0] = node.bias[rows.order[0]]
@@ -443,7 +448,7 @@ class _Builder:
                 Field.LANES: target.lanes,
                 Field.TABLE: self.data.add("longs", phases.entries.reshape(-1)),
                 Field.ENTRIES: len(phases.entries),
-                Field.TOGETHER: phases.together(node.stride[1]),
+                Field.TOGETHER: phases.together,
                 Field.STEP_Y: node.stride[0],
                 Field.STEP_X: node.stride[1],
             },
@@ -662,9 +667,9 @@ _ADD: dict[type[Node], Callable[..., None]] = {
 }
 
 
-def _is_cached(channels: int, layout: Layout) -> bool:
+def _is_cached(tensor: PlacedTensor) -> bool:
     """Return whether a tensor is small enough for the second-level cache."""
-    return 4 * channels * layout.plane <= _CACHED_BYTES
+    return 4 * tensor.channels * tensor.layout.plane <= _CACHED_BYTES
 
 
 def _regular_columns(node: Pool) -> tuple[int, int, int]:

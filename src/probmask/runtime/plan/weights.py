@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.vectors import SPLIT_STEPS, WIDTH
+from probmask.runtime.kernels.rows import SPLIT_STEPS
+from probmask.runtime.kernels.vectors import WIDTH
 from probmask.runtime.lower.nodes import Convolution, Pair
 from probmask.runtime.plan.tensor_layout import (
     Layout,
@@ -54,7 +55,10 @@ def direct_offsets(node: Convolution, layout: Layout) -> tuple[Longs, list[Tap]]
 
 @dataclass(frozen=True)
 class Phases:
-    """The planes of a strided layer's phases, without rows that no weight reads."""
+    """The planes of a strided layer's phases that weights read.
+
+    If all phases of a row can be split at once, those are present too that no weight reads.
+    """
 
     layout: Layout
     # One row per plane: offset in the source, offset here, number of rows, number of columns.
@@ -62,22 +66,16 @@ class Phases:
     # Offsets of the inputs, by input channel and tap.
     offsets: Longs
     taps: list[Tap]
-
-    def together(self, step: int) -> int:
-        """Return how many phases can be copied together: all that have the same rows, or 1."""
-        if step not in SPLIT_STEPS or self.layout.lanes > 1 or len(self.entries) % step:
-            return 1
-        runs = self.entries.reshape(-1, step, 4)
-        next_phase = np.array([1, self.layout.plane, 0, 0])
-        follow = runs == runs[:, :1] + np.arange(step)[:, None] * next_phase
-        return step if follow.all() else 1
+    # Number of entries in a row that `split_row` can copy at once, or 1.
+    together: int
 
 
 def phases_of(node: Convolution, source: Layout, target: Layout) -> Phases:
     """Plan the phases of a layer's input, with the row stride of its output."""
     taps = taps_of(node)
     layout = _phase_layout(node, taps, target)
-    planes = _phase_planes(node, taps)
+    together = _split_together(node, taps, target)
+    planes = _phase_planes(node, taps, whole_rows=together > 1)
     entries = [
         (
             channel * source.plane + source.offset(*phase),
@@ -92,7 +90,17 @@ def phases_of(node: Convolution, source: Layout, target: Layout) -> Phases:
             plane = planes.get((channel, tap.phase), 0) * layout.plane
             y, x = tap.shift
             offsets[channel, k] = plane + (y * layout.stride + x) * target.lanes
-    return Phases(layout, np.array(entries, np.int64).reshape(-1, 4), offsets, taps)
+    return Phases(layout, np.array(entries, np.int64).reshape(-1, 4), offsets, taps, together)
+
+
+def _split_together(node: Convolution, taps: list[Tap], target: Layout) -> int:
+    """Return the number of phases that rows of the input are split into at once, or 1."""
+    step = node.stride[1]
+    phases = {tap.phase for tap in taps}
+    all_columns = len(phases) == step * len({row for row, _ in phases})
+    same_width = node.input_forms[0].width % step == 0
+    is_image = node.depth is None and target.lanes == 1
+    return step if step in SPLIT_STEPS and all_columns and same_width and is_image else 1
 
 
 def _phase_layout(node: Convolution, taps: list[Tap], target: Layout) -> Layout:
@@ -107,18 +115,22 @@ def _phase_layout(node: Convolution, taps: list[Tap], target: Layout) -> Layout:
     )
 
 
-def _phase_planes(node: Convolution, taps: list[Tap]) -> dict[tuple[int, Pair], int]:
-    """Number the planes by input channel and phase.
-
-    Phases of rows that a weight reads are copied for all columns, which takes no longer.
-    """
+def _phase_planes(
+    node: Convolution, taps: list[Tap], *, whole_rows: bool
+) -> dict[tuple[int, Pair], int]:
+    """Number the planes that a weight reads, or the whole rows of phases, by channel and phase."""
     is_read = _read_taps(node, taps)
     phases = sorted({tap.phase for tap in taps})
     slices = node.depth.inputs if node.depth is not None else 1
     planes: dict[tuple[int, Pair], int] = {}
     for channel in range(len(is_read)):
         for phase in phases:
-            if any(is_read[channel, k] for k, tap in enumerate(taps) if tap.phase[0] == phase[0]):
+            read_by = (
+                k
+                for k, tap in enumerate(taps)
+                if tap.phase == phase or (whole_rows and tap.phase[0] == phase[0])
+            )
+            if any(is_read[channel, k] for k in read_by):
                 # The slices of a volume are as far from each other in all channels and phases.
                 for place in range(channel * slices, (channel + 1) * slices):
                     planes[place, phase] = len(planes)
