@@ -17,12 +17,12 @@ from probmask.masking import agreement
 from probmask.masking.batchnorm import batches_for_batchnorm, reestimate_batchnorm
 from probmask.masking.distributed import average_gradients_, several_ranks
 from probmask.masking.divergence import check_network, check_statistics
+from probmask.masking.followed_optimizers import FollowedOptimizers
 from probmask.masking.masker import Histogram, Masker, Progress, Trainables
 from probmask.masking.method import Context, Method, is_abrupt
 from probmask.masking.optimizers import (
     WeightOptimizers,
     checked_optimizers,
-    clear_with_zero_grad,
     warn_if_refilled,
 )
 from probmask.masking.parametrization import (
@@ -32,6 +32,7 @@ from probmask.masking.parametrization import (
     masked_parameters,
     unmask_site,
 )
+from probmask.masking.saved_state import check_saved_state
 from probmask.masking.sharding import (
     ShardedWeights,
     check_not_fsdp1,
@@ -49,8 +50,8 @@ from probmask.masking.summary import Summary, summarize
 class Sparsifier:
     """A method attached to a model. `attach` builds it; `finalize` ends it.
 
-    Hooks on the optimizer call it at each update. `_before_step` calls the method's
-    ``after_backward``. `_after_step` trains the method's own parameters, calls its ``after_update``
+    The optimizers that it follows call it at each update. `_act_on_gradients` calls the method's
+    ``after_backward``. `_end_update` trains the method's own parameters, calls its ``after_update``
     and prepares the next forward pass by ``before_forward``.
     """
 
@@ -68,10 +69,8 @@ class Sparsifier:
         self._step = 0
         self._draw = 0
         self._finalized = False
-        self._optimizers: tuple[Optimizer, ...] = ()
-        self._waiting: set[int] = set()  # optimizers that have not stepped in this update, by id
+        self._followed = self._follow(())
         self._scaler = scaler
-        self._release_hooks: list[Callable[[], None]] = []
         self._updating = False
         self._penalty_requested = False
         self._seen_version: int | None = None
@@ -160,15 +159,19 @@ class Sparsifier:
         """
         self._check_not_finalized("use")
         optimizers = checked_optimizers("use", optimizers)
-        self._release_optimizers()
+        self._followed.release()
         if self._step == 0:
             self._begin_on_shards()
-        self._optimizers = optimizers
-        self._waiting = {id(optimizer) for optimizer in optimizers}
-        for optimizer in optimizers:
-            self._release_hooks.append(clear_with_zero_grad(optimizer, self._discard_gradients))
-            self._release_hooks.append(optimizer.register_step_pre_hook(self._before_step).remove)
-            self._release_hooks.append(optimizer.register_step_post_hook(self._after_step).remove)
+        self._followed = self._follow(optimizers)
+
+    def _follow(self, optimizers: Sequence[Optimizer]) -> FollowedOptimizers:
+        return FollowedOptimizers(
+            optimizers,
+            begin=self._begin_update,
+            act_on_gradients=self._act_on_gradients,
+            end=self._end_update,
+            clear=self._discard_gradients,
+        )
 
     def draws(self) -> Iterator[float]:
         """Draw the masks of this update one by one; yield the factor on the loss of each.
@@ -264,7 +267,7 @@ class Sparsifier:
         if self._sharded is not None:
             self._sharded.remove()
         apply_masks_(self.sites, self._masker.masked)
-        warn_if_refilled(self._optimizers, self._masker.weights, self._is_masked)
+        warn_if_refilled(self._followed.optimizers, self._masker.weights, self._is_masked)
         self._release()
         return summary
 
@@ -282,7 +285,7 @@ class Sparsifier:
         self._release()
 
     def _release(self) -> None:
-        self._release_optimizers()
+        self._followed.release()
         self._unwatch()
         self._masker.release()
         self._finalized = True
@@ -313,7 +316,7 @@ class Sparsifier:
         return {
             "step": self._step,
             "training": self._training(),
-            "shapes": {site.name: list(site.shape) for site in self.sites},
+            "shapes": self._shapes(),
             "method": self._masker.state_dict(),
             "trainables": [self._optimizer_state(group.optimizer) for group in self._trainables],
         }
@@ -325,15 +328,7 @@ class Sparsifier:
             InputError: If it is not a sparsifier's state, or the state of another training.
         """
         self._check_not_finalized("load_state_dict")
-        keys = set(state) if isinstance(state, Mapping) else set()
-        if absent := {"step", "training", "shapes", "method", "trainables"} - keys:
-            raise InputError(
-                f"load_state_dict(): missing keys {', '.join(map(repr, sorted(absent)))}. This is "
-                "not a sparsifier's state, or another version of probmask saved it; pass the "
-                "return value of sparsifier.state_dict()."
-            )
-        _check_same(state["training"], self._training())
-        _check_same_shapes(state["shapes"], {site.name: list(site.shape) for site in self.sites})
+        check_saved_state(state, self._training(), self._shapes())
         self._step = state["step"]
         for group, saved in zip(self._trainables, state["trainables"], strict=True):
             group.optimizer.load_state_dict(map_tensors(saved, rows_of))
@@ -404,39 +399,18 @@ class Sparsifier:
             **epochs,
         }
 
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if id(optimizer) not in self._waiting:  # the others have skipped this update
-            self._waiting = {id(each) for each in self._optimizers}
-        if self._has_stepped():
-            return None  # another optimizer has begun this update
+    def _shapes(self) -> dict[str, list[int]]:
+        return {site.name: list(site.shape) for site in self.sites}
+
+    def _begin_update(self) -> None:
         if self._step == 0:
             self._check_trained()
-        if torch._C._current_graph_task_id() != -1:
-            raise InputError(
-                "optimizer.step(): it was called inside backward, when some gradients do not exist "
-                "yet. The masks need all of them; call it after loss.backward()."
-            )
         self._updating = True
-        itself, *rest = args  # the optimizer, and what step() was called with
-        closure = rest[0] if rest else kwargs.get("closure")
-        if closure is None:
-            self._act_on_gradients()
-            return None
-
-        def with_gradients() -> Any:
-            loss = closure()
-            self._act_on_gradients()
-            return loss
-
-        others = {name: value for name, value in kwargs.items() if name != "closure"}
-        return (itself, with_gradients, *rest[1:]), others
 
     def _check_trained(self) -> None:
         """Raise if the optimizers hold no parameter of the model, such as those of a copy."""
         ours = {id(parameter) for parameter in self._model.parameters()}
-        held = [id(p) for p in WeightOptimizers(self._optimizers).parameters]
+        held = [id(p) for p in WeightOptimizers(self._followed.optimizers).parameters]
         if not any(key in ours for key in held):
             raise InputError(
                 "optimizer.step(): the optimizer that the sparsifier follows holds no parameter of "
@@ -456,7 +430,7 @@ class Sparsifier:
                 f"{self._draw + 1} of them; run forward and backward passes inside "
                 "'for share in sparsifier.draws():'."
             )
-        if any(getattr(o, "grad_scale", None) is not None for o in self._optimizers):
+        if any(getattr(o, "grad_scale", None) is not None for o in self._followed.optimizers):
             raise InputError(
                 "scaler.step(optimizer): a fused optimizer unscales gradients inside its step, "
                 "after the masks have used them; build it with fused=False."
@@ -469,7 +443,7 @@ class Sparsifier:
         with torch.no_grad(), self._diagnosing():
             self._unscale()
             self._combine_gradients()
-            self._masker.after_backward(self.now, WeightOptimizers(self._optimizers))
+            self._masker.after_backward(self.now, WeightOptimizers(self._followed.optimizers))
 
     def _combine_gradients(self) -> None:
         """Give all ranks the same gradients of the method's own parameters."""
@@ -487,17 +461,9 @@ class Sparsifier:
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
 
-    def _has_stepped(self) -> bool:
-        """Return whether some of the optimizers, but not all, have stepped in this update."""
-        return len(self._waiting) < len(self._optimizers)
-
     @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
-        self._waiting.discard(id(optimizer))
-        if self._waiting:
-            return
-        self._waiting = {id(each) for each in self._optimizers}
-        now, optimizers = self.now, WeightOptimizers(self._optimizers)
+    def _end_update(self) -> None:
+        now, optimizers = self.now, WeightOptimizers(self._followed.optimizers)
         if self._sharded is not None:
             self._sharded.weights_changed()
         if not self._masker.frozen:
@@ -549,7 +515,7 @@ class Sparsifier:
 
     def _discard_gradients(self) -> None:
         """Discard the gradients of the method's own parameters, because of ``zero_grad``."""
-        if self._has_stepped() and self._trainables and self._scaler is None:
+        if self._followed.some_have_stepped and self._trainables and self._scaler is None:
             raise InputError(
                 f"{type(self.method).__name__}: optimizer.zero_grad() was called after one of the "
                 "optimizers has stepped and before all of them have. The method also trains "
@@ -565,12 +531,6 @@ class Sparsifier:
         for parameter in self.own_parameters:
             parameter.grad = None
 
-    def _release_optimizers(self) -> None:
-        for release in self._release_hooks:
-            release()
-        self._release_hooks.clear()
-        self._optimizers = ()
-
     def _watch_gradients(self) -> Callable[[], None]:
         """Detect updates of the weights by an optimizer that the sparsifier does not follow."""
         for site in self.sites:
@@ -585,7 +545,7 @@ class Sparsifier:
             return
         version = weight._version + rows_of(weight)._version
         if self._seen_version not in (None, version):
-            followed = "another optimizer" if self._optimizers else "no optimizer"
+            followed = "another optimizer" if self._followed.optimizers else "no optimizer"
             raise InputError(
                 f"The weights are being trained, but the sparsifier follows {followed}; call "
                 "sparsifier.use(optimizer) with the optimizers that train them."
@@ -613,34 +573,3 @@ def _check_gradients(sites: Sequence[Site], masker: Masker) -> None:
                 "computes no gradient for the parameters that the method trains. Pass "
                 "frozen='skip', or choose a method without own parameters, such as TiedProbMask."
             )
-
-
-def _check_same(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise an `InputError` that lists the differences between two trainings."""
-    keys = [*here, *(saved.keys() - here)] if saved["method"] == here["method"] else ["method"]
-    different = [
-        f"{key} was {saved.get(key)!r} and is {here.get(key)!r}"
-        for key in keys
-        if saved.get(key) != here.get(key)
-    ]
-    if different:
-        raise InputError(
-            f"load_state_dict(): this is the state of another training: {'; '.join(different)}. "
-            "Call attach with the same arguments as when it was saved."
-        )
-
-
-def _check_same_shapes(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise an `InputError` that names the first weight that is not masked in both trainings."""
-    for name in [*here, *saved]:
-        if saved.get(name) != here.get(name):
-            before, now = (_shape_text(shapes.get(name)) for shapes in (saved, here))
-            raise InputError(
-                f"load_state_dict(): this is the state of another network: {name} was {before} and "
-                f"is {now}. Call attach with the same model, include= and exclude= as when it was "
-                "saved."
-            )
-
-
-def _shape_text(shape: Sequence[int] | None) -> str:
-    return "not masked" if shape is None else "×".join(map(str, shape))
