@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,14 +20,12 @@ from probmask.data import DataSource, Inputs, load_data
 from probmask.errors import (
     CheckpointError,
     InputError,
-    NonFiniteError,
     RestartWarning,
-    VersionWarning,
 )
 from probmask.masking.attach import attach
 from probmask.masking.distributed import gathered
 from probmask.masking.probe import Probe
-from probmask.messages import listed, one_line, printable
+from probmask.messages import listed, one_line
 from probmask.models import MODELS, build_model, model_settings
 from probmask.training import checkpoint_schema as schema
 from probmask.training.checkpoint import read_checkpoint, write_checkpoint
@@ -42,7 +40,13 @@ from probmask.training.optimizer import build_optimizer, is_own_optimizer, optim
 from probmask.training.progress import MakeReporter, Reporter
 from probmask.training.quantization import Quantizer
 from probmask.training.record import artifact_metadata, make_record, versions
-from probmask.training.record_format import without_keys_of_session
+from probmask.training.resume_checks import (
+    check_together,
+    field_rules,
+    joined_versions,
+    naming_checkpoint,
+    same_settings,
+)
 from probmask.training.run_directory import RunDirectory
 from probmask.training.shard_files import read_rows, write_rows
 from probmask.training.sharded_building import (
@@ -57,7 +61,6 @@ from probmask.training.sharded_state import divided_by_shape, divided_like, whol
 _PROBE_EPOCH = -1  # an epoch number that training does not use, so the probe has its own order
 # Examples for re-estimating BatchNorm statistics: all of CIFAR, but a fraction of ImageNet.
 _EXAMPLES_FOR_BATCHNORM = 50_000
-_MAX_SECONDS = 1e12  # of training
 # What PyTorch and the modules of a network raise for a state that does not fit.
 _LOADING_ERRORS = (
     ArithmeticError,
@@ -245,7 +248,7 @@ class TrainingRun:
         started = time.monotonic()
         schedule = CheckpointSchedule(self.config.checkpoint_seconds)
         log = self._open_log(directory)
-        with log or nullcontext(), _naming_checkpoint(directory.checkpoint):
+        with log or nullcontext(), naming_checkpoint(directory.checkpoint):
             for _ in self.loop.updates(log, reporter):
                 self.seconds = seconds_before + time.monotonic() - started
                 if self._is_quantized(self.loop.step):
@@ -355,8 +358,8 @@ class TrainingRun:
         path = directory.checkpoint
         state = read_rows(read_checkpoint(path), path, list(self.model.parameters()))
         field = schema.Field(path)
-        schema.table(self._field_rules())(state, field)
-        if not _same_settings(state["config"], to_table(self.config)):
+        schema.table(field_rules(self.total_steps))(state, field)
+        if not same_settings(state["config"], to_table(self.config)):
             raise CheckpointError(
                 f"{path}: belongs to a run with another configuration; resume without changing "
                 "settings."
@@ -368,7 +371,7 @@ class TrainingRun:
             )
         if self._is_quantized(state["step"]):
             self._begin_quantization(resumed=True)
-        _check_together(state, self._state_rules(state["step"]), field)
+        check_together(state, self._state_rules(state["step"]), field)
         lines = self._checked_lines(state, path)
         try:
             self._load(state)
@@ -380,7 +383,7 @@ class TrainingRun:
         self.data.recall_unreadable(state["unreadable"])
         self.seconds = state["seconds"]
         self._lines = lines
-        self._versions = _joined_versions(state["versions"], path)
+        self._versions = joined_versions(state["versions"], path)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         """Load the states of network, optimizer and method; each rank takes its part of them."""
@@ -393,20 +396,6 @@ class TrainingRun:
         else:
             weights = [site.weight for site in sparsifier.sites]
             sparsifier.load_state_dict(divided_by_shape(state["sparsifier"], weights))
-
-    def _field_rules(self) -> dict[str, schema.Rule]:
-        """Return the rules of all fields, except that parts of the state may have any content."""
-        return {
-            "config": schema.table_of(schema.text, schema.plain),
-            "data": schema.text,
-            "step": schema.whole_number(0, self.total_steps),
-            "sums": schema.rows_of_sums,
-            "seconds": schema.number(0, _MAX_SECONDS),
-            "log": schema.text,
-            "unreadable": schema.table_of(schema.text, schema.text),
-            "versions": schema.list_of(schema.table_of(schema.text, schema.text)),
-            **dict.fromkeys(("model", "optimizer", "sparsifier"), schema.anything),
-        }
 
     def _state_rules(self, step: int) -> dict[str, schema.Rule]:
         """Return the rules of the states of the network, its optimizer and its method."""
@@ -466,25 +455,6 @@ class TrainingRun:
         return self.loop.fabric.global_rank == 0
 
 
-def _check_together(
-    state: Mapping[str, Any], rules: Mapping[str, schema.Rule], field: schema.Field
-) -> None:
-    """Apply rules to fields of the state; a rank of a sharded network examines its rows only.
-
-    Raises:
-        CheckpointError: A field does not fit, on all ranks.
-    """
-    problem = None
-    try:
-        for key, rule in rules.items():
-            rule(state[key], field[key])
-    except CheckpointError as error:
-        problem = str(error)
-    for text in gathered(problem):
-        if text is not None:
-            raise CheckpointError(text)
-
-
 def load_run_data(config: TrainConfig) -> DataSource:
     """Load the data of a run, with validation examples held out if runs are selected by them."""
     if config.select_on == "val":
@@ -505,50 +475,6 @@ def _common_fingerprint(data: DataSource) -> str:
             "same files and the same version of probmask."
         )
     return found[0]
-
-
-def _same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Compare configurations. Settings that an earlier version did not have are the defaults."""
-    defaults = to_table(TrainConfig())
-    before, after = (without_keys_of_session(each) for each in ({**defaults, **earlier}, now))
-    optimizers = [before.pop("optimizer"), after.pop("optimizer")]
-    if isinstance(optimizers[0], Mapping):
-        optimizers[0] = {"args": {}, **optimizers[0]}
-    return before == after and optimizers[0] == optimizers[1]
-
-
-@contextmanager
-def _naming_checkpoint(path: Path) -> Iterator[None]:
-    """Add to a `NonFiniteError` where the last finite checkpoint is, if there is one."""
-    try:
-        yield
-    except NonFiniteError as error:
-        if not path.exists():
-            raise
-        raise NonFiniteError(
-            f"{error} The last finite checkpoint is {path}. A run resumes only with its own "
-            "settings, so change them in a new run."
-        ) from error
-
-
-def _joined_versions(earlier: Sequence[dict[str, str]], path: Path) -> list[dict[str, str]]:
-    """Return the versions of all sessions; warn if those of this one differ from the last ones."""
-    now = versions()
-    before = earlier[-1] if earlier else now
-    if before == now:
-        return [*earlier] or [now]
-    changed = [
-        f"{name} {before.get(name, 'absent')} (now {now.get(name, 'absent')})"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
-    warnings.warn(
-        f"{path}: was written with {printable(', '.join(changed))}; the result may differ from "
-        "that of an uninterrupted run.",
-        VersionWarning,
-        stacklevel=2,
-    )
-    return [*earlier, now]
 
 
 class _ProbeBatches:
