@@ -1,8 +1,11 @@
-"""Initial values of the weights: whether they are random, and how they fade out.
+"""Initial values of the weights: whether they are random, and how they are forgotten.
 
 Early in a training the magnitude of a weight is mostly its random initial value, which does not
 depend on how useful the weight is.
 """
+
+import logging
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,10 @@ from torch import Tensor, nn
 from probmask.core.shards import WHOLE, Shards
 from probmask.masking.sharding import is_dtensor
 
+_LOG = logging.getLogger("probmask")
+_FORGET_BY = 0.5  # fraction of the training by which random initial values have faded out
+_DISCOUNT = 1.0  # of the initial values where they do not fade out
+_RANDOM_POWER, _PRETRAINED_POWER = 1.0, 20.0  # of the present sparsity, in their discount
 # Tolerance of the batch counters: the version counter of a buffer restarts when it changes devices.
 _FEW_BATCHES = 64
 # A smaller change of a half-precision weight would be lost in rounding.
@@ -62,6 +69,67 @@ class Origin:
         """
         learned = sum(not _is_constant(gain) for gain in self._gains)
         return self._stated or 2 * learned > len(self._gains)
+
+
+class Forgetting(NamedTuple):
+    """The settings ``forget_by``, ``discount`` and ``discount_power`` of `TiedProbMask`."""
+
+    forget_by: float
+    discount: float
+    discount_power: float
+
+
+def how_to_forget(
+    forget_by: float | None,
+    discount: float | None,
+    discount_power: float | None,
+    *,
+    origin: Origin,
+    by_gradient: bool,
+) -> Forgetting:
+    """Make the decisions that are None, and log whether the initial values fade out.
+
+    Call it before the first update, on all ranks together.
+
+    Args:
+        forget_by: The setting of `TiedProbMask`, as are the next two.
+        discount: See there.
+        discount_power: See there.
+        origin: Where the weights come from.
+        by_gradient: Whether the weights move in proportion to their gradients, as by SGD.
+    """
+    pretrained = origin.is_pretrained()
+    if discount_power is None:
+        discount_power = _PRETRAINED_POWER if pretrained else _RANDOM_POWER
+    if forget_by is not None:
+        return Forgetting(forget_by, discount or 0.0, discount_power)
+    if discount:
+        return Forgetting(0.0, discount, discount_power)
+    random = origin.is_random()
+    if random and by_gradient:
+        _LOG.info(
+            "TiedProbMask fades the initial values out by %g of the training: BatchNorm has "
+            "seen no data, so they are random. Pass forget_by=0 to keep them.",
+            _FORGET_BY,
+        )
+        return Forgetting(_FORGET_BY, 0.0, discount_power)
+    if discount is not None:  # 0
+        return Forgetting(0.0, 0.0, discount_power)
+    if pretrained:
+        _LOG.info(
+            "TiedProbMask keeps the initial values up to high sparsity, because they are "
+            "pretrained. Pass discount=0 to keep them to the end, or discount_power=1 if they "
+            "are random."
+        )
+    else:
+        _LOG.info(
+            "TiedProbMask discounts the initial values instead of fading them out: %s. Pass "
+            "pretrained=True to attach if they are pretrained, or discount=0 to keep them.",
+            "the optimizer is not SGD"
+            if random
+            else "nothing shows whether they are random or pretrained",
+        )
+    return Forgetting(0.0, _DISCOUNT, discount_power)
 
 
 def _gains(model: nn.Module) -> list[Tensor]:

@@ -22,7 +22,6 @@ One update: `TiedMasker.before_forward` sets c and θ so that the budget is met,
 training it also makes the final selection of weights.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -48,7 +47,7 @@ from probmask.masking.optimizers import WeightOptimizers
 from probmask.masking.sites import Site
 from probmask.methods.families.thresholds import clip_gradient, usual_outside
 from probmask.methods.probmask.budget import Budget, warn_of_early_choice
-from probmask.methods.probmask.initial_values import Origin
+from probmask.methods.probmask.initial_values import Origin, how_to_forget
 from probmask.methods.probmask.probabilities import (
     COLLAPSE_ADVICE,
     count_undecided,
@@ -56,10 +55,6 @@ from probmask.methods.probmask.probabilities import (
 )
 from probmask.methods.probmask.tied_weight import TiedWeight
 
-_LOG = logging.getLogger("probmask")
-_FORGET_BY = 0.5  # fraction of the training by which random initial values have faded out
-_DISCOUNT = 1.0  # of the initial values where they do not fade out
-_RANDOM_POWER, _PRETRAINED_POWER = 1.0, 20.0  # of the present sparsity, in their discount
 _FADES = 1250  # at most this many updates fade; longer trainings fade every n-th update
 _LEAST = 2.0**-20  # least magnitude of a kept weight, as a fraction of the final threshold
 _CHOSEN_BEFORE = 0.05  # fraction of the training between the final selection and the freeze
@@ -404,44 +399,14 @@ class TiedMasker(Masker):
                 masked.set_initial(weight.detach().clone(), discounted=bool(self.discount))
 
     def _decide_about_initial_values(self, optimizers: WeightOptimizers) -> None:
-        """Make the decisions that the user has left to the method, and log the first one."""
-        pretrained = self._origin.is_pretrained()
-        if self.discount_power is None:
-            self.discount_power = _PRETRAINED_POWER if pretrained else _RANDOM_POWER
-        if self.forget_by is not None:
-            self.discount = self.discount or 0.0
-            return
-        if self.discount:
-            self.forget_by = 0.0
-            return
-        random = self._origin.is_random()
-        fades = random and optimizers.move_by_gradient(self.weights)
-        self.forget_by = _FORGET_BY if fades else 0.0
-        if self.discount is None:
-            self.discount = 0.0 if fades else _DISCOUNT
-        if fades:
-            _LOG.info(
-                "TiedProbMask fades the initial values out by %g of the training: BatchNorm has "
-                "seen no data, so they are random. Pass forget_by=0 to keep them.",
-                _FORGET_BY,
-            )
-        elif self.discount and pretrained:
-            _LOG.info(
-                "TiedProbMask keeps the initial values up to high sparsity, because they are "
-                "pretrained. Pass discount=0 to keep them to the end, or discount_power=1 if they "
-                "are random."
-            )
-        elif self.discount:
-            reason = (
-                "the optimizer is not SGD"
-                if random
-                else "nothing shows whether they are random or pretrained"
-            )
-            _LOG.info(
-                "TiedProbMask discounts the initial values instead of fading them out: %s. Pass "
-                "pretrained=True to attach if they are pretrained, or discount=0 to keep them.",
-                reason,
-            )
+        """Make the decisions that the user has left to the method."""
+        self.forget_by, self.discount, self.discount_power = how_to_forget(
+            self.forget_by,
+            self.discount,
+            self.discount_power,
+            origin=self._origin,
+            by_gradient=optimizers.move_by_gradient(self.weights),
+        )
 
     def _set_discount(self, keep: int) -> None:
         """c is a power of the present sparsity, times the setting."""
