@@ -126,6 +126,23 @@ def test_it_resumes_bit_for_bit_in_every_phase(name, kind, finished):
         assert differing(finished(name, kind)[1], resumed) == [], f"resumed after {stop} updates"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_loaded_before_attach_are_kept_or_refused(name, finished):
+    state = Run(name).go(STEPS // 2).checkpoint()
+    resumed = Run(name, seed=99, start=state["model"])
+    changed = differing(state["model"], resumed.model.state_dict())
+    resumed.restore({**state, "model": resumed.model.state_dict()})
+    if not changed:
+        assert differing(finished(name)[1], resumed.finish()) == []
+        return
+    for end in (resumed.finish, resumed.sparsifier.finalize):
+        with pytest.raises(probmask.InputError, match=r"Load the model's state_dict after attach"):
+            end()
+        resumed.sparsifier.load_state_dict(state["sparsifier"])
+    resumed.model.load_state_dict(state["model"])
+    assert differing(finished(name)[1], resumed.finish()) == []
+
+
 @pytest.mark.parametrize("name", sorted(set(SPARSE) - NEVER_DENSE))
 def test_sparsity_zero_is_dense_training(name):
     dense = Run("dense").finish()

@@ -109,10 +109,13 @@ class Run:
         kind="plain",
         shard=False,
         pieces=1,
+        start=None,
     ):
         settings = {} if name == "dense" else {"sparsity": sparsity}
         self.method = METHODS[name.split()[0]](**settings, **VARIANTS.get(name, {}))
         self.model = network(kind).to(dtype)
+        if start is not None:
+            self.model.load_state_dict(start)
         if shard:
             shard_layers(self.model)
         self.optimizer = torch.optim.SGD(

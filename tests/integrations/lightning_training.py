@@ -17,6 +17,7 @@ METHODS = {
     "tied": lambda: probmask.TiedProbMask(sparsity=0.8),
     "learned": lambda: probmask.ProbMask(sparsity=0.8),
     "penalty": lambda: probmask.methods.L0(sparsity=0.8),
+    "rigl": lambda: probmask.methods.RigL(sparsity=0.8),  # zeroes weights when it is attached
 }
 
 

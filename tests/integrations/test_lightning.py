@@ -177,6 +177,7 @@ class Stop(Callback):
         ("tied", loader, True, {"precision": "bf16-mixed", "val_check_interval": 3}),
         ("penalty", loader, True, {"check_val_every_n_epoch": 2}),
         ("learned", Resumable, False, {}),
+        ("rigl", Resumable, False, {}),
     ],
 )
 def test_interrupted_training_is_resumed_bit_for_bit(name, batches, validated, settings, tmp_path):
@@ -204,11 +205,12 @@ def test_interrupted_training_is_resumed_bit_for_bit(name, batches, validated, s
     assert kept(undisturbed) == KEEP
 
 
-def test_checkpoints_load_into_the_plain_module_and_are_tested_sparse(tmp_path):
+@pytest.mark.parametrize("name", ["learned", "rigl"])
+def test_checkpoints_load_into_the_plain_module_and_are_tested_sparse(name, tmp_path):
     """A checkpoint of any epoch has the plain names; testing it tests what was validated."""
     model, validation = module(), loader(shuffle=False)
     checkpoints = ModelCheckpoint(tmp_path, "{epoch}-{val_loss:.9f}", save_top_k=-1)
-    callback = SparsityCallback(METHODS["learned"](), artifact=tmp_path / "model.safetensors")
+    callback = SparsityCallback(METHODS[name](), artifact=tmp_path / "model.safetensors")
     fitting = trainer(tmp_path, callback, checkpoints)
     fitting.fit(model, loader(), validation)
     paths = sorted(tmp_path.glob("epoch=*.ckpt"))
@@ -221,7 +223,8 @@ def test_checkpoints_load_into_the_plain_module_and_are_tested_sparse(tmp_path):
         (result,) = fitting.test(plain, validation, ckpt_path=path, verbose=False)
         assert result["test_loss"] == pytest.approx(validated, rel=1e-6)
         assert kept(plain) == KEEP
-    assert kept(Module.load_from_checkpoint(paths[0])) > KEEP  # it was still being pruned
+    if name == "learned":
+        assert kept(Module.load_from_checkpoint(paths[0])) > KEEP  # it was still being pruned
     assert kept(Module.load_from_checkpoint(paths[-1])) == KEEP  # the masks were final
     saved = probmask.load_into(module(seed=1), tmp_path / "model.safetensors")
     assert equal_states(saved, model)
@@ -370,15 +373,18 @@ def test_an_interrupted_training_stays_attached(tmp_path):
     assert callback.summary.kept == kept(model) == KEEP
 
 
-def test_the_checkpoint_of_the_last_update_is_finished(tmp_path):
-    """A training that is killed between its last checkpoint and its end loses nothing."""
+@pytest.mark.parametrize("name", ["learned", "rigl"])
+def test_the_checkpoint_of_the_last_update_is_finished(name, tmp_path):
+    """A training that is killed between its last checkpoint and its end loses nothing.
+
+    BatchNorm sees the shuffled batches that it would have seen.
+    """
     last = ModelCheckpoint(tmp_path, filename="last")
-    trainer(tmp_path, SparsityCallback(METHODS["learned"]()), last).fit(model := module(), loader())
-    callback = SparsityCallback(METHODS["learned"](), data="train")
+    callbacks = [SparsityCallback(METHODS[name](), data="train") for _ in range(2)]
+    trainer(tmp_path, callbacks[0], last).fit(model := module(), loader())
     resumed = module(seed=1)
-    trainer(tmp_path, callback).fit(resumed, loader(), ckpt_path=tmp_path / "last.ckpt")
-    assert torch.equal(resumed.net[0].weight, model.net[0].weight)
-    assert not torch.equal(resumed.net[1].running_mean, model.net[1].running_mean)
+    trainer(tmp_path, callbacks[1]).fit(resumed, loader(), ckpt_path=tmp_path / "last.ckpt")
+    assert equal_states(resumed, model)
     assert kept(resumed) == KEEP
 
 
@@ -411,6 +417,12 @@ def test_two_ranks(tmp_path, monkeypatch):
     assert equal_states(probmask.load_into(module(seed=1), tmp_path / "model.safetensors"), model)
 
 
+class Untrained(Module):
+    def configure_optimizers(self):
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
 def test_wrong_arguments_are_reported_before_the_training(tmp_path):
     def fit(callback, **settings):
         trainer(tmp_path, callback, **settings).fit(module(), loader())
@@ -428,6 +440,12 @@ def test_wrong_arguments_are_reported_before_the_training(tmp_path):
         SparsityCallback(0.8)
     with pytest.raises(probmask.InputError, match="data='test'"):
         SparsityCallback(tied, data="test")
+    with pytest.raises(probmask.InputError, match=r"data=5.*iterable of batches"):
+        SparsityCallback(tied, data=5)
+    with pytest.raises(probmask.InputError, match="pretrained='yes'"):
+        SparsityCallback(tied, pretrained="yes")
+    with pytest.raises(probmask.InputError, match="returns no optimizer"):
+        trainer(tmp_path, SparsityCallback(tied)).fit(Untrained(), loader())
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(probmask.InputError, match="the file exists"):
         fit(SparsityCallback(tied, artifact=tmp_path / "model.safetensors"))

@@ -85,7 +85,9 @@ def test_one_line_yields_a_normal_directory_and_the_artifact(tmp_path, caplog):
     fresh = network(seed=1)
     probmask.load_into(fresh, tmp_path / "probmask.safetensors")
     assert equal_states(fresh, run.model)
-    assert "Excluded: bert.embeddings.word_embeddings.weight" in caplog.text
+    (announced,) = [entry for entry in caplog.records if "Excluded by default" in entry.message]
+    assert announced.levelno == logging.WARNING  # so that it is shown without any configuration
+    assert "bert.embeddings.word_embeddings.weight" in announced.message
     assert "bert.pooler.dense.weight, classifier.weight" in caplog.text
     assert all(p.count_nonzero() for n, p in run.model.named_parameters() if "classifier" in n)
     logged = [entry["sparsity"] for entry in run.state.log_history if "loss" in entry]
@@ -410,9 +412,16 @@ def vit():
     return transformers.ViTForImageClassification(config)
 
 
+def resnet():
+    """Build a network without input embeddings."""
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
+    return transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes))
+
+
 @pytest.mark.parametrize(
     ("build", "dense", "masked"),
     [
+        (resnet, ["classifier."], "resnet.embedder."),
         (roberta, ["roberta.embeddings.", "classifier."], "roberta.encoder."),
         (masked_lm, ["bert.embeddings.", "cls."], "bert.encoder."),
         (gpt2, ["transformer.wte", "transformer.wpe", "lm_head"], "transformer.h."),
@@ -624,9 +633,12 @@ def test_merge_lora_raises(tmp_path, pruned):
     next(p for p in diverged.parameters() if p.requires_grad).data.fill_(torch.nan)
     with pytest.raises(probmask.NonFiniteError, match=r"NaN or infinite after the merge.*DoRA"):
         probmask.merge_lora(diverged)
+    for names in ("nope", ["default", "nope"], []):
+        with pytest.raises(probmask.InputError, match="the adapters of the model are 'default'"):
+            probmask.merge_lora(diverged, adapter_names=names)
     frozen = probmask.freeze_masks(pruned, exclude=default_exclude(pruned))
     model = adapted(pruned)
-    with pytest.raises(probmask.InputError, match="still has a mask; call finalize"):
+    with pytest.raises(probmask.InputError, match=r"query\.weight still has a mask; call finalize"):
         probmask.merge_lora(model)
     frozen.finalize()
     assert kept(probmask.merge_lora(model)[0]) == KEEP

@@ -20,6 +20,7 @@ METHODS = {
     "tied": lambda: probmask.TiedProbMask(sparsity=0.8),
     "learned": lambda: probmask.ProbMask(sparsity=0.8),
     "penalty": lambda: probmask.methods.Movement(sparsity=0.8, soft=True),
+    "rigl": lambda: probmask.methods.RigL(sparsity=0.8),  # zeroes weights when it is attached
 }
 UPDATES = 12
 

@@ -1,6 +1,7 @@
 """Checks of the arguments that both callbacks take, before anything is trained."""
 
 import os
+from collections.abc import Iterable
 
 from probmask.checks import check_choice
 from probmask.errors import InputError
@@ -8,7 +9,9 @@ from probmask.files import writable_target
 from probmask.masking.method import Method
 
 
-def check_callback_arguments(trainer: str, *, method: object, frozen: object) -> None:
+def check_callback_arguments(
+    trainer: str, *, method: object, frozen: object, data: object, pretrained: object
+) -> None:
     """Raise InputError for arguments that no training can use.
 
     Args:
@@ -16,6 +19,8 @@ def check_callback_arguments(trainer: str, *, method: object, frozen: object) ->
         method: Must be a method that samples one mask per update, because the trainer computes
             one loss per batch.
         frozen: Must be "mask" or "skip".
+        data: Must be batches, or None.
+        pretrained: Must be True or False.
     """
     if not isinstance(method, Method):
         raise InputError(
@@ -31,6 +36,12 @@ def check_callback_arguments(trainer: str, *, method: object, frozen: object) ->
             "(docs/own_loop.md)."
         )
     check_choice("SparsityCallback", "frozen", frozen, ("mask", "skip"))
+    check_choice("SparsityCallback", "pretrained", pretrained, (True, False))
+    if data is not None and not isinstance(data, Iterable):
+        raise InputError(
+            f"SparsityCallback(data={data!r:.80}): expected an iterable of batches, such as a "
+            "DataLoader."
+        )
 
 
 def check_artifact(path: str | os.PathLike[str], *, overwrite: bool) -> None:

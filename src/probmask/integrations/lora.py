@@ -94,8 +94,8 @@ def merge_lora(
         The plain model, and what keeping the zeros costs.
 
     Raises:
-        InputError: If the model is not a `PeftModel`, its masks are not finalized, or a weight is
-            quantized.
+        InputError: If the model is not a `PeftModel` or has no such adapter, its masks are not
+            finalized, or a weight is quantized.
         NonFiniteError: If a merged weight is NaN or infinite.
 
     Example:
@@ -120,17 +120,34 @@ def merge_lora(
             f"merge_lora({type(model).__name__}): expected a PeftModel, as peft.get_peft_model "
             "returns."
         )
-    for name, *_ in masked_parameters(model):
+    for path, *_ in masked_parameters(model):
+        name = path.removeprefix("base_model.model.").replace(".base_layer.", ".")
         raise InputError(
             f"merge_lora(model): {name} still has a mask; call finalize() on the sparsifier, or on "
             "the result of freeze_masks, first."
         )
+    names = _adapter_names(model, adapter_names)
     layers = list(_adapted_layers(model))
-    costs = [cost for name, layer in layers for cost in _merge(name, layer, adapter_names)]
+    costs = [cost for name, layer in layers for cost in _merge(name, layer, names)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All adapters are already merged")
-        plain: nn.Module = model.merge_and_unload(adapter_names=adapter_names)
+        plain: nn.Module = model.merge_and_unload(adapter_names=names)
     return plain, MergeCost(tuple(costs))
+
+
+def _adapter_names(model: Any, given: object) -> list[str] | None:
+    """Return the adapters to merge as a list, after checking that the model has them."""
+    if given is None:
+        return None
+    known = list(model.peft_config)
+    names = [given] if isinstance(given, str) else given
+    listed_names = ", ".join(map(repr, known))
+    if not isinstance(names, Sequence) or not names or any(name not in known for name in names):
+        raise InputError(
+            f"merge_lora(adapter_names={given!r}): the adapters of the model are {listed_names}; "
+            "pass a list of them, or omit adapter_names to merge those that are active."
+        )
+    return list(names)
 
 
 def _adapted_layers(model: Any) -> Iterator[tuple[str, Any]]:
@@ -150,13 +167,13 @@ def _adapted_layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def _merge(name: str, layer: Any, adapter_names: Sequence[str] | None) -> list[MergedLayer]:
+def _merge(name: str, layer: Any, adapter_names: list[str] | None) -> list[MergedLayer]:
     """Merge the adapters of one layer, set the zeros of its weights again, return the cost."""
     if layer.merged:  # by peft's merge_adapter(); the zeros come back exactly: (0 + d) - d = 0
         layer.unmerge()
     weights = [(k, w) for k, w in layer.get_base_layer().named_parameters(recurse=False)]
     before = {key: weight.clone() for key, weight in weights}
-    layer.merge(adapter_names=None if adapter_names is None else list(adapter_names))
+    layer.merge(adapter_names=adapter_names)
     costs = []
     for key, weight in layer.get_base_layer().named_parameters(recurse=False):
         zeros = before[key] == 0

@@ -1,11 +1,13 @@
 """Sparse training with Hugging Face's `Trainer`: one callback."""
 
+import contextlib
 import fnmatch
 import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim import Optimizer
 from probmask.artifact import save
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.integrations.callback_arguments import check_artifact, check_callback_arguments
+from probmask.integrations.resumed_masks import attach_resumed
 from probmask.masking.attach import attach
 from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
 from probmask.masking.method import Method
@@ -79,6 +82,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         data: Batches to re-estimate BatchNorm statistics from, as keyword arguments of the model.
         probe: Data for methods that measure before they prune; see `probmask.Probe`.
         seed: Seed of all noise. Default: the ``seed`` of the training arguments.
+        pretrained: State that the weights are pretrained; see `probmask.attach`.
 
     Attributes:
         sparsifier: The sparsifier during a training, otherwise None. An interrupted training leaves
@@ -108,8 +112,11 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         data: Iterable[Any] | None = None,
         probe: Probe | None = None,
         seed: int | None = None,
+        pretrained: bool = False,
     ) -> None:
-        check_callback_arguments("Hugging Face", method=method, frozen=frozen)
+        check_callback_arguments(
+            "Hugging Face", method=method, frozen=frozen, data=data, pretrained=pretrained
+        )
         self.method = method
         self.sparsifier: Sparsifier | None = None
         self.summary: Summary | None = None
@@ -118,6 +125,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         self._frozen: Frozen = frozen
         self._artifact, self._overwrite = artifact, overwrite
         self._data, self._probe, self._seed = data, probe, seed
+        self._pretrained = pretrained
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         self._fixed_masks: FrozenMasks | None = None  # while a finished network is trained further
@@ -157,7 +165,8 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Add the gradient of the method's penalty, which the loss of the Trainer does not have.
 
-        The gradients are zero here. Those of the loss are added to them, and the sum is clipped.
+        The gradients are zero at this point. The Trainer adds the gradients of the loss and then
+        clips the sum.
         """
         if self.sparsifier is None:
             return
@@ -173,7 +182,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Discard the gradients of the method's parameters, also if fp16 skipped the update."""
         assert self._optimizer is not None
-        self._optimizer.zero_grad()  # the Trainer calls that of the model
+        self._optimizer.zero_grad()  # the Trainer calls model.zero_grad() only
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -233,15 +242,16 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         if resumed is not None:
             _check_same_length(resumed["training"]["total_steps"], state.max_steps)
         if self.sparsifier is None:
-            self.sparsifier = self._attach(model, args, state, loader)
-        elif resumed is None:
+            begin = partial(self._attach, model, args, state, loader)
+            self.sparsifier = begin() if resumed is None else attach_resumed(model, begin, resumed)
+        elif resumed is not None:
+            self.sparsifier.load_state_dict(resumed)
+        else:
             raise InputError(
                 "train(): the last training of this model was interrupted; continue it with "
                 "trainer.train(resume_from_checkpoint=True), or end it with "
                 "callback.sparsifier.finalize()."
             )
-        if resumed is not None:
-            self.sparsifier.load_state_dict(resumed)
 
     def _attach(
         self, model: nn.Module, args: TrainingArguments, state: TrainerState, loader: object
@@ -257,13 +267,19 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
             frozen=self._frozen,
             probe=self._probe,
             seed=args.seed if self._seed is None else self._seed,
+            pretrained=self._pretrained,
         )
         masked = sum(site.size for site in sparsifier.sites)
-        _LOG.info(
-            "SparsityCallback: %s masked weights in %d tensors. Excluded: %s.",
+        dense = listed([name for name in exclude if not name.endswith(".bias")]) or "nothing"
+        # What the user has not chosen is shown without any logging configuration.
+        by_default = self._exclude is None and exclude and state.is_world_process_zero
+        _LOG.log(
+            logging.WARNING if by_default else logging.INFO,
+            "SparsityCallback: %s weights in %d tensors are masked. Excluded%s: %s.",
             f"{masked:,}",
             len(sparsifier.sites),
-            listed([name for name in exclude if not name.endswith(".bias")]) or "nothing",
+            " by default (exclude= replaces this choice)" if by_default else "",
+            dense,
         )
         if len(sparsifier.phase_ends) > 1:
             _LOG.warning(
@@ -286,7 +302,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         return Path(args.output_dir, self._artifact)
 
     def _with_state(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the optimizer's state with that of the masks, so that both are saved together."""
+        """Add the state of the masks to the optimizer's state, so that both are saved together."""
         ours = _FINISHED if self.sparsifier is None else self.sparsifier.state_dict()
         first, *others = state["param_groups"]
         return {**state, "param_groups": [{**first, _STATE: ours}, *others]}
@@ -310,7 +326,7 @@ def default_exclude(model: nn.Module) -> list[str]:
     The head is everything outside ``model.base_model``. A model that is not from transformers has
     none of them, except embeddings.
     """
-    dense = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    dense: list[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     dense += [
         module
         for name, module in model.named_modules()
@@ -319,14 +335,22 @@ def default_exclude(model: nn.Module) -> list[str]:
     inside = set(map(id, model.parameters()))
     if isinstance(model, PreTrainedModel):
         inside = set(map(id, model.base_model.parameters()))
-        ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        dense += [module for module in ends if module is not None]
+        dense += _ends(model)
     found = {id(parameter) for module in dense for parameter in module.parameters()}
     return [
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if id(parameter) in found or id(parameter) not in inside
     ]
+
+
+def _ends(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the input and output embeddings, if the model has them."""
+    found = []
+    for get in (model.get_input_embeddings, model.get_output_embeddings):
+        with contextlib.suppress(NotImplementedError):  # a network for images or sound
+            found.append(get())
+    return [module for module in found if module is not None]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

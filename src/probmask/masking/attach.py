@@ -10,7 +10,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from probmask.checks import check_count
+from probmask.checks import check_choice, check_count
 from probmask.errors import InputError, UnmaskedWeightsWarning
 from probmask.masking.distributed import from_first_rank
 from probmask.masking.divergence import check_initial_weights
@@ -95,7 +95,7 @@ def attach(
         >>> list(sparsifier.masks)
         ['0.weight']
     """
-    _check_arguments(model, method, phases, probe, scaler, seed)
+    _check_arguments(model, method, phases, probe, scaler, seed, pretrained)
     model = unwrapped(model)
     check_count("attach", "total_steps", total_steps, least=1, meaning="a number of updates")
     epochs_known = steps_per_epoch is not None
@@ -160,6 +160,7 @@ def _check_arguments(
     probe: object,
     scaler: object,
     seed: object,
+    pretrained: object,
 ) -> None:
     if not isinstance(method, Method):
         given = type(method).__name__ if isinstance(method, nn.Module) else repr(method)
@@ -181,6 +182,7 @@ def _check_arguments(
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InputError(f"attach(seed={seed!r}): must be an integer.")
+    check_choice("attach", "pretrained", pretrained, (True, False))
 
 
 def _check_on_a_device(sites: Sequence[Site]) -> None:

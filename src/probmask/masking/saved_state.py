@@ -1,9 +1,13 @@
 """Checks that a saved state belongs to the training and the network that load it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, final
+
+import torch
+from torch import Tensor
 
 from probmask.errors import InputError
+from probmask.masking.sharding import rows_of
 
 _KEYS = ("step", "training", "shapes", "method", "trainables")  # of `Sparsifier.state_dict`
 
@@ -27,6 +31,45 @@ def check_saved_state(
         )
     _check_same_training(state["training"], training)
     _check_same_shapes(state["shapes"], shapes)
+
+
+@final
+class ReinitializedWeights:
+    """The weights of a method that zeroes or reinitializes weights when it is attached.
+
+    If a checkpoint is loaded into the model before that, the loaded weights are lost. The sums of
+    the weights show it.
+
+    Args:
+        weights: The masked weights, before the method begins.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = [rows_of(weight) for weight in weights]
+        self._before = self._sums()
+        self._after = self._before
+        self._suspected = False
+
+    def have_begun(self) -> None:
+        """Record the weights that the method has begun with."""
+        self._after = self._sums()
+
+    def have_state(self, step: int) -> None:
+        """Record that the state of the masks after this many updates was loaded."""
+        self._suspected = step > 0 and self._after != self._before
+
+    def check_loaded(self) -> None:
+        """Raise an `InputError` if the state of the masks was loaded, but not the weights."""
+        suspected, self._suspected = self._suspected, False
+        if suspected and self._sums() == self._after:
+            raise InputError(
+                "load_state_dict(): the state of the masks was loaded, but the weights are those "
+                "that attach() has reinitialized. Load the model's state_dict after attach(), not "
+                "before it."
+            )
+
+    def _sums(self) -> list[float]:
+        return [float(weight.detach().sum(dtype=torch.float64)) for weight in self._weights]
 
 
 def _check_same_training(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -150,7 +150,7 @@ def select_sites(
     paths = [path for places in holders.values() for path, _, _ in places]
     included = _matching("include", include, paths)
     excluded = _matching("exclude", exclude, paths)
-    _check_not_computed(caller, model, excluded)
+    _check_not_computed(caller, model, excluded, frozen)
 
     sites = []
     for key, places in holders.items():
@@ -251,14 +251,20 @@ def check_not_pruned_by_torch(caller: str, model: nn.Module) -> None:
         )
 
 
-def _check_not_computed(caller: str, model: nn.Module, excluded: set[str]) -> None:
+def _check_not_computed(caller: str, model: nn.Module, excluded: set[str], frozen: Frozen) -> None:
     """Raise if a hook computes a weight from other parameters before each call of its module."""
     for prefix, module in model.named_modules():
         for name in _default_names(module):
             if name in module._parameters or parametrize.is_parametrized(module, name):
                 continue
             path = f"{prefix}.{name}" if prefix else name
-            sources = [other for other in module._parameters if other.startswith(f"{name}_")]
+            sources = [
+                other
+                for other, parameter in module._parameters.items()
+                if other.startswith(f"{name}_")
+                and parameter is not None
+                and (frozen == "mask" or parameter.requires_grad)
+            ]
             if sources and not {path.removesuffix(name) + each for each in sources} & excluded:
                 raise InputError(
                     f"{caller}(model): a hook computes {path} from {' and '.join(sources)}; remove "

@@ -32,7 +32,7 @@ from probmask.masking.parametrization import (
     masked_parameters,
     unmask_site,
 )
-from probmask.masking.saved_state import check_saved_state
+from probmask.masking.saved_state import ReinitializedWeights, check_saved_state
 from probmask.masking.sharding import (
     ShardedWeights,
     check_not_fsdp1,
@@ -79,7 +79,9 @@ class Sparsifier:
     def _begin(self, sites: tuple[Site, ...]) -> None:
         """Attach the method to these sites."""
         self.sites = sites
+        self._reinitialized = ReinitializedWeights([site.weight for site in sites])
         self._masker = self.method.begin(sites, self._context)
+        self._reinitialized.have_begun()
         _check_gradients(sites, self._masker)
         if self._masker.keep == self._masker.size:
             self._masker.keep_everything()
@@ -249,6 +251,7 @@ class Sparsifier:
             10
         """
         self._check_not_finalized("finalize")
+        self._reinitialized.check_loaded()
         if self._sharded is not None:
             self._sharded.refresh()
         batches = None if data is None else batches_for_batchnorm(self._model, data, shared=True)
@@ -330,6 +333,8 @@ class Sparsifier:
         self._check_not_finalized("load_state_dict")
         check_saved_state(state, self._training(), self._shapes())
         self._step = state["step"]
+        self._reinitialized.have_state(self._step)
+        self._seen_version = None  # the weights may be loaded next
         for group, saved in zip(self._trainables, state["trainables"], strict=True):
             group.optimizer.load_state_dict(map_tensors(saved, rows_of))
         self._masker.load_state_dict(state["method"])
@@ -405,6 +410,7 @@ class Sparsifier:
     def _begin_update(self) -> None:
         if self._step == 0:
             self._check_trained()
+        self._reinitialized.check_loaded()
         self._updating = True
 
     def _check_trained(self) -> None:

@@ -39,8 +39,9 @@ class Summary:
     def __str__(self) -> str:
         rows = [*self.layers, LayerSummary("all", (), self.kept, self.size)]
         if self.unmasked:
-            name = f"with {listed([layer.name for layer in self.unmasked])}, not masked"
-            rows.append(replace(self.network, name=name))
+            # The tensors of a parametrization have one name.
+            names = listed([*dict.fromkeys(layer.name for layer in self.unmasked)])
+            rows.append(replace(self.network, name=f"with {names}, not masked"))
         return "\n".join(
             f"{row.name}: {row.kept:,} of {row.size:,} kept, {100 * row.sparsity:.2f} % sparse"
             for row in rows

@@ -4,6 +4,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from probmask.integrations.lightning.random_replay import RandomReplay, random_s
 from probmask.integrations.lightning.trainer_checks import (
     check_data,
     check_not_scaled,
+    check_optimizers,
     check_strategy,
 )
 from probmask.integrations.lightning.training_length import (
@@ -29,6 +31,7 @@ from probmask.integrations.lightning.training_length import (
     updates_per_epoch,
     warn_of_few_updates,
 )
+from probmask.integrations.resumed_masks import attach_resumed
 from probmask.masking.attach import attach
 from probmask.masking.distributed import gathered, rank
 from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
@@ -65,6 +68,7 @@ class SparsityCallback(Callback):
             module's ``example_input_array``.
         probe: Data for methods that measure before they prune (SNIP, GraSP, MLPrune).
         seed: Seed of all noise. By default it is drawn from PyTorch's generator.
+        pretrained: State that the weights are pretrained; see `attach`.
 
     Attributes:
         sparsifier: The sparsifier during the training, otherwise None.
@@ -93,8 +97,11 @@ class SparsityCallback(Callback):
         example_inputs: Any = None,
         probe: Probe | None = None,
         seed: int | None = None,
+        pretrained: bool = False,
     ) -> None:
-        check_callback_arguments("Lightning", method=method, frozen=frozen)
+        check_callback_arguments(
+            "Lightning", method=method, frozen=frozen, data=data, pretrained=pretrained
+        )
         if isinstance(data, str) and data != "train":
             raise InputError(
                 f"SparsityCallback(data={data!r}): expected an iterable of batches, or 'train' for "
@@ -112,6 +119,7 @@ class SparsityCallback(Callback):
         self.example_inputs = example_inputs
         self.probe = probe
         self.seed = seed
+        self.pretrained = pretrained
         self.sparsifier: Sparsifier | None = None
         self.summary: Summary | None = None
         self._fixed_masks: FrozenMasks | None = None  # while a finished network is trained further
@@ -154,6 +162,7 @@ class SparsityCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the masks, or those of a finished network again."""
         state, self._checkpoint = self._checkpoint, {}
+        check_optimizers(trainer)
         trainer.fit_loop.setup_data()
         check_data(self.data, trainer)
         self._attach_masks(trainer, pl_module, state)
@@ -176,9 +185,10 @@ class SparsityCallback(Callback):
         if not attached:
             self._first_step = state.get("first_step", trainer.global_step)
             self._attach(trainer, pl_module, saved)
-        assert self.sparsifier is not None
-        if saved is not None:
+        elif saved is not None:
+            assert self.sparsifier is not None
             self.sparsifier.load_state_dict(saved)
+        assert self.sparsifier is not None
         if self.sparsifier.own_optimizers and len(trainer.optimizers) > 1:
             check_not_scaled(self.method, trainer)
         self.sparsifier.use(*trainer.optimizers)
@@ -215,7 +225,8 @@ class SparsityCallback(Callback):
         if saved is not None:
             check_same_length(saved["training"]["total_steps"], total_steps)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.sparsifier = self._attached_to(pl_module, total_steps, steps_per_epoch, scaler)
+        begin = partial(self._attached_to, pl_module, total_steps, steps_per_epoch, scaler)
+        self.sparsifier = begin() if saved is None else attach_resumed(pl_module, begin, saved)
         self._module = weakref.ref(pl_module)
         self.summary = None
 
@@ -239,6 +250,7 @@ class SparsityCallback(Callback):
             probe=self.probe,
             scaler=scaler,
             seed=self.seed,
+            pretrained=self.pretrained,
         )
 
     def _attach_frozen(self, pl_module: LightningModule) -> None:
@@ -328,6 +340,8 @@ class SparsityCallback(Callback):
         masks = self.sparsifier or self._fixed_masks
         if masks is None:
             return
+        if self._replay is not None:  # no update was left: the dataloader draws random numbers
+            self._replay.continue_epoch()
         _invalidate_masks(pl_module)  # a callback may have copied averaged weights to the module
         data = _train_batches(trainer) if isinstance(self.data, str) else self.data
         with trainer.precision_plugin.forward_context():
@@ -348,10 +362,13 @@ class SparsityCallback(Callback):
             self.sparsifier.load_state_dict(state)
             return
         training = state["training"]
-        sparsifier = self._attached_to(
-            pl_module, training["total_steps"], training.get("steps_per_epoch")
+        begin = partial(
+            self._attached_to,
+            pl_module,
+            training["total_steps"],
+            training.get("steps_per_epoch"),
         )
-        sparsifier.load_state_dict(state)
+        sparsifier = attach_resumed(pl_module, begin, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EarlyEndWarning)
             sparsifier.finalize()
@@ -369,7 +386,7 @@ def _move_behind_others(trainer: Any, callback: Callback) -> None:
 
 
 def _delegate_zero_grad(module: LightningModule) -> None:
-    """Let ``zero_grad`` of Lightning's wrappers call that of the optimizer that they wrap.
+    """Make ``zero_grad()`` of Lightning's wrappers call ``zero_grad()`` of the wrapped optimizer.
 
     It also discards the gradients of the method's own parameters. In manual optimization, the
     wrappers would run the method of the optimizer's class instead.

@@ -21,6 +21,15 @@ def check_strategy(trainer: Trainer) -> None:
         )
 
 
+def check_optimizers(trainer: Trainer) -> None:
+    """Raise InputError if the module has no optimizer; Lightning then uses a stand-in."""
+    if any(type(optimizer).__name__ == "_MockOptimizer" for optimizer in trainer.optimizers):
+        raise InputError(
+            "SparsityCallback: configure_optimizers() returns no optimizer, so nothing would be "
+            "trained; return the optimizer of the module's parameters."
+        )
+
+
 def check_not_scaled(method: Method, trainer: Trainer) -> None:
     """Raise InputError if the gradients of fp16 are scaled."""
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
