@@ -421,7 +421,7 @@ def resnet():
 @pytest.mark.parametrize(
     ("build", "dense", "masked"),
     [
-        (resnet, ["classifier."], "resnet.embedder."),
+        (resnet, ["classifier."], "resnet."),
         (roberta, ["roberta.embeddings.", "classifier."], "roberta.encoder."),
         (masked_lm, ["bert.embeddings.", "cls."], "bert.encoder."),
         (gpt2, ["transformer.wte", "transformer.wpe", "lm_head"], "transformer.h."),
@@ -670,7 +670,7 @@ def uninstalled(monkeypatch):
 
     def load(file, library):
         monkeypatch.setitem(sys.modules, library, None)
-        path = Path(probmask.__file__).parent / "integrations" / f"{file}.py"
+        path = Path(probmask.__file__).parent / "integrations" / file
         spec = importlib.util.spec_from_file_location("without_library", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -681,7 +681,7 @@ def uninstalled(monkeypatch):
 
 def test_without_the_library_one_error_says_what_to_install(uninstalled):
     with pytest.raises(probmask.InputError, match=r"pip install .*'probmask\[transformers\]'"):
-        uninstalled("transformers", "transformers")
-    lora = uninstalled("lora", "peft")
+        uninstalled("transformers/__init__.py", "transformers")
+    lora = uninstalled("lora.py", "peft")
     with pytest.raises(probmask.InputError, match=r"pip install .*'probmask\[peft\]'"):
         lora.merge_lora(nn.Linear(1, 1))

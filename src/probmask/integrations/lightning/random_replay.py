@@ -13,8 +13,8 @@ class RandomReplay:
     """Continues an interrupted training with the random numbers that it would have used.
 
     Lightning does not restore them. A dataloader draws random numbers when its iterator is created.
-    In an uninterrupted training this happens when an epoch begins. In a resumed one Lightning has
-    created the iterator of the first epoch before.
+    In an uninterrupted training, this happens at the start of an epoch. In a resumed training,
+    Lightning creates the first iterator earlier.
     """
 
     def __init__(self, saved: Mapping[str, Any]) -> None:

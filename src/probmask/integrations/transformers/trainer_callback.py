@@ -1,12 +1,9 @@
-"""Sparse training with Hugging Face's `Trainer`: one callback."""
+"""The callback: when it attaches, trains, saves and finishes the masks."""
 
-import contextlib
-import fnmatch
 import logging
-import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from probmask.artifact import save
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.integrations.callback_arguments import check_artifact, check_callback_arguments
 from probmask.integrations.resumed_masks import attach_resumed
+from probmask.integrations.transformers.default_exclusions import default_exclude, matches
+from probmask.integrations.transformers.training_arguments import (
+    check_same_length,
+    check_training,
+    updates_per_epoch,
+)
 from probmask.masking.attach import attach
 from probmask.masking.freeze_masks import FrozenMasks, freeze_masks
 from probmask.masking.method import Method
@@ -29,20 +33,6 @@ from probmask.masking.sites import Frozen, name_patterns
 from probmask.masking.sparsifier import Sparsifier
 from probmask.masking.summary import Summary
 from probmask.messages import listed
-
-try:
-    from transformers import (
-        PreTrainedModel,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
-except ImportError as error:
-    raise InputError(
-        f"probmask.integrations.transformers needs {error.name}; run pip install -c "
-        "constraints.txt 'probmask[transformers]'."
-    ) from error
 
 ARTIFACT = "probmask.safetensors"
 """Name of the artifact in the output directory. `model.safetensors` is that of transformers."""
@@ -141,7 +131,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
         """
         model, prepared = kwargs["model"], kwargs["optimizer"]
         (optimizer,) = checked_optimizers("SparsityCallback", prepared)
-        _check_training(args, model, optimizer, prepared)
+        check_training(args, model, optimizer, prepared)
         path = self._artifact_path(args, state)
         if path is not None and state.is_world_process_zero:
             check_artifact(path, overwrite=self._overwrite or self.summary is not None)
@@ -240,7 +230,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
                 )
             return
         if resumed is not None:
-            _check_same_length(resumed["training"]["total_steps"], state.max_steps)
+            check_same_length(resumed["training"]["total_steps"], state.max_steps)
         if self.sparsifier is None:
             begin = partial(self._attach, model, args, state, loader)
             self.sparsifier = begin() if resumed is None else attach_resumed(model, begin, resumed)
@@ -261,7 +251,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
             model,
             self.method,
             total_steps=state.max_steps,
-            steps_per_epoch=_updates_per_epoch(loader, args.gradient_accumulation_steps),
+            steps_per_epoch=updates_per_epoch(loader, args.gradient_accumulation_steps),
             include=self._include,
             exclude=exclude,
             frozen=self._frozen,
@@ -294,7 +284,7 @@ class SparsityCallback(TrainerCallback):  # type: ignore[misc]
     def _excluded(self, model: nn.Module) -> tuple[str, ...]:
         if self._exclude is not None:
             return self._exclude
-        return tuple(name for name in default_exclude(model) if not _matches(name, self._include))
+        return tuple(name for name in default_exclude(model) if not matches(name, self._include))
 
     def _artifact_path(self, args: TrainingArguments, state: TrainerState) -> Path | None:
         if self._artifact is None or state.is_hyper_param_search:
@@ -318,94 +308,3 @@ def _load_masks(sparsifier: Sparsifier, checkpoint: str) -> None:
         "it has now.",
         f"{sparsifier.now.step:,}",
     )
-
-
-def default_exclude(model: nn.Module) -> list[str]:
-    """Return the names of the parameters that stay dense by default: embeddings, pooler, head.
-
-    The head is everything outside ``model.base_model``. A model that is not from transformers has
-    none of them, except embeddings.
-    """
-    dense: list[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    dense += [
-        module
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] in ("embeddings", "pooler")
-    ]
-    inside = set(map(id, model.parameters()))
-    if isinstance(model, PreTrainedModel):
-        inside = set(map(id, model.base_model.parameters()))
-        dense += _ends(model)
-    found = {id(parameter) for module in dense for parameter in module.parameters()}
-    return [
-        name
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in found or id(parameter) not in inside
-    ]
-
-
-def _ends(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the input and output embeddings, if the model has them."""
-    found = []
-    for get in (model.get_input_embeddings, model.get_output_embeddings):
-        with contextlib.suppress(NotImplementedError):  # a network for images or sound
-            found.append(get())
-    return [module for module in found if module is not None]
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a parameter or its module has a name of these patterns."""
-    names = (name, name.rpartition(".")[0])
-    return any(fnmatch.fnmatchcase(each, pattern) for each in names for pattern in patterns)
-
-
-def _updates_per_epoch(loader: object, accumulated: int) -> int | None:
-    """Return the number of updates per epoch, or None for data without a length."""
-    try:
-        batches = len(loader) if isinstance(loader, Sized) else 0
-    except TypeError:  # an IterableDataset has no length
-        return None
-    return math.ceil(batches / accumulated) or None
-
-
-def _check_same_length(before: int, here: int) -> None:
-    if before != here:
-        raise InputError(
-            f"train(resume_from_checkpoint=…): the checkpoint is from a training of {before:,} "
-            f"updates, and this one makes {here:,}; use the same number of epochs or max_steps, "
-            "and the same batch size."
-        )
-
-
-def _check_training(
-    args: TrainingArguments, model: nn.Module, optimizer: Optimizer, prepared: Any
-) -> None:
-    """Raise for what the Trainer can do but the masks cannot follow."""
-    refused = {
-        "deepspeed": (args.deepspeed, "it partitions the weights; use DDP (torchrun)"),
-        "fsdp": (args.fsdp, "it partitions the weights; use DDP (torchrun)"),
-        "n_gpu": (args.n_gpu > 1, "nn.DataParallel copies the model; start one process per GPU"),
-        "auto_find_batch_size": (
-            args.auto_find_batch_size,
-            "it begins again with another number of updates; set per_device_train_batch_size",
-        ),
-        "save_only_model": (
-            args.save_only_model and args.load_best_model_at_end,
-            "load_best_model_at_end needs the masks of the best model; save the optimizer too",
-        ),
-        "fp16": (
-            prepared.scaler is not None and optimizer.defaults.get("fused"),
-            "a fused optimizer unscales gradients too late for the masks; set optim='adamw_torch'",
-        ),
-    }
-    for name, (given, reason) in refused.items():
-        if given:
-            raise InputError(f"SparsityCallback: {name}={getattr(args, name)!r:.80}: {reason}.")
-    adapted = type(model).__module__.startswith("peft.") or vars(model).get(
-        "_hf_peft_config_loaded", False
-    )
-    if adapted:
-        raise InputError(
-            "SparsityCallback: the model has PEFT adapters, which keep its weights fixed; prune "
-            "the model first, then train adapters, then call probmask.merge_lora."
-        )
