@@ -134,7 +134,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             if FORMAT_KEY not in (file.metadata() or {}):
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"--init {path}: is damaged: {one_line(error)}.") from error
+        raise _damaged(path, one_line(error).rstrip(".")) from error
     return load_state(path)
 
 
@@ -157,8 +157,14 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:  # a damaged file raises errors of many types
-        raise InputError(f"--init {path}: cannot be read: {one_line(error)[:200]}.") from error
+        raise _damaged(path, "PyTorch cannot read it") from error
     return _plain_tensors(path, _unnested(content))
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"--init {path}: is damaged or incomplete ({reason}); copy or download it again."
+    )
 
 
 def _unnested(content: Any) -> Any:
