@@ -103,13 +103,13 @@ def load_initial_weights(
     }
     state = _for_model(_read(path), own, own_name)
     for pattern in skip:
-        if not any(_matches(name, [pattern]) for name in [*own, *state]):
+        if not any(matches(name, [pattern]) for name in [*own, *state]):
             raise InputError(
                 f"train(init_skip={list(skip)}): {pattern!r} matches no weight of the network or "
                 "of the file."
             )
-    wanted = {name: tensor for name, tensor in own.items() if not _matches(name, skip)}
-    offered = {name: tensor for name, tensor in state.items() if not _matches(name, skip)}
+    wanted = {name: tensor for name, tensor in own.items() if not matches(name, skip)}
+    offered = {name: tensor for name, tensor in state.items() if not matches(name, skip)}
     _check_fits(path, wanted, offered)
     model.load_state_dict(divided_like(offered, own), strict=False)
 
@@ -233,7 +233,7 @@ def _as_convolution(tensor: Tensor, wanted: Tensor | None) -> Tensor:
     return tensor[..., None, None] if is_convolution and tensor.dim() == 2 else tensor
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a pattern matches the name of a tensor or of its module."""
     module = name.rpartition(".")[0]
     return any(
