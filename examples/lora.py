@@ -1,4 +1,4 @@
-"""Prune a model, teach it a second task with LoRA adapters, and merge them without losing a zero.
+"""Prune a model, fine-tune it on a second task with LoRA, and merge without filling its zeros.
 
 python examples/lora.py [--quick]
 """

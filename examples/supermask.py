@@ -44,7 +44,7 @@ def main():
         total_steps=EPOCHS * steps,
         steps_per_epoch=steps,
     )
-    # attach() has drawn the weights again; from here on they do not change.
+    # attach() has reinitialized the weights; from here on they do not change.
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for epoch in range(EPOCHS):
         model.train()

@@ -1,5 +1,6 @@
 """Tables in the docs equal the output of commands, examples run, every method has a page."""
 
+import inspect
 import re
 import shlex
 from dataclasses import fields
@@ -52,6 +53,13 @@ def test_every_flag_of_a_sweep_is_documented(command, capsys):
     flags = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
     page = (DOCS / "experiments.md").read_text(encoding="utf-8")
     assert [flag for flag in sorted(flags) if flag not in page] == []
+
+
+def test_every_argument_of_attach_is_documented():
+    page = (DOCS / "own_loop.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"## Arguments of `attach`\n\n(.*?)\n\n", page, re.DOTALL)
+    names = " ".join(row.split("|")[1] for row in table.split("\n"))
+    assert set(re.findall(r"`(\w+)`", names)) == set(inspect.signature(probmask.attach).parameters)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

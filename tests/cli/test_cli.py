@@ -84,6 +84,15 @@ def error(capsys, *arguments):
         (["--set", "optimizer.lrr=1"], "unknown key optimizer.lrr; did you mean 'lr'?"),
         (["--set", "optimizer.lr=-1"], "probmask: --set optimizer.lr=-1: must be"),
         (["--set", "optimizer.lr=fast"], "probmask: --set optimizer.lr=fast: expected a number"),
+        (["--set", "optimizer.args={dampening='x'}"], "pass values like the defaults dampening=0."),
+        (
+            ["--set", "optimizer.name=adamw", "--set", "optimizer.args={betas=[0.9]}"],
+            "--set optimizer.args={betas=[0.9]}: it cannot be built with these settings (IndexErr",
+        ),
+        (
+            ["--set", "optimizer.args={momentum=0.5}"],
+            "--set optimizer.args={momentum=0.5}: momentum is a setting of its own; pass it as",
+        ),
         (["--set", "epochs.x=1"], "epochs"),
         (["--set", "model_args.widht=8"], "unknown key model_args.widht; did you mean 'width'?"),
         (["--set", "model_args.width=wide"], "--set model_args.width=wide: must be"),

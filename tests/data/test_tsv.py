@@ -168,6 +168,8 @@ def test_another_tokenizer_than_the_recorded_one_is_refused(folder, tokenizer):
         ("a\t0\nb\t0\n", {}, "all labels are '0'; expected several classes"),
         ("a\t0.1\nb\t0.2\nc\t0.3\n", {"header": False}, "no label occurs twice"),
         ("review\tgrade\na\t0\nb\t1\n", {}, "first line seems to name the columns"),
+        ("sentence,label\na,0\n", {}, "has one column; separate sentence and label by a tab"),
+        ("a,0\nb,1\n", {"text": "sentence"}, "has one column; separate"),
         ("a\tb\t0\nc\td\t1\n", {}, "3 columns, and which of them is the text is not clear"),
         ("a\tb\t0\nc\td\t1\n", {"text": 1, "label": 1}, "both in column 1"),
         ("a\t0\nb\t1\n", {"label": 3}, "label=3.*has 2 columns"),

@@ -132,7 +132,20 @@ def test_a_value_of_the_wrong_type_raises(table, expected):
             {"optimizer": {"name": "torch.optim:Adam", "lr": 0.1, "momentum": 0.5}},
             "optimizer.args = { momentum = … }",
         ),
-        ({"optimizer": {"args": {"lr": 0.1}}}, "set the learning rate as optimizer.lr"),
+        ({"optimizer": {"args": {"lr": 0.1}}}, "a setting of its own; pass it as optimizer.lr"),
+        ({"optimizer": {"args": {"params": []}}}, "omit params"),
+        *(
+            ({"optimizer": {"name": name, "args": {key: 0.5}}}, f"pass it as optimizer.{key}")
+            for name, keys in (
+                ("sgd", ("momentum", "weight_decay", "nesterov")),
+                ("adamw", ("momentum", "weight_decay")),
+            )
+            for key in keys
+        ),
+        (
+            {"optimizer": {"name": "adamw", "momentum": 0.9, "args": {"betas": [0.8, 0.98]}}},
+            "omit optimizer.momentum",
+        ),
         ({"optimizer": {"name": "adamw", "lr": 0.001, "nesterov": True}}, "nesterov"),
         ({"optimizer": {"name": "adamw", "lr": 0.001, "momentum": 1.0}}, "β₁"),
         ({"optimizer": {"warmup_epochs": -1}}, "warmup_epochs"),

@@ -83,12 +83,16 @@ def test_hostile_and_damaged_files_are_refused_without_executing_them(tmp_path, 
         torch.save(model, path, _use_new_zipfile_serialization=new)
         refused("loading it could execute code")
     assert not (tmp_path / "executed").exists()
-    torch.save(model.state_dict(), path)
-    path.write_bytes(path.read_bytes()[:-500])
-    refused("cannot be read")
+    damaged = r"is damaged or incomplete \(.+\); copy or download it again\.$"
+    for new in (True, False):
+        torch.save(model.state_dict(), path, _use_new_zipfile_serialization=new)
+        whole = path.read_bytes()
+        for size in (50, len(whole) - 500):
+            path.write_bytes(whole[:size])
+            refused(damaged)
     save_file(model.state_dict(), path)
     path.write_bytes(path.read_bytes()[:-500])
-    refused("is damaged")
+    refused(damaged)
     save(model, path, overwrite=True)
     path.write_bytes(path.read_bytes()[:-50])
     refused("file")

@@ -63,6 +63,8 @@ def test_adamw_has_its_own_defaults_and_the_record_has_them_explicitly():
     adamw = load_config(None, [("data", "imagenet"), ("optimizer.name", "adamw")])
     assert (adamw.optimizer.lr, adamw.optimizer.weight_decay) == (1e-3, 0.01)
     assert adamw.optimizer.momentum == 0.9
+    betas = load_config(None, [("optimizer", {"name": "adamw", "args": {"betas": [0.8, 0.98]}})])
+    assert betas.optimizer.momentum == 0.8
     sgd = load_config(None, [("data", "imagenet")])
     assert (sgd.optimizer.lr, sgd.optimizer.momentum) == (0.256, 0.875)
     made = build_optimizer(OptimizerConfig(name="adamw"), [torch.nn.Parameter(torch.ones(2))])
@@ -76,11 +78,18 @@ def test_adamw_has_its_own_defaults_and_the_record_has_them_explicitly():
         ({"name": "torch.optim:Nope"}, "torch.optim:Nope: cannot be imported: .*no attribute"),
         ({"name": "no_such_module:Nope"}, "cannot be imported: No module named"),
         ({"name": "torch.nn:Linear"}, "is not a subclass of torch.optim.Optimizer"),
-        ({"name": "torch.optim:RMSprop", "args": {"x": 1}}, "'x'; its arguments are lr, alpha,"),
-        ({"name": "torch.optim:RMSprop", "args": {"alpha": -5}}, "built with .*Invalid alpha"),
+        ({"name": "torch.optim:RMSprop", "args": {"x": 1}}, "'x'; further arguments are alpha,"),
+        ({"name": "torch.optim:RMSprop", "args": {"alpha": -5}}, "be built .*Invalid alpha"),
+        (
+            {"name": "torch.optim:Adam", "args": {"betas": [0.9]}},
+            r"built .*IndexError.*=\(0.9, 0.9",
+        ),
         ({"name": "torch.optim:LBFGS"}, "trial step failed .*closure"),
         ({"name": "own_optimizer:Unstorable"}, "trial step failed .*cannot store a set"),
-        ({"name": "adamw", "args": {"beta": 1}}, "'beta'; its arguments are lr, betas,"),
+        ({"name": "adamw", "args": {"beta": 1}}, "'beta'; further arguments are betas,"),
+        ({"name": "adamw", "args": {"betas": [0.9]}}, r"IndexError.*defaults betas=\(0.9, 0.999\)"),
+        ({"name": "adamw", "args": {"betas": [0.9, 0.98, 0.99]}}, "trial step failed .*too many"),
+        ({"name": "sgd", "args": {"dampening": "x"}}, "step failed .*the defaults dampening=0.$"),
     ],
 )
 def test_an_optimizer_that_cannot_work_fails_before_training(own, settings, expected):

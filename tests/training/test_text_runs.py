@@ -82,6 +82,21 @@ def test_the_defaults_fit_sentences(folder):
     assert own_code(found) == {}
 
 
+@pytest.mark.parametrize(
+    ("include", "exclude"),
+    [
+        ([], ("tokens.weight", "positions.weight")),
+        (["tokens"], ("positions.weight",)),
+        (["*.weight"], ()),
+    ],
+)
+def test_embeddings_stay_dense_unless_they_are_included(include, exclude):
+    assert load_config(None, [("data", "tsv"), ("include", include)]).exclude == exclude
+    given = load_config(None, [("data", "tsv"), ("include", include), ("exclude", ["positions"])])
+    assert given.exclude == ("positions",)
+
+
+@pytest.mark.filterwarnings("error::probmask.errors.UnmaskedWeightsWarning")
 def test_a_run_learns_and_every_command_takes_it(tmp_path, folder, capsys):
     out = tmp_path / "run"
     record = train(config(folder, epochs=8), out=out).record

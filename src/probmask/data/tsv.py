@@ -82,6 +82,8 @@ def _read(path: Path, settings: Sentences) -> _Rows:
                 f"{path}: line {number} has {len(cells)} columns, but line {lines[0][0]} has "
                 f"{len(first)}; separate the columns by one tab each."
             )
+    if len(first) == 1:
+        raise InputError(f"{path}: has one column; separate sentence and label by a tab.")
     text, label, header = _columns(path, first, settings)
     body = lines[1:] if header else lines
     if settings.header is None and not header:

@@ -35,7 +35,8 @@ class Network:
         image_shape: (channels, height, width) of the images the network is designed for; None if
             it takes sentences.
         classes: Numbers of classes for which the network is listed.
-        exclude: Patterns of weights that stay dense unless the configuration sets ``exclude``.
+        exclude: Patterns of weights that stay dense unless the configuration sets ``exclude``, or
+            names them in ``include``.
         own_name: Function that returns the name here of a tensor in the files of another package.
     """
 
@@ -65,7 +66,9 @@ MODELS = NamedTable(
         "mobilenetv1": Network(mobilenetv1, _IMAGENET, (1000,)),
         "resnet50": Network(resnet50, _IMAGENET, (1000,), own_name=resnet_name),
         "vit": Network(vit, _CIFAR, (10,)),
-        "text_encoder": Network(text_encoder, None, (2,)),
+        "text_encoder": Network(
+            text_encoder, None, (2,), exclude=("tokens.weight", "positions.weight")
+        ),
         "bert": Network(
             bert, None, (2,), exclude=("bert.embeddings.*", "bert.pooler.*", "classifier")
         ),

@@ -16,7 +16,7 @@ from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import MODELS, check_model_settings
 from probmask.parsing import check_plain, parse, parse_toml, read_toml
-from probmask.training.initial_weights import digest_of
+from probmask.training.initial_weights import digest_of, matches
 from probmask.training.optimizer import OptimizerConfig, is_own_optimizer
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
 from probmask.training.quantization import QuantizeConfig
@@ -58,7 +58,8 @@ class TrainConfig:
         init_skip: Patterns of names of weights that stay random, such as the classifier's.
         include: Patterns of names of weights to mask in addition to the usual ones.
         exclude: Patterns of names of weights to leave dense. `load_config` fills in those of the
-            model ``bert``: embeddings, pooler and classifier.
+            models ``bert`` (embeddings, pooler and classifier) and ``text_encoder`` (embeddings),
+            except for what ``include`` names.
         frozen: Weights that the model is built with ``requires_grad=False`` are masked, but never
             changed ("mask"), or left as they are ("skip").
         method: Name and settings of the method.
@@ -223,12 +224,20 @@ def complete_config(
         table.setdefault("dense_twin", False)  # the twin would repeat the run
     for key, value in _defaults_of(str(data), table.get("optimizer")).items():
         table[key] = _with_defaults(table[key], value) if key in table else copy.copy(value)
-    model = table.get("model", TrainConfig.model)
-    if isinstance(model, str) and model in MODELS and MODELS[model].exclude:
-        table.setdefault("exclude", list(MODELS[model].exclude))
+    if exclude := _excluded_by_default(table):
+        table.setdefault("exclude", exclude)
     if data == "imagenet" and is_number(table["epochs"]) and isinstance(table["optimizer"], dict):
         table["optimizer"].setdefault("warmup_epochs", 0.05 * table["epochs"])  # STR: 5 of 100
     return with_init_digest(parse_config(table, origins=origins))
+
+
+def _excluded_by_default(table: Mapping[str, Any]) -> list[str]:
+    """Return the patterns of weights that the network leaves dense, unless they are included."""
+    model, include = table.get("model", TrainConfig.model), table.get("include", ())
+    if not isinstance(model, str) or model not in MODELS:
+        return []
+    patterns = [str(each) for each in include] if isinstance(include, list | tuple) else []
+    return [name for name in MODELS[model].exclude if not matches(name, patterns)]
 
 
 def with_init_digest(config: TrainConfig) -> TrainConfig:

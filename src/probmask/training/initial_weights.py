@@ -103,13 +103,13 @@ def load_initial_weights(
     }
     state = _for_model(_read(path), own, own_name)
     for pattern in skip:
-        if not any(_matches(name, [pattern]) for name in [*own, *state]):
+        if not any(matches(name, [pattern]) for name in [*own, *state]):
             raise InputError(
                 f"train(init_skip={list(skip)}): {pattern!r} matches no weight of the network or "
                 "of the file."
             )
-    wanted = {name: tensor for name, tensor in own.items() if not _matches(name, skip)}
-    offered = {name: tensor for name, tensor in state.items() if not _matches(name, skip)}
+    wanted = {name: tensor for name, tensor in own.items() if not matches(name, skip)}
+    offered = {name: tensor for name, tensor in state.items() if not matches(name, skip)}
     _check_fits(path, wanted, offered)
     model.load_state_dict(divided_like(offered, own), strict=False)
 
@@ -134,7 +134,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
             if FORMAT_KEY not in (file.metadata() or {}):
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"--init {path}: is damaged: {one_line(error)}.") from error
+        raise _damaged(path, one_line(error).rstrip(".")) from error
     return load_state(path)
 
 
@@ -157,8 +157,14 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:  # a damaged file raises errors of many types
-        raise InputError(f"--init {path}: cannot be read: {one_line(error)[:200]}.") from error
+        raise _damaged(path, "PyTorch cannot read it") from error
     return _plain_tensors(path, _unnested(content))
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"--init {path}: is damaged or incomplete ({reason}); copy or download it again."
+    )
 
 
 def _unnested(content: Any) -> Any:
@@ -227,7 +233,7 @@ def _as_convolution(tensor: Tensor, wanted: Tensor | None) -> Tensor:
     return tensor[..., None, None] if is_convolution and tensor.dim() == 2 else tensor
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a pattern matches the name of a tensor or of its module."""
     module = name.rpartition(".")[0]
     return any(

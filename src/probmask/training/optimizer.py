@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from probmask.checks import check_within
+from probmask.checks import check_within, is_number
 from probmask.errors import InputError
-from probmask.messages import one_line, shown
+from probmask.messages import listed, one_line, shown
 from probmask.models.own_code import import_own
 from probmask.optim import HAM
 from probmask.training.checkpoint import check_storable
@@ -25,8 +25,15 @@ _DEFAULTS: dict[str, dict[str, float]] = {
     "adamw": {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.01},
 }
 _OF_PYTORCH = "torch.optim:"
-# Arguments that have a setting of their own.
-_NOT_IN_ARGS = ("params", "lr")
+# Arguments that have a setting of their own, other than the learning rate.
+_OWN_SETTINGS = {
+    "sgd": ("momentum", "weight_decay", "nesterov"),
+    "adamw": ("momentum", "weight_decay"),
+}
+_TRIAL_STEPS = 2  # the first step of SGD does not use all of its arguments
+_NEEDS_OF_THE_TRAINER = (
+    " The trainer calls step() without a closure and stores numbers, texts and tensors."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,8 @@ class OptimizerConfig:
         name: ``"sgd"``, ``"adamw"``, or ``"package.module:Class"`` for any other class of
             optimizer, such as ``"torch.optim:RMSprop"``.
         lr: Largest learning rate. None: 0.1 for SGD, 0.001 for AdamW. Other classes need one.
-        momentum: Momentum of SGD; AdamW's β₁. None: 0.9. Only for these two.
+        momentum: Momentum of SGD; AdamW's β₁. None: 0.9, or the first of the ``betas`` in ``args``.
+            Only for these two.
         weight_decay: L2 penalty of SGD on the weights, AdamW's decoupled decay. None: 5e-4 for
             SGD, 0.01 for AdamW. Only for these two.
         args: Further arguments of the class, such as ``{"betas": [0.9, 0.98]}``.
@@ -67,16 +75,13 @@ class OptimizerConfig:
                 f"optimizer(name={shown(self.name)}): expected 'sgd', 'adamw', or another class as "
                 "package.module:Class, such as 'torch.optim:RMSprop'."
             )
+        self._check_args()
+        if self.name == "adamw":
+            self._take_momentum_from_betas()
         for name, default in _DEFAULTS.get(self.name, {}).items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         self._check_numbers()
-        for name in _NOT_IN_ARGS:
-            if name in self.args:
-                raise InputError(
-                    f"optimizer(args={shown(self.args)}): {name} is not a further argument; "
-                    "set the learning rate as optimizer.lr."
-                )
         if self.name == "adamw":
             self._check_adamw()
         if self.nesterov and self.momentum == 0:
@@ -89,6 +94,27 @@ class OptimizerConfig:
         """Largest learning rate."""
         assert self.lr is not None  # filled in when the settings were checked
         return self.lr
+
+    def _check_args(self) -> None:
+        for name in _refused_args(self.name):
+            if name in self.args:
+                rule = f"{name} is a setting of its own; pass it as optimizer.{name}."
+                if name == "params":
+                    rule = "the trainer passes the parameters of the network; omit params."
+                raise InputError(f"optimizer(args={shown(self.args)}): {rule}")
+
+    def _take_momentum_from_betas(self) -> None:
+        """Set the momentum to the first of the betas, so that both settings state the same β₁."""
+        betas = self.args.get("betas")
+        first: Any = betas[0] if isinstance(betas, Sequence) and betas else None
+        if not is_number(first) or not 0 <= first < 1:
+            return  # `build_optimizer` raises if there are wrong betas
+        if self.momentum not in (None, first):
+            raise InputError(
+                f"optimizer(momentum={shown(self.momentum)}, args={shown(self.args)}): the "
+                "momentum of AdamW is the first of its betas; omit optimizer.momentum."
+            )
+        object.__setattr__(self, "momentum", float(first))
 
     def _check_numbers(self) -> None:
         for name in ("lr", "momentum", "weight_decay", "warmup_epochs"):
@@ -128,6 +154,11 @@ class OptimizerConfig:
         )
 
 
+def _refused_args(name: str) -> tuple[str, ...]:
+    """Return the arguments of an optimizer that ``args`` must not contain."""
+    return ("params", "lr", *_OWN_SETTINGS.get(name, ()))
+
+
 def is_own_optimizer(name: str) -> bool:
     """Return whether the optimizer is neither part of probmask's settings nor of PyTorch."""
     return ":" in name and not name.startswith(_OF_PYTORCH)
@@ -140,9 +171,9 @@ def build_optimizer(settings: OptimizerConfig, parameters: Iterable[nn.Parameter
         InputError: The class cannot be imported, is not an optimizer, does not take the arguments,
             needs a closure, or has a state that a checkpoint cannot store.
     """
+    parameters = list(parameters)
     build = optimizer_factory(settings)
-    if ":" in settings.name:
-        _check_trial(settings, build)
+    _check_trial(settings, build, parameters[0].device)
     optimizer = build(parameters)
     return HAM(optimizer) if settings.ham else optimizer
 
@@ -152,32 +183,28 @@ def optimizer_factory(settings: OptimizerConfig) -> Callable[[Iterable[Tensor]],
     kind, given = _class_and_arguments(settings)
     further = {key: _as_tuple(value) for key, value in settings.args.items()}
     arguments = {"lr": settings.rate, **given, **further}
-    _check_arguments(settings.name, kind, arguments)
+    _check_arguments(settings, kind, arguments)
 
     def build(parameters: Iterable[Tensor]) -> Optimizer:
         try:
             return kind(parameters, **arguments)
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(
-                f"optimizer(name={shown(settings.name)}): cannot be built with "
-                f"{shown(arguments)}: {one_line(error)}."
-            ) from error
+        except Exception as error:  # also PyTorch's classes raise errors of many types
+            raise _failed(settings, "it cannot be built with these settings", error) from error
 
     return build
 
 
 def _check_arguments(
-    name: str, kind: Callable[..., Optimizer], arguments: Mapping[str, Any]
+    settings: OptimizerConfig, kind: Callable[..., Optimizer], arguments: Mapping[str, Any]
 ) -> None:
     """Raise `InputError` for an argument that the class does not take, or lacks."""
     signature = inspect.signature(kind)
     try:
         signature.bind([], **arguments)
     except TypeError as error:
-        known = [key for key in signature.parameters if key != "params"]
+        known = [key for key in signature.parameters if key not in _refused_args(settings.name)]
         raise InputError(
-            f"optimizer(name={shown(name)}): {one_line(error)}; its arguments are "
-            f"{', '.join(known)}."
+            f"{_call(settings)}: {one_line(error)}; further arguments are {', '.join(known)}."
         ) from error
 
 
@@ -198,19 +225,43 @@ def _class_and_arguments(
     return kind, {}
 
 
-def _check_trial(settings: OptimizerConfig, build: Callable[[Iterable[Tensor]], Optimizer]) -> None:
-    """Make one step with a small matrix, so that what cannot work fails before training."""
-    example = nn.Parameter(torch.zeros(2, 2))
-    example.grad = torch.zeros(2, 2)
+def _check_trial(
+    settings: OptimizerConfig,
+    build: Callable[[Iterable[Tensor]], Optimizer],
+    device: torch.device,
+) -> None:
+    """Make steps with a small matrix, so that what cannot work fails before training."""
+    example = nn.Parameter(torch.zeros(2, 2, device=device))
+    example.grad = torch.zeros(2, 2, device=device)
     trial = build([example])
     try:
-        trial.step()
+        for _ in range(_TRIAL_STEPS):
+            trial.step()
         check_storable(trial.state_dict())
     except Exception as error:  # the class may raise anything
-        raise InputError(
-            f"optimizer(name={shown(settings.name)}): a trial step failed ({one_line(error)}). The "
-            "trainer calls step() without a closure and stores numbers, texts and tensors."
-        ) from error
+        needs = _NEEDS_OF_THE_TRAINER if ":" in settings.name else ""
+        raise _failed(settings, "a trial step failed", error, needs) from error
+
+
+def _call(settings: OptimizerConfig) -> str:
+    """Return what precedes the text of an error about the name and the further arguments."""
+    args = f", args={shown(settings.args)}" if settings.args else ""
+    return f"optimizer(name={shown(settings.name)}{args})"
+
+
+def _failed(settings: OptimizerConfig, what: str, error: Exception, needs: str = "") -> InputError:
+    """Return the error of an optimizer that cannot work, with the defaults of its arguments."""
+    reason = f"{type(error).__name__}: {one_line(error)}".removesuffix(": ").rstrip(".")
+    text = f"{_call(settings)}: {what} ({reason})"
+    known = inspect.signature(_class_and_arguments(settings)[0]).parameters
+    defaults = [
+        f"{name}={shown(known[name].default)}"
+        for name in settings.args
+        if name in known and known[name].default is not inspect.Parameter.empty
+    ]
+    if defaults:
+        text += f"; pass values like the defaults {listed(defaults)}"
+    return InputError(f"{text}.{needs}")
 
 
 def _as_tuple(value: Any) -> Any:
