@@ -280,13 +280,22 @@ def test_an_example_that_is_not_a_batch_raises(example):
 
 
 def test_a_module_with_unknown_macs_raises():
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x):
+            return x @ self.scale
+
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), Scaled())
     example = torch.tensor([[1, 2]])
     assert count(model, example) == {"1.weight": 2}
+    assert count(model, example, include=["0"]) == {"0.weight": 0, "1.weight": 2}
     with pytest.raises(
-        probmask.InputError, match=r"Embedding\.weight: its MACs are unknown.*exclude it or budget"
+        probmask.InputError, match=r"Scaled\.scale: its MACs are unknown.*exclude it or budget"
     ):
-        count(model, example, include=["0"])
+        count(model, example, include=["2.scale"])
 
 
 def test_attach_raises_for_a_weight_without_multiplications():

@@ -96,6 +96,13 @@ def test_embeddings_stay_dense_unless_they_are_included(include, exclude):
     assert given.exclude == ("positions",)
 
 
+def test_an_included_embedding_is_pruned_and_costs_no_multiplications(tmp_path, folder):
+    record = train(config(folder, epochs=1, include=["tokens"]), out=tmp_path / "run").record
+    (tokens,) = [layer for layer in record["layers"] if layer["name"] == "tokens.weight"]
+    assert tokens["macs_per_weight"] == 0
+    assert tokens["kept"] < tokens["size"]
+
+
 @pytest.mark.filterwarnings("error::probmask.errors.UnmaskedWeightsWarning")
 def test_a_run_learns_and_every_command_takes_it(tmp_path, folder, capsys):
     out = tmp_path / "run"

@@ -182,6 +182,8 @@ def _uses(
         if name == "in_proj_weight":  # the mean over the three projections in this tensor
             return round(sum(tokens) / 3)
         return tokens[{"k_proj_weight": 1, "v_proj_weight": 2}.get(name, 0)]
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return 0  # it copies weights, or adds them
     raise InputError(
         f"{type(module).__name__}.{name}: its MACs are unknown, because it is not a convolution, a "
         "linear or recurrent layer or attention; exclude it or budget in parameters."

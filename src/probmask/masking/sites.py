@@ -226,6 +226,12 @@ def name_patterns(argument: str, patterns: object) -> tuple[str, ...]:
     return given
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether the name of a parameter, or that of its module, fits one of the patterns."""
+    names = (name, name.rpartition(".")[0])
+    return any(fnmatch.fnmatchcase(each, pattern) for each in names for pattern in patterns)
+
+
 def is_masked(module: nn.Module, name: str) -> bool:
     """Return whether a parameter of a module is masked."""
     return name in vars(module).get(MASKED_TABLE, ())
@@ -313,12 +319,7 @@ def _default_names(module: nn.Module) -> tuple[str, ...]:
 def _matching(argument: str, patterns: Iterable[str], paths: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for pattern in name_patterns(argument, patterns):
-        hits = {
-            path
-            for path in paths
-            if fnmatch.fnmatchcase(path, pattern)
-            or fnmatch.fnmatchcase(path.rpartition(".")[0], pattern)
-        }
+        hits = {path for path in paths if matches(path, [pattern])}
         if not hits:
             near = difflib.get_close_matches(pattern, paths, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "; see model.named_parameters()."

@@ -12,11 +12,12 @@ from probmask.checks import check_count, check_within, is_number
 from probmask.data import check_settings, with_absolute_paths
 from probmask.errors import InputError
 from probmask.masking.method import Method, Phase
+from probmask.masking.sites import matches
 from probmask.messages import lookup
 from probmask.methods import METHODS
 from probmask.models import MODELS, check_model_settings
 from probmask.parsing import check_plain, parse, parse_toml, read_toml
-from probmask.training.initial_weights import digest_of, matches
+from probmask.training.initial_weights import digest_of
 from probmask.training.optimizer import OptimizerConfig, is_own_optimizer
 from probmask.training.origins import CHECKED, Origins, reject_unknown_keys
 from probmask.training.quantization import QuantizeConfig

@@ -16,6 +16,7 @@ from probmask.masking.model_call import call_model, move_inputs
 from probmask.masking.sharding import is_dtensor
 from probmask.masking.sites import find_sites
 from probmask.messages import one_line
+from probmask.training.config import TrainConfig
 
 # What a network raises for inputs that it cannot process.
 _CALL_ERRORS = (RuntimeError, TypeError, IndexError, KeyError, AttributeError)
@@ -97,9 +98,14 @@ def _share_of_rank(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 
 def check_model(
-    model: nn.Module, data: DataSource, *, name: str, device: torch.device | None = None
+    model: nn.Module,
+    data: DataSource,
+    config: TrainConfig,
+    *,
+    device: torch.device | None = None,
 ) -> None:
-    """Raise `InputError` unless the model ``name`` on ``device`` can be trained on the data."""
+    """Raise `InputError` unless the model on ``device`` can be trained on the data and measured."""
+    name = config.model
     try:
         output = _output_for_one_example(model, data, device)
     except _CALL_ERRORS as error:
@@ -113,7 +119,8 @@ def check_model(
             f"--model {name}: returns {found} for one {data.examples.removesuffix('s')}, but "
             f"{data.name} has {data.classes} classes; it must return one number per class."
         )
-    count_macs(model, find_sites(model), move_inputs(data.example(), device))
+    sites = find_sites(model, include=config.include, exclude=config.exclude)
+    count_macs(model, sites, move_inputs(data.example(), device))
 
 
 def check_fits(

@@ -1,11 +1,10 @@
 """The weights of a pretrained start (``init``), read from a file without executing its content."""
 
-import fnmatch
 import hashlib
 import pickle
 import stat
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from probmask.artifact import load_state
 from probmask.data.releases import expand_home
 from probmask.errors import InputError
+from probmask.masking.sites import matches
 from probmask.messages import one_line, printable
 from probmask.storage.format import FORMAT_KEY
 from probmask.training.sharded_state import divided_like
@@ -231,15 +231,6 @@ def _as_convolution(tensor: Tensor, wanted: Tensor | None) -> Tensor:
     """Return the weight of a linear layer as that of a 1×1 convolution, if the model has one."""
     is_convolution = wanted is not None and wanted.shape == (*tensor.shape, 1, 1)
     return tensor[..., None, None] if is_convolution and tensor.dim() == 2 else tensor
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a pattern matches the name of a tensor or of its module."""
-    module = name.rpartition(".")[0]
-    return any(
-        fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(module, pattern)
-        for pattern in patterns
-    )
 
 
 def _check_fits(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -106,7 +106,7 @@ class TrainingRun:
         self._blueprint = self._make_blueprint() if config.strategy == "fsdp" else None
         if self._blueprint is None:
             self.model = build_seeded(self._build, self._seed)
-            check_model(self.model, data, name=config.model)
+            check_model(self.model, data, config)
             self._load_initial_weights()
         else:
             self.model = self._blueprint.model  # without values until `prepare`
@@ -127,9 +127,7 @@ class TrainingRun:
             return None
         try:
             with OnMeta():
-                check_model(
-                    blueprint.model, self.data, name=self.config.model, device=torch.device("meta")
-                )
+                check_model(blueprint.model, self.data, self.config, device=torch.device("meta"))
         except Exception as error:  # the whole network is checked instead, which may succeed
             log_whole_network(one_line(error))
             return None

@@ -1,8 +1,6 @@
 """What stays dense by default in a model of transformers: embeddings, pooler and head."""
 
 import contextlib
-import fnmatch
-from collections.abc import Iterable
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -39,9 +37,3 @@ def _ends(model: PreTrainedModel) -> list[nn.Module]:
         with contextlib.suppress(NotImplementedError):  # a network for images or sound
             found.append(get())
     return [module for module in found if module is not None]
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a parameter or its module has a name of these patterns."""
-    names = (name, name.rpartition(".")[0])
-    return any(fnmatch.fnmatchcase(each, pattern) for each in names for pattern in patterns)

@@ -17,7 +17,7 @@ from probmask.artifact import save
 from probmask.errors import EarlyEndWarning, InputError
 from probmask.integrations.callback_arguments import check_artifact, check_callback_arguments
 from probmask.integrations.resumed_masks import attach_resumed
-from probmask.integrations.transformers.default_exclusions import default_exclude, matches
+from probmask.integrations.transformers.default_exclusions import default_exclude
 from probmask.integrations.transformers.training_arguments import (
     check_same_length,
     check_training,
@@ -29,7 +29,7 @@ from probmask.masking.method import Method
 from probmask.masking.optimizers import checked_optimizers
 from probmask.masking.parametrization import masked_parameters
 from probmask.masking.probe import Probe
-from probmask.masking.sites import Frozen, name_patterns
+from probmask.masking.sites import Frozen, matches, name_patterns
 from probmask.masking.sparsifier import Sparsifier
 from probmask.masking.summary import Summary
 from probmask.messages import listed
