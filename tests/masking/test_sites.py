@@ -300,6 +300,15 @@ def test_a_computed_weight_of_a_recurrent_layer_raises():
     assert names(model, exclude=["weight_hh_l0_?"]) == ["weight_ih_l0"]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("apply", [nn.utils.weight_norm, parametrizations.weight_norm])
+def test_a_computed_weight_that_is_not_trained_is_skipped(apply):
+    model = mlp()
+    apply(model[2])
+    model[2].requires_grad_(False)
+    assert names(model, frozen="skip") == ["0.weight", "4.weight"]
+
+
 def test_a_parametrized_layer_can_be_excluded():
     model = mlp()
     parametrizations.orthogonal(model[2])
@@ -389,6 +398,11 @@ def pruned_by_torch():
             nn.Linear(3, 3),
             {"frozen": "no"},
             r"attach\(frozen='no'\): must be one of 'mask', 'skip'",
+        ),
+        (
+            nn.Linear(3, 3),
+            {"pretrained": "yes"},
+            r"attach\(pretrained='yes'\): must be one of True",
         ),
     ],
 )
