@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from probmask.runtime.lower.copy_loops import can_copy
+from probmask.runtime.lower.copy_loops import parts_of
 from probmask.runtime.lower.graph import (
     Built,
     Graph,
@@ -96,27 +96,52 @@ def copied(
             axis = axis_of(factor, last) if i != positions_at else Axis.POSITION
             axes.append(Axis.BATCH if factor.axis is Axis.BATCH else axis)
     target = new_root(view, axes, f"{argument.name}_{suffix}")
-    part = Part(target, view)
     form = graph.form_of_root(view)
     if view.dimensions and _has_batch(view.dimensions[-1]):
         return None
-    if not can_copy(part, form):
+    parts = parts_of(view, target, form)
+    if parts is None:
         return None
-    node = Rearrange(
+    graph.nodes[target.root] = rearranged(
         target.root,
-        (view.root,),
+        parts,
+        [form] * len(parts),
         _CopyCall(view, target),
         f"{argument.name} (copy)",
         form=form_of(target),
-        input_forms=(form,),
         trailing=(target.positions, target.channels)
         if target.positions > 1
         else (target.channels,),
-        views=(view,),
-        parts=(part,),
     )
-    graph.nodes[node.name] = node
     return replace(target, dimensions=tuple(merged(d) for d in target.dimensions))
+
+
+def rearranged(
+    name: str,
+    parts: Sequence[Part],
+    forms: Sequence[Form],
+    call: Callable[..., Any],
+    label: str,
+    *,
+    form: Form,
+    trailing: tuple[int, ...],
+) -> Rearrange:
+    """Return the node that copies parts. ``forms`` are those of the tensors that parts read.
+
+    ``call`` gets one tensor for each part that reads one.
+    """
+    views = tuple(part.source for part in parts if part.source is not None)
+    return Rearrange(
+        name,
+        tuple(view.root for view in views),
+        call,
+        label,
+        form=form,
+        input_forms=tuple(forms),
+        trailing=trailing,
+        views=views,
+        parts=tuple(parts),
+    )
 
 
 def _has_batch(dimension: Sequence[Factor]) -> bool:
@@ -153,7 +178,7 @@ class _CopyCall:
     def __init__(self, source: View, target: View) -> None:
         self.source, self.target = source, target
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *_: Tensor) -> Tensor:
         found = root_of(self.target, ViewCall(self.source)(x))
         return found if self.target.positions > 1 else found.reshape(len(x), self.target.channels)
 
@@ -243,40 +268,38 @@ def _joined(
     if target is None:
         return None
     made: list[Part] = []
+    forms: list[Form] = []
+    contents: list[_Content] = []
     for piece in pieces:
         place = target
         for where, start in piece.starts.items():
             place = _place(place, where, start)
-        part = _part_of(graph, piece.content, place, batches, shape, joined_dims)
-        if part is None:
+        parts = _parts_of(graph, piece.content, place, batches, shape, joined_dims)
+        if parts is None:
             return None
-        made.append(part)
-    joined = Rearrange(
-        node.name,
-        tuple(view.root for view in known),
-        unset_call,
-        label_of(node),
-        form=_joined_form(node, target),
-        input_forms=tuple(graph.form_of_root(view) for view in known),
-        views=tuple(known),
-        parts=tuple(made),
-    )
-    joined.call = _JoinCall(joined, join, target)
+        made += parts
+        if isinstance(piece.content, View):
+            forms += [graph.form_of_root(piece.content)] * len(parts)
+            contents.append(_Content(piece.content, len(parts)))
+        else:
+            contents.append(_Content(parts[0].constant))
+    form = _joined_form(node, target)
+    joined = rearranged(node.name, made, forms, unset_call, label_of(node), form=form, trailing=())
+    joined.call = _JoinCall(joined, contents, join, target)
     return add_result(graph, node, joined, target)
 
 
-def _part_of(
+def _parts_of(
     graph: Graph,
     content: View | Tensor,
     place: View,
     batches: set[int],
     shape: list[int],
     joined_dims: set[int],
-) -> Part | None:
-    """Return the part that copies a view or a constant to its place."""
+) -> tuple[Part, ...] | None:
+    """Return the parts that copy a view or a constant to its place."""
     if isinstance(content, View):
-        part = Part(_like(place, content), content)
-        return part if can_copy(part, graph.form_of_root(content)) else None
+        return parts_of(content, _like(place, content), graph.form_of_root(content))
     sizes = [
         content.shape[i] if i in joined_dims else 1 if i in batches else n
         for i, n in enumerate(shape)
@@ -285,7 +308,7 @@ def _part_of(
     if single is None:
         return None
     array = single.contiguous().numpy().copy()
-    return Part(_constant_place(place, sizes), None, array)
+    return (Part(_constant_place(place, sizes), None, array),)
 
 
 def _joined_form(node: fx.Node, target: View) -> Form:
@@ -381,18 +404,33 @@ def _constant_place(target: View, sizes: list[int]) -> View:
     return replace(target, dimensions=tuple(dimensions))
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What is joined: a constant, or a view that a number of parts of the node copy."""
+
+    value: Any
+    parts: int = 0
+
+
 class _JoinCall:
     """A concatenation or a padding in PyTorch, in the order of the new root."""
 
-    def __init__(self, node: Rearrange, join: "_Concatenation | _Padding", target: View) -> None:
-        self.node, self.join, self.target = node, join, target
+    def __init__(
+        self,
+        node: Rearrange,
+        contents: Sequence[_Content],
+        join: "_Concatenation | _Padding",
+        target: View,
+    ) -> None:
+        self.node, self.contents, self.join, self.target = node, contents, join, target
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        given = iter(inputs)
-        found: list[Any] = [
-            ViewCall(part.source)(next(given)) if part.source is not None else part.constant
-            for part in self.node.parts
-        ]
+        found: list[Any] = []
+        first = 0
+        for content in self.contents:
+            of_view = isinstance(content.value, View)
+            found.append(ViewCall(content.value)(inputs[first]) if of_view else content.value)
+            first += content.parts
         joined = self.join(found)
         form = self.node.form
         if form is not None and (form.tokens or form.positions == 1):

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
-from probmask.runtime.lower.copy_loops import can_copy
-from probmask.runtime.lower.copy_nodes import new_root
+from probmask.runtime.lower.copy_loops import parts_of
+from probmask.runtime.lower.copy_nodes import new_root, rearranged
 from probmask.runtime.lower.graph import Graph, image_form
-from probmask.runtime.lower.nodes import Form, Part, Rearrange
-from probmask.runtime.lower.pytorch_calls import ViewCall
+from probmask.runtime.lower.nodes import Form
+from probmask.runtime.lower.pytorch_calls import contiguous_view
 from probmask.runtime.lower.views import Axis, View
 
 
@@ -56,7 +56,7 @@ def _copied(
     name = f"{argument.name}_image"
     if name in graph.nodes:
         return name
-    if not view.has_batch() or _batch_dimension(view) != 0:
+    if not view.has_batch() or not view.has_batch_first():
         return None
     axes = [
         Axis.BATCH
@@ -68,32 +68,17 @@ def _copied(
         for factor in dimension
     ]
     target = replace(new_root(view, axes, name), tokens=False)
-    part = Part(target, view)
     root = graph.form_of_root(view)
-    if not can_copy(part, root):
+    parts = parts_of(view, target, root)
+    if parts is None:
         return None
-    shape = tuple(int(size) for size in argument.meta["val"].shape[1:])
-    graph.nodes[name] = Rearrange(
+    graph.nodes[name] = rearranged(
         name,
-        (view.root,),
-        partial(_contiguous, view=view),
+        parts,
+        [root] * len(parts),
+        partial(contiguous_view, view=view),
         f"{argument.name} (copy)",
         form=form,
-        input_forms=(root,),
-        trailing=shape,
-        views=(view,),
-        parts=(part,),
+        trailing=tuple(int(size) for size in argument.meta["val"].shape[1:]),
     )
     return name
-
-
-def _batch_dimension(view: View) -> int:
-    """Return the dimension that is the batch and nothing else; -1 if there is none."""
-    if view.batch == 1 and view.dimensions and not view.dimensions[0]:
-        return 0
-    found = [i for i, d in enumerate(view.dimensions) if [f.axis for f in d] == [Axis.BATCH]]
-    return found[0] if found else -1
-
-
-def _contiguous(root: Tensor, view: View) -> Tensor:
-    return ViewCall(view)(root).contiguous()

@@ -49,6 +49,7 @@ from probmask.runtime.lower.layer_nodes import (
     build_linear,
     build_normalized,
 )
+from probmask.runtime.lower.moves import needed_nodes, output_node
 from probmask.runtime.lower.nodes import Activation, Fallback, Network, Node
 from probmask.runtime.lower.pool_nodes import (
     build_adaptive_pool,
@@ -266,6 +267,10 @@ def _network(graph: Graph, batch_fixed_by: str) -> Network:
     for node in graph.nodes.values():
         if isinstance(node, Fallback) and node.moved is not None:
             node.moved = replace(node.moved, root=graph.resolve(node.moved.root))
+    for name in names:
+        output = graph.nodes.get(name)
+        if isinstance(output, Fallback) and output.moved is not None:
+            graph.nodes[name] = output_node(graph, output)
     return Network(
         nodes=needed_nodes(list(graph.nodes.values()), names),
         inputs=signature.inputs,
@@ -328,13 +333,3 @@ def _packer_like(returned: Any) -> OutputPacker:
 
 def _computed(outputs: list[Constant | str]) -> list[str]:
     return [output for output in outputs if isinstance(output, str)]
-
-
-def needed_nodes(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
-    """Return the nodes that the outputs depend on, in order."""
-    read, needed = set(outputs), []
-    for node in reversed(nodes):
-        if node.name in read:
-            needed.append(node)
-            read.update(node.inputs)
-    return needed[::-1]
