@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from probmask.runtime.lower.copy_loops import parts_of
 from probmask.runtime.lower.copy_nodes import new_root, rearranged
-from probmask.runtime.lower.graph import Graph, image_form
-from probmask.runtime.lower.nodes import Form
+from probmask.runtime.lower.graph import Graph, arguments_of, image_form
+from probmask.runtime.lower.nodes import Form, Pair
 from probmask.runtime.lower.pytorch_calls import contiguous_view
 from probmask.runtime.lower.views import Axis, View
+
+PADDINGS = (torch.ops.aten.constant_pad_nd.default, torch.ops.aten.pad.default)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,24 @@ def image_input(graph: Graph, argument: Any, rank: int) -> ImageInput | None:
         return ImageInput(view.root, root, (view,))
     copied = _copied(graph, argument, view, form, last_channel=2 if rank == 3 else 1)
     return plain if copied is None else ImageInput(copied, form)
+
+
+def unpadded(x: fx.Node, rank: int) -> tuple[fx.Node, tuple[Pair, Pair, Pair]]:
+    """Return what is padded with zeros, and the padding of slices, rows and columns.
+
+    A convolution pads by itself, without a copy.
+    """
+    none = ((0, 0), (0, 0), (0, 0))
+    if x.target not in PADDINGS:
+        return x, none
+    arguments = arguments_of(x)
+    pad = arguments["pad"]
+    zeros = arguments.get("mode", "constant") == "constant" and not arguments["value"]
+    spatial = len(pad) <= 2 * rank and len(pad) % 2 == 0
+    if not zeros or not spatial or not all(isinstance(n, int) and n >= 0 for n in pad):
+        return x, none
+    columns, rows, slices = ((pad[i], pad[i + 1]) if i < len(pad) else (0, 0) for i in (0, 2, 4))
+    return arguments["self"], (slices, rows, columns)
 
 
 def _copied(

@@ -24,7 +24,6 @@ from probmask.runtime.lower.channel_nodes import (
     build_prelu,
     build_softmax,
 )
-from probmask.runtime.lower.copy_nodes import build_concatenated_rows, build_padding
 from probmask.runtime.lower.elementwise_nodes import (
     ActivationOf,
     build_activation,
@@ -41,6 +40,8 @@ from probmask.runtime.lower.elementwise_nodes import (
 )
 from probmask.runtime.lower.export import Export
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
+from probmask.runtime.lower.image_inputs import PADDINGS
+from probmask.runtime.lower.joined_nodes import build_concatenated_rows
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
     build_addmm,
@@ -51,6 +52,7 @@ from probmask.runtime.lower.layer_nodes import (
 )
 from probmask.runtime.lower.moves import needed_nodes, output_node
 from probmask.runtime.lower.nodes import Activation, Fallback, Network, Node
+from probmask.runtime.lower.padding_nodes import build_padding
 from probmask.runtime.lower.pool_nodes import (
     build_adaptive_pool,
     build_average_pool,
@@ -171,8 +173,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.adaptive_avg_pool3d.default: build_adaptive_pool(3),
     _aten.mean.dim: _first_of(build_mean, build_token_mean),
     _aten.cat.default: _first_of(build_concatenation, build_concatenated_rows),
-    _aten.constant_pad_nd.default: build_padding,
-    _aten.pad.default: build_padding,
+    **dict.fromkeys(PADDINGS, build_padding),
     _aten.layer_norm.default: build_layer_norm,
     _aten.rms_norm.default: build_rms_norm,
     _aten.scaled_dot_product_attention.default: build_attention,

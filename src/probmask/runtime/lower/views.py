@@ -292,6 +292,11 @@ class View:
         return (Axis.BATCH, Axis.POSITION, Axis.CHANNEL).index(factor.axis), -factor.step
 
 
+def runs_over_batch(dimension: Dimension) -> bool:
+    """Return whether a factor of a dimension is the batch."""
+    return any(factor.axis is Axis.BATCH for factor in dimension)
+
+
 def merged(factors: Iterable[Factor]) -> Dimension:
     """Join neighboring factors that one loop can run over, and drop those of size 1."""
     result: list[Factor] = []
