@@ -40,13 +40,18 @@ def image_input(graph: Graph, argument: Any, rank: int) -> ImageInput | None:
     plain = ImageInput(graph.source(argument), form)
     own = graph.form_of(plain.name)
     view = graph.view_of(argument)
-    if own == form or view is None or graph.form_of(view.root) is None:
+    if own == form or view is None or not _has_planes(graph, view):
         return plain
     root = graph.form_of_root(view)
     if view.is_image() and (root.height, root.width) == (form.height, form.width):
         return ImageInput(view.root, root, (view,))
     copied = _copied(graph, argument, view, form, last_channel=2 if rank == 3 else 1)
     return plain if copied is None else ImageInput(copied, form)
+
+
+def _has_planes(graph: Graph, view: View) -> bool:
+    """Return whether the kernels have the root, or read it as an image."""
+    return graph.form_of(view.root) is not None or (view.positions > 1 and not view.tokens)
 
 
 def unpadded(x: fx.Node, rank: int) -> tuple[fx.Node, tuple[Pair, Pair, Pair]]:

@@ -68,6 +68,7 @@ from probmask.runtime.lower.recurrent_nodes import (
     build_recurrent_result,
     build_single_step,
 )
+from probmask.runtime.lower.shuffle_nodes import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from probmask.runtime.lower.token_elementwise import (
     build_negation,
     build_token_activation,
@@ -191,6 +192,9 @@ BUILDERS: dict[Any, Builder] = {
     _aten.transpose.int: build_move(transpose),
     _aten.t.default: build_move(transpose),
     _aten.permute.default: build_move(permute),
+    _aten.pixel_shuffle.default: build_move(pixel_shuffle, of_images=True),
+    _aten.pixel_unshuffle.default: build_move(pixel_unshuffle, of_images=True),
+    _aten.channel_shuffle.default: build_move(channel_shuffle, of_images=True),
     _aten.select.int: build_move(select),
     _aten.slice.Tensor: build_move(narrow),
     _aten.repeat_interleave.self_int: build_move(repeat),
