@@ -68,6 +68,7 @@ from probmask.runtime.lower.recurrent_nodes import (
     build_recurrent_result,
     build_single_step,
 )
+from probmask.runtime.lower.reordered_nodes import build_flip, build_roll
 from probmask.runtime.lower.shuffle_nodes import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from probmask.runtime.lower.token_elementwise import (
     build_negation,
@@ -75,6 +76,7 @@ from probmask.runtime.lower.token_elementwise import (
     build_token_add,
     build_token_divide,
     build_token_multiply,
+    build_token_subtract,
 )
 from probmask.runtime.lower.token_nodes import build_layer_norm, build_rms_norm, build_token_mean
 from probmask.runtime.lower.upsampling_nodes import (
@@ -161,6 +163,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.softmax.int: build_softmax,
     _aten.add.Tensor: _first_of(build_add, build_token_add, build_channel_sum),
     _aten.mul.Tensor: _first_of(build_multiply, build_token_multiply, build_channel_product),
+    _aten.sub.Tensor: build_token_subtract,
     _aten.div.Tensor: build_token_divide,
     _aten.neg.default: build_negation,
     _aten.max_pool1d.default: build_max_pool(1),
@@ -175,6 +178,8 @@ BUILDERS: dict[Any, Builder] = {
     _aten.mean.dim: _first_of(build_mean, build_token_mean),
     _aten.cat.default: _first_of(build_concatenation, build_concatenated_rows),
     **dict.fromkeys(PADDINGS, build_padding),
+    _aten.roll.default: build_roll,
+    _aten.flip.default: build_flip,
     _aten.layer_norm.default: build_layer_norm,
     _aten.rms_norm.default: build_rms_norm,
     _aten.scaled_dot_product_attention.default: build_attention,
