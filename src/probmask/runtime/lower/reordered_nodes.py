@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from probmask.runtime.lower.copy_nodes import readable
+from probmask.runtime.lower.copy_nodes import copied, readable
 from probmask.runtime.lower.graph import Built, Graph, arguments_of
 from probmask.runtime.lower.joined_nodes import Piece, joined
+from probmask.runtime.lower.views import Axis, View
 
 _MAX_PIECES = 64
 
@@ -59,12 +61,24 @@ def _listed(value: Any) -> list[Any]:
 
 def _reordered(graph: Graph, node: fx.Node, ranges: dict[int, list[_Range]]) -> Built:
     """Build the node that copies each combination of ranges to its place."""
-    whole = readable(graph, node.args[0])
-    chosen = list(product(*ranges.values()))
-    if whole is None or not ranges or len(chosen) > _MAX_PIECES:
+    x = node.args[0]
+    assert isinstance(x, fx.Node)
+    view = readable(graph, x)
+    if view is None or not ranges or prod(map(len, ranges.values())) > _MAX_PIECES:
         return None
+    pieces = _pieces(view, ranges)
+    if pieces is None:  # a dimension is a product: a copy has it in order
+        copy = copied(graph, x, view, lambda _, last: Axis.CHANNEL if last else Axis.POSITION)
+        pieces = None if copy is None else _pieces(copy, ranges)
+    if pieces is None:
+        return None
+    places = tuple(tuple(piece.starts.items()) for piece in pieces)
+    return joined(graph, node, pieces, next(iter(ranges)), _Assembly(places))
+
+
+def _pieces(whole: View, ranges: dict[int, list[_Range]]) -> list[Piece] | None:
     pieces = []
-    for combination in chosen:
+    for combination in product(*ranges.values()):
         view, starts = whole, {}
         for dim, part in zip(ranges, combination, strict=True):
             sliced = view.sliced(dim, part.before, part.length)
@@ -72,8 +86,7 @@ def _reordered(graph: Graph, node: fx.Node, ranges: dict[int, list[_Range]]) -> 
                 return None
             view, starts[dim] = sliced, part.after
         pieces.append(Piece(view, starts))
-    places = tuple(tuple(piece.starts.items()) for piece in pieces)
-    return joined(graph, node, pieces, next(iter(ranges)), _Assembly(places))
+    return pieces
 
 
 @dataclass(frozen=True)
