@@ -7,7 +7,8 @@ from math import prod
 from string import Template
 
 from probmask.errors import InputError
-from probmask.runtime.c.c_operations import CALLS, Operation
+from probmask.runtime.c.c_operation import Operation
+from probmask.runtime.c.c_operations import CALLS
 from probmask.runtime.c.c_tables import Tables, as_comment
 from probmask.runtime.kernels.operation_table import Field, Kind
 from probmask.runtime.lower.nodes import (
