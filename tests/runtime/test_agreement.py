@@ -9,7 +9,9 @@ import probmask
 from probmask import models
 from probmask.runtime.kernels.operation_table import Field
 from probmask.runtime.plan.partition import Choices, candidates, steps_of
+from runtime.comparing import assert_same
 from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
+from runtime.rearranging import REARRANGING
 
 # The tolerance that docs/performance.md promises, relative to the largest output.
 TOLERANCE = 2e-5
@@ -77,6 +79,15 @@ def test_every_kind_of_layer(threads, ungrouped):
     engine = on_kernels(model, images((3, 37, 41), 2), threads=threads, ungrouped=ungrouped)
     for batch in (1, 3, 40):
         assert_agrees(engine, model, images((3, 37, 41), batch))
+
+
+@pytest.mark.parametrize("name", REARRANGING)
+def test_elements_that_move(name):
+    torch.manual_seed(0)
+    build, shape = REARRANGING[name]
+    others = [(images(shape, batch),) for batch in (1, 3, 40)]
+    engine = assert_same(masked(build(), 0.5), images(shape, 2), others=others)
+    assert engine.network.batch_fixed_by == ""
 
 
 @pytest.mark.parametrize("size", [(32, 32), (31, 45), (16, 64)])

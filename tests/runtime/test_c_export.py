@@ -24,6 +24,7 @@ from probmask.runtime.kernels.operation_table import Curve, Kind
 from runtime.comparing import assert_close
 from runtime.networks import EverythingInOne, Wide, masked, one_dimensional
 from runtime.random_networks import RandomNetwork, RandomTokens
+from runtime.rearranging import REARRANGING
 
 # PyTorch warns about the copy that it makes for even kernel sizes.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -254,6 +255,7 @@ NETWORKS = {
     "encoder": (encoder, (2, 19, 32)),
     "recurrent": (Recurrent, (2, 21, 5)),
     "volumes": (Volumes, (2, 2, 5, 11, 11)),
+    **{name: (make, (2, *shape)) for name, (make, shape) in REARRANGING.items()},
 }
 
 

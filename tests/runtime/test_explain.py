@@ -10,6 +10,7 @@ from probmask.models import MODELS
 from probmask.runtime.plan.partition import Choices
 from reference.published_resnets import Published20, Published50
 from runtime.networks import masked
+from runtime.rearranging import REARRANGING
 from runtime.test_images import Block, LayerNorm2d, Squeeze, UNet, conv, enlarge
 from runtime.test_recurrent import pruned
 from runtime.test_transformers import Decoder, Encoder, Patches
@@ -71,6 +72,7 @@ NETWORKS = {
     "mobilenetv1": (lambda: MODELS["mobilenetv1"].build(width=4), (3, 32, 32)),
     "volumes": (Volumes, (2, 6, 9, 8)),
     "transposed and normalized": (transposed, (4, 5, 7)),
+    **REARRANGING,
 }
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import probmask
 from probmask import runtime
 from probmask.errors import ArtifactError, InputError, NonFiniteError
+from runtime.rearranging import REARRANGING
 
 NEEDED = ("numpy", "numba", "llvmlite", "safetensors", "probmask")
 
@@ -189,13 +190,40 @@ def test_a_network_runs_where_pytorch_is_not_installed(python, path, name):
     assert "per call; 2 threads" in done.stdout
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+class FinalStates(nn.Module):
+    """A GRU with its final states, whose batch is the second dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.GRU(6, 10, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return self.cells(x)
+
+
+MORE_NETWORKS = NETWORKS | {
+    "final states": (FinalStates, lambda n: (torch.randn(n, 7, 6),)),
+    "interpolation": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode="bilinear")),
+        lambda n: (torch.randn(n, 3, 6, 7),),
+    ),
+    **{
+        name: (build, lambda n, shape=shape: (torch.randn(n, *shape),))
+        for name, (build, shape) in REARRANGING.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", MORE_NETWORKS)
 def test_it_computes_what_the_engine_with_pytorch_computes(path, name):
-    build, inputs_of = NETWORKS[name]
+    build, inputs_of = MORE_NETWORKS[name]
     model, inputs = sparse(build()), inputs_of(5)
     probmask.save(model, path, graph=True, example=inputs_of(1))
     engine = runtime.compile(model, inputs_of(1), layers="sparse", threads=1)
-    assert np.array_equal(runtime.load(path, threads=1)(*arrays(inputs)), engine(*inputs).numpy())
+    found, expected = runtime.load(path, threads=1)(*arrays(inputs)), engine(*inputs)
+    single = isinstance(expected, torch.Tensor)
+    for ours, theirs in [(found, expected)] if single else zip(found, expected, strict=True):
+        assert np.array_equal(ours, theirs.numpy())
 
 
 @pytest.mark.parametrize("values", [None, "fp16", "int8"])

@@ -13,6 +13,7 @@ from probmask.runtime.c.c_program import program_files
 from probmask.runtime.compilation import frozen_copy
 from probmask.runtime.lower.export import export
 from probmask.runtime.lower.lowering import lower
+from probmask.runtime.lower.moves import without_pytorch
 from probmask.runtime.run.inputs import example_tensors
 
 _COMMAND = "cc -std=c99 -O3 -march=native -ffp-contract=fast -o network main.c network.c kernels.c"
@@ -72,7 +73,7 @@ def export_c(
     _check_directory(directory, overwrite=overwrite)
     examples = example_tensors(example, caller="export_c")
     frozen = frozen_copy(model, caller="export_c")
-    network = lower(export(frozen, examples, caller="export_c"))
+    network = without_pytorch(lower(export(frozen, examples, caller="export_c")))
     title = f"{type(frozen).__name__} for inputs of " + " and ".join(
         "x".join(map(str, tensor.shape)) for tensor in examples
     )

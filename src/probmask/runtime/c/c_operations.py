@@ -1,24 +1,16 @@
 """The operations of a program as calls of the C kernels."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.c.c_tables import Tables
-from probmask.runtime.kernels.operation_table import GATES, Cell, Curve, Field, Kind, Place
-from probmask.runtime.kernels.recurrence import TABLE_LONGS
-from probmask.runtime.kernels.vectors import WIDTH
-from probmask.runtime.lower.nodes import INFINITY
-from probmask.runtime.plan.program import Program
-from probmask.runtime.plan.recurrent_operations import recurrent_weights
+from probmask.runtime.c.c_operation import Operation, planes_of
+from probmask.runtime.c.c_recurrent import recur
+from probmask.runtime.c.c_tokens import attend, normalize, rearrange
+from probmask.runtime.kernels.operation_table import Curve, Field, Kind
 
-# Position bytes are padded to this many: the widest vector that the C kernels use.
-_WIDEST = 16
-# Steps of a recurrent layer whose inputs are transposed at once: PM_STEPS in kernels.h.
-_STEPS = 8
 # The C names of the curves; a test checks that all have one.
 CURVES = {
     Curve.NONE: "PM_CLAMP",
@@ -33,79 +25,6 @@ CURVES = {
     Curve.SIGMOID: "PM_SIGMOID",
     Curve.HARDSIGMOID: "PM_HARDSIGMOID",
 }
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A row of the program's table, and where its C source goes."""
-
-    program: Program
-    index: int
-    tables: Tables
-    # Name of the arena, and a suffix for all names of this operation.
-    arena: str
-    suffix: str
-    # Pointers to the external tensors, and floats per image of each.
-    externals: tuple[str, ...]
-
-    def __getitem__(self, field: Field) -> int:
-        return int(self.program.table[self.index, field])
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """Lower and upper clamp."""
-        low, high = self.program.limits[self.index]
-        return float(low), float(high)
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of the operation."""
-        return Kind(self[Field.KIND])
-
-    def at(self, field: Field, lead: Field | None = None) -> str:
-        """Return a pointer into the arena."""
-        return f"{self.arena} + {self[field] + (self[lead] if lead is not None else 0)}"
-
-    def after(self, field: Field, lead: Field, count: int = 0, plane: Field | None = None) -> str:
-        """Return a pointer to an element ``count`` planes after a lead; 0 without the tensor."""
-        if self[field] < 0:
-            return "0"
-        step = 1 if plane is None else self[plane]
-        return f"{self.arena} + {self[field] + self[lead] + count * step}"
-
-    def final(self, start: int, field: Field) -> str:
-        """Return a pointer to a final state of a recurrent layer; 0 if it is not needed."""
-        return "0" if self[field] < 0 else f"{self.arena} + {start + self[field]}"
-
-    def define(self, kind: str, members: Mapping[str, Any]) -> str:
-        """Define the structure of this operation; return a pointer to it."""
-        return "&" + self.tables.structure(kind, f"op{self.suffix}", members)
-
-    def floats(self, name: str, first: int, count: int) -> str:
-        """Define an array of constants; return its name."""
-        numbers = self.program.constants[first : first + count]
-        return self.tables.array("float", f"{name}{self.suffix}", numbers)
-
-    def integers(self, name: str, first: int, count: int) -> str:
-        """Define an array of integers; return its name."""
-        numbers = self.program.longs[first : first + count].astype(np.int32)
-        return self.tables.array("int32_t", f"{name}{self.suffix}", numbers)
-
-    @property
-    def run(self) -> int:
-        """Number of floats from the first position of the target to the last."""
-        rows = (self[Field.HEIGHT] - 1) * self[Field.TARGET_STRIDE]
-        return (rows + self[Field.WIDTH]) * self[Field.LANES]
-
-    def positions(self) -> str:
-        """Define the bytes of positions and padding; return their name, or 0 without padding."""
-        kept = np.zeros(-(-self.run // _WIDEST) * _WIDEST, np.int8)
-        rows, columns = np.arange(self[Field.HEIGHT])[:, None], np.arange(self[Field.WIDTH])
-        places = (rows * self[Field.TARGET_STRIDE] + columns).reshape(-1, 1) * self[Field.LANES]
-        kept[(places + np.arange(self[Field.LANES])).ravel()] = -1
-        if kept.all():
-            return "0"
-        return self.tables.array("signed char", f"positions{self.suffix}", kept)
 
 
 def _layer(op: Operation) -> dict[str, Any]:
@@ -167,11 +86,6 @@ def _image(op: Operation, tensor: str, plane: Field, stride: Field) -> dict[str,
     }
 
 
-def _external(op: Operation, size: int) -> str:
-    """Return a pointer to the current image of an external tensor."""
-    return f"{op.externals[op[Field.EXTERNAL]]} + {size} * image"
-
-
 def _image_size(op: Operation) -> int:
     return op[Field.ROWS] * op[Field.HEIGHT] * op[Field.WIDTH]
 
@@ -179,32 +93,17 @@ def _image_size(op: Operation) -> int:
 def _pack(op: Operation) -> str:
     tensor = op.at(Field.TARGET, Field.TARGET_LEAD)
     members = _image(op, tensor, Field.TARGET_PLANE, Field.TARGET_STRIDE)
-    return f"pm_pack({op.define('pm_image', members)}, {_external(op, _image_size(op))})"
+    return f"pm_pack({op.define('pm_image', members)}, {op.external(_image_size(op))})"
 
 
 def _unpack(op: Operation) -> str:
     tensor = op.at(Field.SOURCE, Field.SOURCE_LEAD)
     members = _image(op, tensor, Field.SOURCE_PLANE, Field.SOURCE_STRIDE)
-    return f"pm_unpack({op.define('pm_image', members)}, {_external(op, _image_size(op))})"
-
-
-def _planes(op: Operation) -> dict[str, Any]:
-    """Return the members that all operations from planes to planes have."""
-    return {
-        "source": op.at(Field.SOURCE, Field.SOURCE_LEAD),
-        "target": op.at(Field.TARGET, Field.TARGET_LEAD),
-        "channels": op[Field.ROWS],
-        "source_plane": op[Field.SOURCE_PLANE],
-        "target_plane": op[Field.TARGET_PLANE],
-        "source_stride": op[Field.SOURCE_STRIDE],
-        "target_stride": op[Field.TARGET_STRIDE],
-        "height": op[Field.HEIGHT],
-        "width": op[Field.WIDTH],
-    }
+    return f"pm_unpack({op.define('pm_image', members)}, {op.external(_image_size(op))})"
 
 
 def _interleave(op: Operation) -> str:
-    members = _planes(op) | {"lanes": op[Field.TARGET_LANES]}
+    members = planes_of(op) | {"lanes": op[Field.TARGET_LANES]}
     return f"pm_interleave({op.define('pm_interleave', members)}, lane)"
 
 
@@ -227,7 +126,7 @@ def _split_phases(op: Operation) -> str:
 def _pool(op: Operation) -> str:
     is_max = op.kind is Kind.MAX_POOL
     height, width = op[Field.HEIGHT], op[Field.WIDTH]
-    members = _planes(op) | {
+    members = planes_of(op) | {
         "windows": op.integers("windows", op[Field.TABLE], 2 * (height + width)),
         "factors": "0" if is_max else op.floats("factors", op[Field.BIAS], height * width),
         "scratch": op.at(Field.SCRATCH),
@@ -305,7 +204,7 @@ _CHANNELS = {
 
 def _combine_channels(op: Operation) -> str:
     low, high = op.limits
-    members = _planes(op) | {
+    members = planes_of(op) | {
         "other": op.at(Field.OTHER, Field.OTHER_LEAD),
         "other_plane": op[Field.OTHER_PLANE],
         "lanes": op[Field.LANES],
@@ -316,7 +215,7 @@ def _combine_channels(op: Operation) -> str:
 
 
 def _leaky_channels(op: Operation) -> str:
-    members = _planes(op) | {
+    members = planes_of(op) | {
         "source": op.at(Field.SOURCE),
         "target": op.at(Field.TARGET),
         "other": op.floats("slopes", op[Field.BIAS], op[Field.ROWS]),
@@ -326,7 +225,7 @@ def _leaky_channels(op: Operation) -> str:
 
 
 def _merge_phases(op: Operation) -> str:
-    members = _planes(op) | {
+    members = planes_of(op) | {
         "step_y": op[Field.STEP_Y],
         "step_x": op[Field.STEP_X],
         "lanes": op[Field.LANES],
@@ -336,7 +235,7 @@ def _merge_phases(op: Operation) -> str:
 
 def _resize(op: Operation) -> str:
     sides = op[Field.HEIGHT] + op[Field.WIDTH]
-    members = _planes(op) | {
+    members = planes_of(op) | {
         "places": op.integers("places", op[Field.TABLE], 2 * sides),
         "weights": op.floats("weights", op[Field.BIAS], sides),
         "scratch": op.at(Field.SCRATCH),
@@ -347,7 +246,7 @@ def _resize(op: Operation) -> str:
 
 def _normalize_groups(op: Operation) -> str:
     channels = op[Field.SPLITS]
-    members = _planes(op) | {
+    members = planes_of(op) | {
         "scale": op.floats("scale", op[Field.BIAS], channels),
         "bias": op.floats("bias", op[Field.BIAS] + channels, channels),
         "groups": op[Field.ROWS],
@@ -372,162 +271,6 @@ def _softmax(op: Operation) -> str:
     return f"pm_softmax({op.define('pm_norm', members)})"
 
 
-def _rearrange(op: Operation) -> str:
-    loops = op.program.longs[op[Field.TABLE] : op[Field.TABLE] + 12].reshape(3, 4).tolist()
-    names = ("sizes", "source_steps", "target_steps")
-    members = dict(zip(names, map(tuple, loops), strict=True))
-    source, target = op.at(Field.SOURCE), op.at(Field.TARGET)
-    if op[Field.SOURCE_IS] == Place.EXTERNAL:
-        source = f"{_external(op, op[Field.IMAGE_SIZE])} + {op[Field.SOURCE]}"
-    elif op[Field.SOURCE_IS] == Place.CONSTANT:
-        sizes, steps, _ = loops
-        last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
-        source = op.floats("constant", op[Field.SOURCE], last + 1)
-    if op[Field.TARGET_IS] == Place.EXTERNAL:
-        target = f"{_external(op, op[Field.IMAGE_SIZE])} + {op[Field.TARGET]}"
-    return f"pm_rearrange({op.define('pm_rearrangement', members)}, {source}, {target})"
-
-
-def _normalize(op: Operation) -> str:
-    channels = op[Field.CHANNELS]
-    single = op[Field.SOURCE_PLANE] == 1
-    lead = (None, None) if single else (Field.SOURCE_LEAD, Field.TARGET_LEAD)
-    members = {
-        "source": op.at(Field.SOURCE, lead[0]),
-        "target": op.at(Field.TARGET, lead[1]),
-        "scale": op.floats("scale", op[Field.BIAS], channels),
-        "bias": op.floats("bias", op[Field.BIAS] + channels, channels),
-        "channels": channels,
-        "source_plane": op[Field.SOURCE_PLANE],
-        "target_plane": op[Field.TARGET_PLANE],
-        "run": op.run,
-        "centered": op[Field.CENTERED],
-        "epsilon": op.limits[0],
-        "positions": op.positions(),
-    }
-    return f"pm_normalize({op.define('pm_norm', members)})"
-
-
-def _attend(op: Operation) -> str:
-    heads = op[Field.ROWS] // op[Field.TILES]
-    members = {
-        "queries": op.at(Field.SOURCE),
-        "keys": op.at(Field.OTHER),
-        "values": op.at(Field.VALUES),
-        "target": op.at(Field.TARGET),
-        "heads": op.integers("heads", op[Field.TABLE], 4 * heads),
-        "scratch": f"{op.arena}_scratch",
-        "mask": _mask(op),
-        "mask_plane": op[Field.MASK_PLANE],
-        "mask_heads": op[Field.MASK_HEADS],
-        "head_count": heads,
-        "key_count": op[Field.KEYS],
-        "depth": op[Field.DEPTH],
-        "causal": op[Field.CAUSAL],
-        "query_plane": op[Field.SOURCE_PLANE],
-        "key_plane": op[Field.OTHER_PLANE],
-        "value_plane": op[Field.VALUES_PLANE],
-        "target_plane": op[Field.TARGET_PLANE],
-        "run": op.run,
-        "scale": op.limits[0],
-        "positions": op.positions(),
-    }
-    return f"pm_attend({op.define('pm_attention', members)})"
-
-
-def _mask(op: Operation) -> str:
-    """Return a pointer to the mask of an attention, or 0."""
-    if op[Field.MASK] < 0:
-        return "0"
-    if not op[Field.MASK_IS_CONSTANT]:
-        return op.at(Field.MASK)
-    size = op[Field.MASK_HEADS] * op[Field.KEYS] * op[Field.MASK_PLANE]
-    if op[Field.MASK_PLANE] > 1:  # planes, from the first position on
-        size -= op[Field.TARGET_LEAD]
-    return op.floats("mask", op[Field.MASK], size)
-
-
-_CELLS = {
-    Cell.LSTM: "PM_LSTM",
-    Cell.GRU: "PM_GRU",
-    Cell.TANH: "PM_RNN_TANH",
-    Cell.RELU: "PM_RNN_RELU",
-}
-
-
-def _recur(op: Operation) -> str:
-    """Return one call per direction; the second one runs backwards."""
-    return "; ".join(_recur_in(op, direction) for direction in range(op[Field.ROWS]))
-
-
-def _recur_in(op: Operation, direction: int) -> str:
-    cell, units = Cell(op[Field.CELL]), op[Field.UNITS]
-    rows = GATES[cell] * units
-    name = f"{op.suffix}_{direction}"
-    memory = _recurrent_memory(op, name, rows)
-    finals = op[Field.FINALS] + direction * units * op[Field.FINALS_PLANE]
-    members = {
-        "cell": _CELLS[cell],
-        "gates": GATES[cell],
-        "units": units,
-        "steps": op[Field.STEPS],
-        "backwards": direction,
-        "source": op.after(Field.SOURCE, Field.SOURCE_LEAD, direction * rows, Field.SOURCE_PLANE),
-        "source_plane": op[Field.SOURCE_PLANE],
-        "weights": _recurrent_weights(op, direction, name, memory),
-        **memory,
-        "first_hidden": op.after(Field.OTHER, Field.STATE, direction),
-        "first_state": op.after(Field.VALUES, Field.STATE, direction),
-        "first_plane": op[Field.OTHER_PLANE],
-        "target": op.after(Field.TARGET, Field.TARGET_LEAD, direction * units, Field.TARGET_PLANE),
-        "target_plane": op[Field.TARGET_PLANE],
-        "last_hidden": op.final(finals, Field.FINAL_HIDDEN),
-        "last_state": op.final(finals, Field.FINAL_CELL),
-        "last_plane": op[Field.FINALS_PLANE],
-    }
-    return f"pm_recur(&{op.tables.structure('pm_recurrence', f'op{name}', members)})"
-
-
-def _recurrent_memory(op: Operation, name: str, rows: int) -> dict[str, str]:
-    """Define the memory of a direction; vectors may read and write past the last unit."""
-    units = op[Field.UNITS]
-    sizes = {"hidden": units, "state": units, "sums": rows, "inputs": rows * _STEPS}
-    for part, size in sizes.items():
-        op.tables.lines.append(f"static float {part}{name}[{size + _WIDEST}] PM_ALIGNED;")
-    return {part: f"{part}{name}" for part in sizes}
-
-
-def _recurrent_weights(
-    op: Operation, direction: int, name: str, memory: Mapping[str, str]
-) -> dict[str, Any]:
-    """Define the weights of the hidden state by row; return the members of their layer."""
-    units, gates = op[Field.UNITS], GATES[Cell(op[Field.CELL])]
-    first = op[Field.TABLE] + TABLE_LONGS * direction
-    entries = op.program.longs[first : first + TABLE_LONGS].tolist()
-    padded = -(-units // WIDTH) * WIDTH
-    weight, bias = recurrent_weights(op.program, entries, gates * padded, units)
-    kept = (np.arange(gates)[:, None] * padded + np.arange(units)).ravel()
-    weight, bias = weight[kept], bias[kept]
-    row, column = np.nonzero(weight)
-    counts = np.bincount(row, minlength=len(weight)).astype(np.int32)
-    offsets, wide = op.tables.offsets(f"offsets{name}", column.astype(np.int32))
-    return {
-        "source": memory["hidden"],
-        "residual": "0",
-        "target": memory["sums"],
-        "counts": op.tables.array("int32_t", f"counts{name}", counts),
-        "offsets": offsets,
-        "wide": wide,
-        "values": op.tables.array("float", f"values{name}", weight[row, column]),
-        "bias": op.tables.array("float", f"bias{name}", bias),
-        "rows": len(weight),
-        "blocks": 1,
-        "target_plane": 1,
-        "low": -INFINITY,
-        "high": INFINITY,
-    }
-
-
 # The kinds of operations that have a C kernel, and how they are called.
 CALLS: dict[Kind, Callable[[Operation], str]] = {
     Kind.PACK: _pack,
@@ -544,10 +287,10 @@ CALLS: dict[Kind, Callable[[Operation], str]] = {
     Kind.COPY: _elementwise,
     Kind.ADD_CONSTANT: _elementwise,
     Kind.MULTIPLY_CONSTANT: _elementwise,
-    Kind.REARRANGE: _rearrange,
-    Kind.NORMALIZE: _normalize,
-    Kind.ATTEND: _attend,
-    Kind.RECUR: _recur,
+    Kind.REARRANGE: rearrange,
+    Kind.NORMALIZE: normalize,
+    Kind.ATTEND: attend,
+    Kind.RECUR: recur,
     Kind.MERGE_PHASES: _merge_phases,
     Kind.RESIZE: _resize,
     Kind.ADD_CHANNELS: _combine_channels,

@@ -7,13 +7,14 @@ from math import prod
 from string import Template
 
 from probmask.errors import InputError
-from probmask.runtime.c.c_operations import CALLS, Operation
+from probmask.runtime.c.c_operation import Operation
+from probmask.runtime.c.c_operations import CALLS
 from probmask.runtime.c.c_tables import Tables, as_comment
 from probmask.runtime.kernels.operation_table import Field, Kind
 from probmask.runtime.lower.nodes import (
     AttendedKeys,
     Embed,
-    Fallback,
+    Move,
     Network,
     Node,
     Rearrange,
@@ -318,7 +319,7 @@ def _has_c(node: Node, network: Network) -> bool:
 
 def _view(node: Node) -> View | None:
     """Return which elements of a tensor a node has, if it only moves them."""
-    return node.moved if isinstance(node, Fallback) else None
+    return node.view if isinstance(node, Move) else None
 
 
 def _joined(sizes: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int, int]]:

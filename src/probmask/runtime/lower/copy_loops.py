@@ -3,10 +3,35 @@
 from dataclasses import replace
 
 from probmask.runtime.lower.nodes import Form, Part
-from probmask.runtime.lower.views import Axis, Factor
+from probmask.runtime.lower.views import Axis, Factor, View
 
 # The copy kernel has this many nested loops.
 _MAX_LOOPS = 4
+_MAX_PARTS = 64
+
+
+def parts_of(source: View, target: View, form: Form) -> tuple[Part, ...] | None:
+    """Return the parts that copy a view of a tensor of this form; None if no kernel can.
+
+    If the copy kernel has too few loops, each iteration of the shortest loop is a part.
+    """
+    parts = [Part(target, source)]
+    while not all(can_copy(part, form) for part in parts):
+        sizes = {
+            factor.size: i
+            for i, factor in enumerate(parts[0].target.factors)
+            if factor.size > 1 and factor.axis is not Axis.BATCH
+        }
+        if not sizes or len(parts) * min(sizes) > _MAX_PARTS:
+            return None
+        shortest = sizes[min(sizes)]
+        parts = [
+            Part(part.target.at(shortest, i), part.source.at(shortest, i))
+            for part in parts
+            if part.source is not None
+            for i in range(min(sizes))
+        ]
+    return tuple(parts)
 
 
 def can_copy(part: Part, form: Form) -> bool:

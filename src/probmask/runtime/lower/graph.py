@@ -146,12 +146,13 @@ class Graph:
         return whole_view(source, form).reshaped([concrete(size) for size in value.shape])
 
     def form_of_root(self, view: View) -> Form:
-        """Return the form of a view's root: that of its node, or of tokens from PyTorch."""
+        """Return the form of a view's root: that of its node, or that of a tensor from PyTorch."""
         form = self.form_of(view.root)
+        if form is None and view.positions > 1 and not view.tokens:
+            form = image_form_of_any_rank(self.fx_nodes[view.root].meta["val"])
         if form is not None:
             return form
-        tokens = view.positions > 1
-        return Form((view.leading,), view.channels, 1, view.positions, tokens=tokens)
+        return Form((view.leading,), view.channels, 1, view.positions, tokens=view.positions > 1)
 
     def form_of(self, name: str) -> Form | None:
         """Return the form of a node's output, or None if no kernel can read it."""

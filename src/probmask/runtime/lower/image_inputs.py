@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import fx
 
-from probmask.runtime.lower.copy_loops import can_copy
-from probmask.runtime.lower.copy_nodes import new_root
-from probmask.runtime.lower.graph import Graph, image_form
-from probmask.runtime.lower.nodes import Form, Part, Rearrange
-from probmask.runtime.lower.pytorch_calls import ViewCall
+from probmask.runtime.lower.copy_loops import parts_of
+from probmask.runtime.lower.copy_nodes import new_root, rearranged
+from probmask.runtime.lower.graph import Graph, arguments_of, image_form
+from probmask.runtime.lower.nodes import Form, Pair
+from probmask.runtime.lower.pytorch_calls import contiguous_view
 from probmask.runtime.lower.views import Axis, View
+
+PADDINGS = (torch.ops.aten.constant_pad_nd.default, torch.ops.aten.pad.default)
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,36 @@ def image_input(graph: Graph, argument: Any, rank: int) -> ImageInput | None:
     plain = ImageInput(graph.source(argument), form)
     own = graph.form_of(plain.name)
     view = graph.view_of(argument)
-    if own == form or view is None or graph.form_of(view.root) is None:
+    if own == form or view is None or not _has_planes(graph, view):
         return plain
     root = graph.form_of_root(view)
     if view.is_image() and (root.height, root.width) == (form.height, form.width):
         return ImageInput(view.root, root, (view,))
     copied = _copied(graph, argument, view, form, last_channel=2 if rank == 3 else 1)
     return plain if copied is None else ImageInput(copied, form)
+
+
+def _has_planes(graph: Graph, view: View) -> bool:
+    """Return whether the kernels have the root, or read it as an image."""
+    return graph.form_of(view.root) is not None or (view.positions > 1 and not view.tokens)
+
+
+def unpadded(x: fx.Node, rank: int) -> tuple[fx.Node, tuple[Pair, Pair, Pair]]:
+    """Return what is padded with zeros, and the padding of slices, rows and columns.
+
+    A convolution pads by itself, without a copy.
+    """
+    none = ((0, 0), (0, 0), (0, 0))
+    if x.target not in PADDINGS:
+        return x, none
+    arguments = arguments_of(x)
+    pad = arguments["pad"]
+    zeros = arguments.get("mode", "constant") == "constant" and not arguments["value"]
+    spatial = len(pad) <= 2 * rank and len(pad) % 2 == 0
+    if not zeros or not spatial or not all(isinstance(n, int) and n >= 0 for n in pad):
+        return x, none
+    columns, rows, slices = ((pad[i], pad[i + 1]) if i < len(pad) else (0, 0) for i in (0, 2, 4))
+    return arguments["self"], (slices, rows, columns)
 
 
 def _copied(
@@ -56,7 +82,7 @@ def _copied(
     name = f"{argument.name}_image"
     if name in graph.nodes:
         return name
-    if not view.has_batch() or _batch_dimension(view) != 0:
+    if not view.has_batch() or not view.has_batch_first():
         return None
     axes = [
         Axis.BATCH
@@ -68,32 +94,17 @@ def _copied(
         for factor in dimension
     ]
     target = replace(new_root(view, axes, name), tokens=False)
-    part = Part(target, view)
     root = graph.form_of_root(view)
-    if not can_copy(part, root):
+    parts = parts_of(view, target, root)
+    if parts is None:
         return None
-    shape = tuple(int(size) for size in argument.meta["val"].shape[1:])
-    graph.nodes[name] = Rearrange(
+    graph.nodes[name] = rearranged(
         name,
-        (view.root,),
-        partial(_contiguous, view=view),
+        parts,
+        [root] * len(parts),
+        partial(contiguous_view, view=view),
         f"{argument.name} (copy)",
         form=form,
-        input_forms=(root,),
-        trailing=shape,
-        views=(view,),
-        parts=(part,),
+        trailing=tuple(int(size) for size in argument.meta["val"].shape[1:]),
     )
     return name
-
-
-def _batch_dimension(view: View) -> int:
-    """Return the dimension that is the batch and nothing else; -1 if there is none."""
-    if view.batch == 1 and view.dimensions and not view.dimensions[0]:
-        return 0
-    found = [i for i, d in enumerate(view.dimensions) if [f.axis for f in d] == [Axis.BATCH]]
-    return found[0] if found else -1
-
-
-def _contiguous(root: Tensor, view: View) -> Tensor:
-    return ViewCall(view)(root).contiguous()

@@ -20,7 +20,7 @@ from probmask.runtime.lower.graph import (
     row_form,
     trailing_shape,
 )
-from probmask.runtime.lower.image_inputs import image_input
+from probmask.runtime.lower.image_inputs import image_input, unpadded
 from probmask.runtime.lower.nodes import (
     Convolution,
     Depth,
@@ -44,15 +44,21 @@ def build_convolution(graph: Graph, node: fx.Node) -> Built:
         return None
     weight, bias = known
     rank = weight.dim() - 2  # the output's rank would be wrong for an image without a batch
-    read, after = image_input(graph, arguments["input"], rank), image_form(node.meta["val"], rank)
+    x, zeros = unpadded(arguments["input"], rank)
+    read, after = image_input(graph, x, rank), image_form(node.meta["val"], rank)
     if read is None or after is None:
         return None
     stride, dilation = (as_triple(arguments[key], rank) for key in ("stride", "dilation"))
     kernel = as_triple(tuple(weight.shape[2:]), rank)
-    of_slices, *padding = padding_of(arguments["padding"], kernel, dilation, rank)
+    of_slices, *padding = (
+        (before + own[0], after + own[1])
+        for (before, after), own in zip(
+            padding_of(arguments["padding"], kernel, dilation, rank), zeros, strict=True
+        )
+    )
     depth = None
     if rank == 3:
-        inputs, outputs = (int(n.meta["val"].shape[2]) for n in (arguments["input"], node))
+        inputs, outputs = (int(n.meta["val"].shape[2]) for n in (x, node))
         depth = Depth(inputs, outputs, kernel[0], stride[0], of_slices, dilation[0])
     layer = Convolution(
         node.name,
@@ -128,7 +134,12 @@ def _linear(
 def _is_over_tokens(graph: Graph, x: fx.Node) -> bool:
     """Return whether a linear layer reads tokens, or a view, and not an image or a vector."""
     own, view = graph.form_of(graph.source(x)), graph.view_of(x)
-    return view is not None and (own.tokens if own is not None else view.positions > 1)
+    if view is None:
+        return False
+    if own is not None and own.positions > 1:
+        return own.tokens
+    is_vector = view.positions == 1 and len(view.dimensions) == 2
+    return not is_vector or (own is None and graph.form_of(view.root) is not None)
 
 
 def constant_weights(

@@ -24,7 +24,6 @@ from probmask.runtime.lower.channel_nodes import (
     build_prelu,
     build_softmax,
 )
-from probmask.runtime.lower.copy_nodes import build_concatenated_rows, build_padding
 from probmask.runtime.lower.elementwise_nodes import (
     ActivationOf,
     build_activation,
@@ -41,6 +40,8 @@ from probmask.runtime.lower.elementwise_nodes import (
 )
 from probmask.runtime.lower.export import Export
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
+from probmask.runtime.lower.image_inputs import PADDINGS
+from probmask.runtime.lower.joined_nodes import build_concatenated_rows
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
     build_addmm,
@@ -49,7 +50,9 @@ from probmask.runtime.lower.layer_nodes import (
     build_linear,
     build_normalized,
 )
+from probmask.runtime.lower.moves import needed_nodes, output_node
 from probmask.runtime.lower.nodes import Activation, Fallback, Network, Node
+from probmask.runtime.lower.padding_nodes import build_padding
 from probmask.runtime.lower.pool_nodes import (
     build_adaptive_pool,
     build_average_pool,
@@ -65,12 +68,15 @@ from probmask.runtime.lower.recurrent_nodes import (
     build_recurrent_result,
     build_single_step,
 )
+from probmask.runtime.lower.reordered_nodes import build_flip, build_roll
+from probmask.runtime.lower.shuffle_nodes import channel_shuffle, pixel_shuffle, pixel_unshuffle
 from probmask.runtime.lower.token_elementwise import (
     build_negation,
     build_token_activation,
     build_token_add,
     build_token_divide,
     build_token_multiply,
+    build_token_subtract,
 )
 from probmask.runtime.lower.token_nodes import build_layer_norm, build_rms_norm, build_token_mean
 from probmask.runtime.lower.upsampling_nodes import (
@@ -157,6 +163,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.softmax.int: build_softmax,
     _aten.add.Tensor: _first_of(build_add, build_token_add, build_channel_sum),
     _aten.mul.Tensor: _first_of(build_multiply, build_token_multiply, build_channel_product),
+    _aten.sub.Tensor: build_token_subtract,
     _aten.div.Tensor: build_token_divide,
     _aten.neg.default: build_negation,
     _aten.max_pool1d.default: build_max_pool(1),
@@ -170,8 +177,9 @@ BUILDERS: dict[Any, Builder] = {
     _aten.adaptive_avg_pool3d.default: build_adaptive_pool(3),
     _aten.mean.dim: _first_of(build_mean, build_token_mean),
     _aten.cat.default: _first_of(build_concatenation, build_concatenated_rows),
-    _aten.constant_pad_nd.default: build_padding,
-    _aten.pad.default: build_padding,
+    **dict.fromkeys(PADDINGS, build_padding),
+    _aten.roll.default: build_roll,
+    _aten.flip.default: build_flip,
     _aten.layer_norm.default: build_layer_norm,
     _aten.rms_norm.default: build_rms_norm,
     _aten.scaled_dot_product_attention.default: build_attention,
@@ -189,6 +197,9 @@ BUILDERS: dict[Any, Builder] = {
     _aten.transpose.int: build_move(transpose),
     _aten.t.default: build_move(transpose),
     _aten.permute.default: build_move(permute),
+    _aten.pixel_shuffle.default: build_move(pixel_shuffle, of_images=True),
+    _aten.pixel_unshuffle.default: build_move(pixel_unshuffle, of_images=True),
+    _aten.channel_shuffle.default: build_move(channel_shuffle, of_images=True),
     _aten.select.int: build_move(select),
     _aten.slice.Tensor: build_move(narrow),
     _aten.repeat_interleave.self_int: build_move(repeat),
@@ -266,6 +277,10 @@ def _network(graph: Graph, batch_fixed_by: str) -> Network:
     for node in graph.nodes.values():
         if isinstance(node, Fallback) and node.moved is not None:
             node.moved = replace(node.moved, root=graph.resolve(node.moved.root))
+    for name in names:
+        output = graph.nodes.get(name)
+        if isinstance(output, Fallback) and output.moved is not None:
+            graph.nodes[name] = output_node(graph, output)
     return Network(
         nodes=needed_nodes(list(graph.nodes.values()), names),
         inputs=signature.inputs,
@@ -328,13 +343,3 @@ def _packer_like(returned: Any) -> OutputPacker:
 
 def _computed(outputs: list[Constant | str]) -> list[str]:
     return [output for output in outputs if isinstance(output, str)]
-
-
-def needed_nodes(nodes: list[Node], outputs: tuple[str, ...]) -> list[Node]:
-    """Return the nodes that the outputs depend on, in order."""
-    read, needed = set(outputs), []
-    for node in reversed(nodes):
-        if node.name in read:
-            needed.append(node)
-            read.update(node.inputs)
-    return needed[::-1]

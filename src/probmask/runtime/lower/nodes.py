@@ -218,9 +218,9 @@ class Resize(Node):
     ``first`` and ``second`` have the indices of the two, ``weights`` the weight of the second.
     """
 
-    first: tuple[Longs, Longs] = (np.zeros(0, np.int64),) * 2
-    second: tuple[Longs, Longs] = (np.zeros(0, np.int64),) * 2
-    weights: tuple[Floats, Floats] = (np.zeros(0, np.float32),) * 2
+    first: tuple[Longs, Longs] = field(default_factory=lambda: (np.zeros(0, np.int64),) * 2)
+    second: tuple[Longs, Longs] = field(default_factory=lambda: (np.zeros(0, np.int64),) * 2)
+    weights: tuple[Floats, Floats] = field(default_factory=lambda: (np.zeros(0, np.float32),) * 2)
 
     takes_groups: ClassVar[bool] = False
 

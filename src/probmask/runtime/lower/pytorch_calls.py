@@ -37,6 +37,11 @@ class ViewCall:
         return root.as_strided(sizes, steps, root.storage_offset() + offset).reshape(shape)
 
 
+def contiguous_view(root: Tensor, *_: Tensor, view: View) -> Tensor:
+    """Return a view as a tensor with its elements in order in memory."""
+    return ViewCall(view)(root).contiguous()
+
+
 def root_of(view: View, tensor: Tensor) -> Tensor:
     """Return the tensor of a root of which ``tensor`` is this view: batch, positions, channels.
 

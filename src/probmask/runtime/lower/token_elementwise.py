@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from probmask.runtime.kernels.operation_table import Curve
-from probmask.runtime.lower.copy_nodes import of_one_image, planes
+from probmask.runtime.lower.copy_nodes import copied, of_one_image, planes
 from probmask.runtime.lower.elementwise_nodes import ActivationOf
 from probmask.runtime.lower.graph import Builder, Built, Graph, arguments_of, label_of
 from probmask.runtime.lower.layer_nodes import fold_channels
@@ -103,23 +103,29 @@ def build_token_multiply(graph: Graph, node: fx.Node) -> Built:
     return built if built is not None else _combination(graph, node, product=True)
 
 
-def build_token_divide(graph: Graph, node: fx.Node) -> Built:
-    """Build a division by a number, as a product."""
-    other = node.args[1]
-    if not isinstance(other, int | float) or not other:
+def build_token_subtract(graph: Graph, node: fx.Node) -> Built:
+    """Build the subtraction of a constant, as a sum."""
+    constant = _constant_operand(graph, node.args[1])
+    if constant is None or arguments_of(node).get("alpha", 1) != 1:
         return None
-    return _combination(graph, node, product=True, numbers=1 / other)
+    return _combined_with_constant(graph, node, node.args[0], -constant, product=False)
+
+
+def build_token_divide(graph: Graph, node: fx.Node) -> Built:
+    """Build a division by a constant, as a product."""
+    constant = _constant_operand(graph, node.args[1])
+    if constant is None:
+        return None
+    return _combined_with_constant(graph, node, node.args[0], 1 / constant, product=True)
 
 
 def build_negation(graph: Graph, node: fx.Node) -> Built:
     """Build a negation, as a product."""
-    return _combination(graph, node, product=True, numbers=-1.0)
+    return _combined_with_constant(graph, node, node.args[0], torch.tensor(-1.0), product=True)
 
 
-def _combination(
-    graph: Graph, node: fx.Node, *, product: bool, numbers: float | None = None
-) -> Built:
-    first, second = node.args[0], node.args[1] if numbers is None else numbers
+def _combination(graph: Graph, node: fx.Node, *, product: bool) -> Built:
+    first, second = node.args[:2]
     for x, other in ((first, second), (second, first)):
         constant = _constant_operand(graph, other)
         if constant is not None:
@@ -209,12 +215,10 @@ def _combined(graph: Graph, node: fx.Node, pair: tuple[Any, Any], *, product: bo
     shapes = {tuple(map(str, v.shape)) if isinstance(v, Tensor) else None for v in values}
     if len(shapes) > 1 or None in shapes:
         return None
-    views = [planes(graph, argument) for argument in pair]
-    if views[0] is None or views[1] is None or not _same_order(views[0], views[1]):
+    views = _alike(graph, pair)
+    if views is None:
         return None
-    forms = [graph.form_of_root(view) for view in views if view is not None]
-    if len({(form.leading, form.height, form.width) for form in forms}) > 1:
-        return None
+    forms = [graph.form_of_root(view) for view in views]
     if not product:
         for result, residual in ((views[1], views[0]), (views[0], views[1])):
             fused = _fused_residual(graph, node, result, residual)
@@ -233,6 +237,23 @@ def _combined(graph: Graph, node: fx.Node, pair: tuple[Any, Any], *, product: bo
     )
     made.call = OnRows(made, _PairCall(made))
     return add_result(graph, node, made, views[0].with_root(views[0].root, width))
+
+
+def _alike(graph: Graph, pair: tuple[Any, Any]) -> list[View] | None:
+    """Return two values with the same planes; tokens that are stored as an image are copied."""
+    views = [view for argument in pair if (view := planes(graph, argument)) is not None]
+    if len(views) < 2 or not _same_order(*views):
+        return None
+    forms = [graph.form_of_root(view) for view in views]
+    if len({(form.height, form.width) for form in forms}) > 1:
+        copies = [
+            view
+            if form.height == 1
+            else copied(graph, argument, view, lambda factor, _: factor.axis)
+            for argument, view, form in zip(pair, views, forms, strict=True)
+        ]
+        views = [view for view in copies if view is not None]
+    return views if len(views) == 2 and _same_order(*views) else None
 
 
 def _same_order(first: View, second: View) -> bool:

@@ -74,7 +74,7 @@ def build_nearest(rank: int) -> Builder:
     """Return a builder of interpolation that repeats the nearest pixel."""
 
     def build(graph: Graph, node: fx.Node) -> Built:
-        read, forms = _resized(graph, node, rank)
+        read, forms = resized(graph, node, rank)
         if read is None or forms is None:
             return None
         before, after = forms
@@ -84,10 +84,10 @@ def build_nearest(rank: int) -> Builder:
         found = []
         for ramp in (rows[:, None], columns[None]):
             grid = ramp.expand(before.height, before.width)[None, None]
-            resized = call(grid if rank == 2 else grid[:, :, 0])
-            found.append(resized.reshape(after.height, after.width).numpy().astype(np.int64))
+            chosen = call(grid if rank == 2 else grid[:, :, 0])
+            found.append(chosen.reshape(after.height, after.width).numpy().astype(np.int64))
         indices = (found[0][:, 0], found[1][0])
-        return _resize(graph, node, read, after, [(i, i, np.zeros(len(i))) for i in indices])
+        return build_resize(graph, node, read, after, [(i, i, np.zeros(len(i))) for i in indices])
 
     return build
 
@@ -96,7 +96,7 @@ def build_linear_interpolation(rank: int) -> Builder:
     """Return a builder of linear or bilinear interpolation."""
 
     def build(graph: Graph, node: fx.Node) -> Built:
-        read, forms = _resized(graph, node, rank)
+        read, forms = resized(graph, node, rank)
         if read is None or forms is None:
             return None
         before, after = forms
@@ -108,7 +108,7 @@ def build_linear_interpolation(rank: int) -> Builder:
             _neighbors(size, out, factor, aligned=arguments["align_corners"])
             for (size, out), factor in zip(sizes, factors, strict=True)
         ]
-        return _resize(graph, node, read, after, axes)
+        return build_resize(graph, node, read, after, axes)
 
     return build
 
@@ -125,10 +125,10 @@ def _neighbors(size: int, out: int, factor: float | None, *, aligned: bool) -> t
     return first, np.minimum(first + 1, size - 1), np.clip(place - first, 0, 1)
 
 
-def _resized(
+def resized(
     graph: Graph, node: fx.Node, rank: int
 ) -> tuple[ImageInput | None, tuple[Form, Form] | None]:
-    """Return what an interpolation reads, and the forms of its input and output."""
+    """Return what a selection of rows and columns reads, and the forms of its input and output."""
     x = node.args[0]
     assert isinstance(x, fx.Node)
     before, after = (image_form(n.meta["val"], rank) for n in (x, node))
@@ -137,9 +137,10 @@ def _resized(
     return image_input(graph, x, rank), (before, after)
 
 
-def _resize(
+def build_resize(
     graph: Graph, node: fx.Node, read: ImageInput, after: Form, axes: list[tuple[Any, Any, Any]]
 ) -> Node:
+    """Build a node from the two indices of each row and column, and the weight of the second."""
     made = Resize(
         node.name,
         (read.name,),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from probmask.runtime.lower.copy_nodes import readable
 from probmask.runtime.lower.graph import (
     Built,
     Graph,
@@ -25,12 +26,13 @@ from probmask.runtime.lower.views import VARYING, View, concrete
 Move = Callable[[View, dict[str, Any], tuple[int, ...]], View | None]
 
 
-def build_move(move: Move) -> Callable[[Graph, fx.Node], Built]:
-    """Return a builder of an operation that only moves elements."""
+def build_move(move: Move, *, of_images: bool = False) -> Callable[[Graph, fx.Node], Built]:
+    """Return a builder of an operation that only moves elements, perhaps those of images."""
+    view_of = readable if of_images else Graph.view_of
 
     def build(graph: Graph, node: fx.Node) -> Built:
         value = node.meta["val"]
-        view = graph.view_of(node.args[0]) if isinstance(value, Tensor) else None
+        view = view_of(graph, node.args[0]) if isinstance(value, Tensor) else None
         if view is not None and value.dtype == torch.float32:
             moved = move(view, arguments_of(node), tuple(concrete(size) for size in value.shape))
             if moved is not None:

@@ -125,15 +125,18 @@ class View:
         return moved._with_dimension(dim, part)
 
     def _sliced_product(self, dim: int, start: int, length: int, step: int) -> "View | None":
-        """Slice the outermost factor of a product, if the part is whole steps of it."""
+        """Slice a product, if the part is whole steps of its outermost factor, or within one."""
         dimension = self.dimensions[dim]
-        if not dimension or step != 1 or dimension[0].axis is Axis.BATCH:
+        if not dimension or dimension[0].axis is Axis.BATCH:
             return None
         first, *others = dimension
         inner = prod(factor.size for factor in others)
-        if start % inner or length % inner:
-            return None
         moved = self._moved(first.axis, start // inner * first.step)
+        if start % inner + (length - 1) * step < inner:
+            within = moved._with_dimension(dim, tuple(others))
+            return within.sliced(dim, start % inner, length, step)
+        if step != 1 or start % inner or length % inner:
+            return None
         return moved._with_dimension(dim, merged([replace(first, size=length // inner), *others]))
 
     def selected(self, dim: int, index: int) -> "View | None":
@@ -166,6 +169,21 @@ class View:
     def _with_dimension(self, dim: int, dimension: Dimension) -> "View":
         dimensions = (*self.dimensions[:dim], dimension, *self.dimensions[dim + 1 :])
         return replace(self, dimensions=dimensions)
+
+    def at(self, factor: int, index: int) -> "View":
+        """Return the part in which one factor stays at an index of its loop; its size is then 1."""
+        chosen = self.factors[factor]
+        factors = list(self.factors)
+        factors[factor] = replace(chosen, size=1)
+        left = iter(factors)
+        dimensions = tuple(tuple(next(left) for _ in d) for d in self.dimensions)
+        moved = self._moved(chosen.axis, index * chosen.step)
+        return replace(moved, dimensions=dimensions)
+
+    def has_batch_first(self) -> bool:
+        """Return whether the first dimension is the batch and nothing else."""
+        first = [factor.axis for factor in self.dimensions[0]] if self.dimensions else None
+        return first == [Axis.BATCH] or (self.batch == 1 and first == [])
 
     def has_batch(self) -> bool:
         """Return whether it runs over all images exactly once."""
@@ -202,16 +220,9 @@ class View:
 
     def is_canonical(self) -> bool:
         """Return whether it has the order of a new root: batch, positions, channels."""
-        batch = self.dimensions[0] if self.dimensions else ()
-        first = bool(batch) and batch[0].axis is Axis.BATCH and len(batch) == 1
         positions = self.along(Axis.POSITION)
         in_order = positions in ((), (Factor(self.positions, Axis.POSITION, 1),))
-        return (
-            (first or (self.batch == 1 and not batch))
-            and in_order
-            and self.is_whole()
-            and self.has_channels_last()
-        )
+        return self.has_batch_first() and in_order and self.is_whole() and self.has_channels_last()
 
     def has_image_axes(self) -> bool:
         """Return whether its dimensions are the batch, channels, then only positions.
@@ -221,11 +232,10 @@ class View:
         if len(self.dimensions) < 3:
             return False
         first_position = 3 if len(self.dimensions) == 5 else 2
-        first = [factor.axis for factor in self.dimensions[0]]
         channels = self.dimensions[1:first_position]
         positions = self.dimensions[first_position:]
         return (
-            (first == [Axis.BATCH] or (self.batch == 1 and not first))
+            self.has_batch_first()
             and all(factor.axis is Axis.CHANNEL for d in channels for factor in d)
             and all(factor.axis is Axis.POSITION for d in positions for factor in d)
         )
@@ -259,6 +269,16 @@ class View:
         ]
         return sizes, steps, self.channel * channel + self.position * position
 
+    def is_in_order(self) -> bool:
+        """Return whether it has all elements of the root's tensor, in the same order."""
+        sizes, steps, start = self.strides(self.batch)
+        inside = 1
+        for size, step in zip(reversed(sizes), reversed(steps), strict=True):
+            if size != 1 and step != inside:
+                return False
+            inside *= size
+        return start == 0 and inside == self.batch * self.channels * self.positions
+
     def sizes(self, batch: int) -> list[int]:
         """Return the sizes of all dimensions, with the number of images in a batch."""
         return [prod(factor.count(batch) for factor in d) for d in self.dimensions]
@@ -270,6 +290,11 @@ class View:
     def _place(self, index: int) -> tuple[int, int]:
         factor = self.factors[index]
         return (Axis.BATCH, Axis.POSITION, Axis.CHANNEL).index(factor.axis), -factor.step
+
+
+def runs_over_batch(dimension: Dimension) -> bool:
+    """Return whether a factor of a dimension is the batch."""
+    return any(factor.axis is Axis.BATCH for factor in dimension)
 
 
 def merged(factors: Iterable[Factor]) -> Dimension:

@@ -28,8 +28,39 @@ from probmask.runtime.lower.nodes import (
     unset_call,
 )
 from probmask.runtime.plan.arena import Arena, PlacedTensor, SlotPart
+from probmask.runtime.plan.convolution_operations import add_convolution
+from probmask.runtime.plan.operations import Operations
 from probmask.runtime.plan.program_data import Data
-from probmask.runtime.plan.tensor_layout import Longs
+from probmask.runtime.plan.tensor_layout import Layout, Longs
+
+
+def add_recurrent(ops: Operations, node: Recurrent, lanes: int) -> None:
+    """Add all layers. For one image, the input's part of all steps is computed first."""
+    assert node.form is not None
+    result = ops.arena.allocate(node.name, lanes, node.form)
+    states = [ops.input(node, index, lanes) for index in range(1, len(node.inputs))]
+    source = ops.input(node, 0, lanes)
+    for layer in range(len(node.layers)):
+        temporary = [f"{node.name}.hidden{layer - 1}"] if layer else []
+        if lanes == 1:
+            gates = projection(node, layer)
+            ops.arena.reads[gates.name, lanes] = 1
+            add_convolution(ops, gates, lanes, owner=node.name)
+            source = ops.arena.get(gates.name, lanes)
+            temporary.append(gates.name)
+        hidden, is_last = result, layer == len(node.layers) - 1
+        if not is_last:
+            name = f"{node.name}.hidden{layer}"
+            hidden = ops.arena.allocate_temporary(name, lanes, hidden_form(node))
+        fields = ops.from_to(source, hidden)
+        if is_last and not node.returned[0]:
+            fields[Field.TARGET] = -1
+        fields |= state_offsets(node, layer, states, result)
+        fields |= recurrence_fields(node, layer, lanes, ops.threads, ops.arena, ops.data)
+        fields[Field.POSITION_BITS] = ops.bits_of(Layout(1, 1, 1, 0, lanes, lanes))
+        ops.emit(node.name, fields)
+        ops.arena.mark_read(temporary, lanes)
+        source = hidden
 
 
 def hidden_form(node: Recurrent) -> Form:

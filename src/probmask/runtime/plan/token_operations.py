@@ -8,14 +8,39 @@ import numpy.typing as npt
 from probmask.runtime.kernels.attention import MAX_QUERY_VECTORS, scratch_size
 from probmask.runtime.kernels.operation_table import Field, Kind, Place
 from probmask.runtime.lower.copy_loops import loops_of
-from probmask.runtime.lower.nodes import Attention, Part
+from probmask.runtime.lower.nodes import INFINITY, Attention, Part, Rearrange
 from probmask.runtime.lower.views import Axis, Factor, View
 from probmask.runtime.plan.arena import PlacedTensor, SlotPart
+from probmask.runtime.plan.operations import Operations
 from probmask.runtime.plan.program_data import Data
 from probmask.runtime.plan.tensor_layout import Layout
 
 # Size of a loop, and its steps in the source and in the target.
 Loop = tuple[int, int, int]
+
+
+def add_attention(ops: Operations, node: Attention, lanes: int) -> None:
+    """Add an attention."""
+    assert node.form is not None
+    sources = [ops.arena.get(name, lanes) for name in node.inputs]
+    target = ops.arena.allocate(node.name, lanes, node.form)
+    fields = ops.from_to(sources[0], target)
+    fields |= attention_fields(node, sources, target, ops.data)
+    fields |= {
+        Field.POSITION_BITS: ops.bits_of(target.layout),
+        Field.SCRATCH: ops.arena.allocate_workspace(ops.threads * scratch_size(node.keys)),
+    }
+    ops.emit(node.name, fields, (node.scale, INFINITY))
+
+
+def add_rearrangement(ops: Operations, node: Rearrange, lanes: int) -> None:
+    """Copy the parts of a rearranged tensor."""
+    assert node.form is not None
+    target = ops.arena.allocate(node.name, lanes, node.form)
+    names = iter(node.inputs)
+    for part in node.parts:
+        source = None if part.source is None else ops.arena.get(next(names), lanes)
+        ops.emit(node.name, rearrangement_fields(part, source, target, ops.data))
 
 
 def constant_planes(rows: npt.NDArray[np.float32], layout: Layout) -> npt.NDArray[np.float32]:

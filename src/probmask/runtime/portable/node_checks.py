@@ -39,7 +39,7 @@ from probmask.runtime.lower.nodes import (
     Softmax,
     TransposedConvolution,
 )
-from probmask.runtime.lower.views import VARYING, Axis, Factor, View
+from probmask.runtime.lower.views import Axis, Factor, View
 from probmask.storage.encodings import require
 
 # The largest number of elements of a tensor, for one image.
@@ -63,6 +63,10 @@ class Value:
     def size(self) -> int:
         """Number of elements of one image."""
         return prod(self.trailing)
+
+
+# A tensor whose batch is not its first dimension: it can be returned, but no node can read it.
+_RETURNED = Value((), ())
 
 
 def check_network(network: Network) -> None:
@@ -559,13 +563,14 @@ def _check_move(node: Any, sources: list[Value], where: str) -> Value:
     _check_size(sizes, where)
     require(prod(sizes) == source.size, f"{where}: a view does not fit its tensor")
     _check_view(view, Form(source.leading, view.channels, 1, view.positions), where)
-    shape = view.shape
-    varying = [size for size in shape if size % VARYING == 0]
-    first = shape and shape[0] == view.batch
-    require(first or not varying, f"{where}: its batch is not its first dimension")
-    require(bool(shape), f"{where}: it has no dimensions")
-    _check_size(shape[1:], where)
-    return Value(source.leading, tuple(shape[1:]))
+    require(bool(view.dimensions), f"{where}: it has no dimensions")
+    for dimension in view.dimensions:
+        _check_size([prod(f.size for f in dimension if f.axis is not Axis.BATCH)], where)
+    if not view.has_batch_first():
+        return _RETURNED
+    shape = view.shape[1:]
+    _check_size(shape, where)
+    return Value(source.leading, shape)
 
 
 def _check_embed(node: Any, sources: list[Value], where: str) -> Value:

@@ -15,8 +15,9 @@ from probmask.errors import ArtifactError, InputError
 from probmask.runtime.lower.export import export
 from probmask.runtime.lower.frozen_model import frozen
 from probmask.runtime.lower.graph import Constant
-from probmask.runtime.lower.lowering import OutputPacker, lower, needed_nodes
-from probmask.runtime.lower.nodes import Convolution, Fallback, Move, Network, Node, unset_call
+from probmask.runtime.lower.lowering import OutputPacker, lower
+from probmask.runtime.lower.moves import without_pytorch
+from probmask.runtime.lower.nodes import Convolution, Network, Node
 from probmask.runtime.portable.node_checks import CHECKS, DTYPES, check_network
 from probmask.runtime.portable.node_fields import node_to_json
 from probmask.runtime.run.inputs import example_tensors
@@ -76,9 +77,8 @@ def _portable(network: Network) -> Network:
             f"save(graph=True): forward changes its input {next(iter(network.changed_inputs))} in "
             "place; only PyTorch can run that."
         )
-    moved = [_moved(node) for node in network.nodes]
-    nodes = needed_nodes(moved, network.outputs)
-    unknown = {node.label: node for node in nodes if type(node) not in CHECKS}
+    network = without_pytorch(network)
+    unknown = {node.label: node for node in network.nodes if type(node) not in CHECKS}
     if unknown:
         named = ", ".join(list(unknown)[:5]) + (", …" if len(unknown) > 5 else "")
         raise InputError(
@@ -86,14 +86,7 @@ def _portable(network: Network) -> Network:
             f"{'s' * (len(unknown) > 1)} of the network cannot run: {named}. Save it without a "
             "graph, or replace them; docs/performance.md lists what has kernels."
         )
-    return replace(network, nodes=nodes)
-
-
-def _moved(node: Node) -> Node:
-    """Return a node that only moves elements as one that NumPy can run."""
-    if not isinstance(node, Fallback) or node.moved is None:
-        return node
-    return Move(node.name, (node.moved.root,), unset_call, node.label, view=node.moved)
+    return network
 
 
 def _outputs(network: Network) -> Any:
