@@ -291,6 +291,13 @@ def test_files_that_cannot_be_used_raise_one_error(tmp_path):
         with pytest.raises(InputError, match=r"m\.onnx\): ") as caught:
             runtime.compile(path)
         assert "\n" not in str(caught.value)
+    nodes = [
+        helper.make_node("Reshape", ["c", "s"], ["a"], name="/Reshape"),
+        helper.make_node("Add", ["x", "a"], ["y"]),
+    ]
+    file_of(path, nodes, {"x": ROWS}, {"c": f(4), "s": i(5)})
+    with pytest.raises(InputError, match=r"Reshape \(/Reshape\) cannot be computed from its const"):
+        runtime.compile(path)
     nodes = [helper.make_node("Relu", ["nothing"], ["y"])]
     file_of(path, nodes, {"x": ROWS}, {})
     with pytest.raises(InputError, match="not an intact ONNX file"):

@@ -66,7 +66,10 @@ class _Reshapes:
         self.before = {1: 1}
 
     def opened(self) -> OnnxGraph | None:
-        """Return the graph with open shapes; None if a reshape does not keep the batch apart."""
+        """Return the graph with open shapes.
+
+        Return None if none has to be opened, or if a reshape does not keep the batch apart.
+        """
         operations, constants = [], dict(self.graph.constants)
         for op in self.graph.operations:
             results = self.network.results(op, self.values)
@@ -74,12 +77,15 @@ class _Reshapes:
                 shape = self._open_shape(op, results[op.outputs[0]])
                 if shape is None:
                     return None
-                name = f"{op.outputs[0]}, shape"
-                op = replace(op, inputs=(op.inputs[0], name))
-                constants[name] = self.larger[name] = np.array(shape, np.int64)
+                if shape != constants[op.inputs[1]].tolist():
+                    name = f"{op.outputs[0]}, shape"
+                    op = replace(op, inputs=(op.inputs[0], name))
+                    constants[name] = self.larger[name] = np.array(shape, np.int64)
             operations.append(op)
             self.values |= results
             self.larger |= self.network.results(op, self.larger)
+        if operations == list(self.graph.operations):
+            return None
         return replace(self.graph, operations=operations, constants=constants)
 
     def _open_shape(self, op: Operation, result: Any) -> list[int] | None:

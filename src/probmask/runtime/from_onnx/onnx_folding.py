@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from probmask.errors import InputError
+from probmask.messages import one_line
 from probmask.runtime.from_onnx.onnx_file import OnnxGraph, Operation
 from probmask.runtime.from_onnx.onnx_operators import OPERATORS
 from probmask.runtime.from_onnx.onnx_values import as_value
@@ -34,7 +36,15 @@ def folded(graph: OnnxGraph) -> OnnxGraph:
 def _results(op: Operation, constants: dict[str, Any], opset: int) -> dict[str, Any]:
     """Return the results of an operation by name, as arrays."""
     given = [constants[name] if name else None for name in op.inputs]
-    made = evaluated(op, given, opset)
+    try:
+        made = evaluated(op, given, opset)
+    except InputError:
+        raise
+    except Exception as error:  # PyTorch and NumPy raise many kinds
+        raise InputError(
+            f"runtime.compile: the ONNX operator {op.kind} ({op.name}) cannot be computed from its "
+            f"constants: {one_line(error)[:200]}"
+        ) from error
     return {
         name: value.numpy() if isinstance(value, Tensor) else value
         for name, value in zip(op.outputs, made, strict=False)
