@@ -1,5 +1,7 @@
 """`probmask.runtime.compile("model.onnx")`, compared with ONNX Runtime and PyTorch."""
 
+import logging
+import warnings
 from contextlib import suppress
 
 import numpy as np
@@ -14,13 +16,39 @@ import probmask
 from probmask import runtime
 from probmask.artifact.onnx import to_onnx
 from probmask.errors import InputError
-from probmask.runtime.from_onnx.onnx_network import load_onnx
+from probmask.runtime.from_onnx.onnx_loading import load_onnx
 
 
 def by_onnxruntime(path, *inputs):
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [item.name for item in session.get_inputs()]
     return session.run(None, dict(zip(names, inputs, strict=True)))
+
+
+def exported(model, path, inputs, *, dynamo, batch=(), opset=None):
+    """Write the file of PyTorch's new exporter or of the old one.
+
+    ``batch`` is the batch dimension of each input; without it, the file fixes the batch size.
+    """
+    names = ["x", "h", "c"][: len(inputs)]
+    settings = {} if opset is None else {"opset_version": opset}
+    if dynamo:
+        settings["external_data"] = False
+    if dynamo and batch:
+        shapes = [{dim: torch.export.Dim("batch")} for dim in batch]
+        shapes = (shapes[0], tuple(shapes[1:])) if len(shapes) > 1 else tuple(shapes)
+        settings["dynamic_shapes"] = shapes
+    elif batch:
+        axes = {name: {dim: "batch"} for name, dim in zip(names, batch, strict=True)}
+        settings["dynamic_axes"] = axes
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, inputs, path, dynamo=dynamo, input_names=names, verbose=False, **settings
+        )
+    logging.disable(logging.NOTSET)
+    return path
 
 
 def sparse(model):
@@ -62,18 +90,18 @@ def test_an_exported_network_runs_on_the_kernels(tmp_path, name):
     assert {row["runs"] for row in engine.describe()} == {"kernels"}
 
 
-def file_of(path, nodes, inputs, constants, *, opset=18, outputs=("y",)):
-    """Write an ONNX file; an input is an array, whose batch size is left open."""
+def file_of(path, nodes, inputs, constants, *, opset=18, outputs=("y",), batch="batch"):
+    """Write an ONNX file; an input is an array, whose batch size is left open by default."""
     kinds = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "b": TensorProto.BOOL}
     values = [
-        helper.make_tensor_value_info(name, kinds[x.dtype.kind], ["batch", *x.shape[1:]])
+        helper.make_tensor_value_info(name, kinds[x.dtype.kind], [batch, *x.shape[1:]])
         for name, x in inputs.items()
     ]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     graph = helper.make_graph(nodes, "graph", values, results, stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    model.ir_version = 9
+    model.ir_version = 9 if opset < 21 else 10
     onnx.save(model, path)
     return path
 
@@ -113,6 +141,10 @@ FORMS = [
     ("Elu", [ROWS], [], {"alpha": 0.5}),
     ("PRelu", [IMAGE], [np.abs(f(4, 1, 1))], {}),
     ("Clip", [ROWS], [np.float32(-0.5), np.float32(0.5)], {}),
+    ("Mod", [ROWS, f(2, 6)], [], {"fmod": 1}),
+    *[(kind, [5 * ROWS], [], {}) for kind in ("Floor", "Ceil", "Round", "Reciprocal")],
+    ("Tile", [ROWS], [i(1, 2)], {}),
+    ("ReduceProd", [IMAGE], [i(1, 3)], {}),
     *[(kind, [ROWS, f(2, 6)], [], {}) for kind in ("Add", "Sub", "Mul", "Div", "Max", "Min")],
     *[(kind, [ROWS], [f(6)], {}) for kind in ("Add", "Sub", "Mul", "Div")],
     ("Pow", [ROWS], [np.float32(2.0)], {}),
@@ -249,11 +281,23 @@ def test_files_that_cannot_be_used_raise_one_error(tmp_path):
     intact = path.read_bytes()
     with pytest.raises(InputError, match="no such file"):
         runtime.compile(tmp_path / "nothing.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(InputError, match=r"folder\.onnx\): this is a directory"):
+        runtime.compile(tmp_path / "folder.onnx")
+    with pytest.raises(InputError, match=r"takes 1 input \(x\), and the example has 2"):
+        runtime.compile(path, (ROWS, ROWS))
     for content in (b"", b"\x00" * 50, b"no protocol buffer", intact[: len(intact) // 2]):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"m\.onnx\): ") as caught:
             runtime.compile(path)
         assert "\n" not in str(caught.value)
+    nodes = [
+        helper.make_node("Reshape", ["c", "s"], ["a"], name="/Reshape"),
+        helper.make_node("Add", ["x", "a"], ["y"]),
+    ]
+    file_of(path, nodes, {"x": ROWS}, {"c": f(4), "s": i(5)})
+    with pytest.raises(InputError, match=r"Reshape \(/Reshape\) cannot be computed from its const"):
+        runtime.compile(path)
     nodes = [helper.make_node("Relu", ["nothing"], ["y"])]
     file_of(path, nodes, {"x": ROWS}, {})
     with pytest.raises(InputError, match="not an intact ONNX file"):

@@ -72,9 +72,9 @@ def compile(  # noqa: A001
     threads = torch.get_num_threads() if threads is None else threads
     check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
-    copied, example, batch_dims = _model_and_example(model, example)
+    copied, example, known = _model_and_example(model, example)
     examples = example_tensors(example)
-    network = lower(export(copied, examples, batch_dims=batch_dims))
+    network = lower(export(copied, examples, **known))
     engine = Engine(network, examples, Threads(threads), copied)
     if choices is not None:
         engine.use(read_choices(choices, network))
@@ -88,23 +88,26 @@ def compile(  # noqa: A001
 
 def _model_and_example(
     model: nn.Module | str | os.PathLike[str], example: Any
-) -> tuple[nn.Module, Any, list[int | None] | None]:
-    """Return the model for inference, the example, and the inputs' batch dimensions if known.
+) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """Return the model for inference, the example, and what `export` is told about its batch.
 
     An ONNX file has the shapes of its inputs.
     """
     if isinstance(model, str | os.PathLike) and Path(model).suffix.lower() == ".onnx":
-        from probmask.runtime.from_onnx.onnx_network import batch_dims, example_of, load_onnx
+        from probmask.runtime.from_onnx.onnx_batch import what_fixes_the_batch
+        from probmask.runtime.from_onnx.onnx_inputs import batch_dims, check_example, example_of
+        from probmask.runtime.from_onnx.onnx_loading import load_onnx
 
         network, inputs = load_onnx(model)
         example = example_of(model, inputs) if example is None else example
-        return network, example, batch_dims(inputs)
+        check_example(model, inputs, example)
+        return network, example, {"batch_dims": batch_dims(inputs), "explain": what_fixes_the_batch}
     if example is None:
         raise InputError(
             "runtime.compile(model): pass an example, an input or a tuple of inputs; only ONNX "
             "files have the shapes of their inputs."
         )
-    return frozen_copy(model), example, None
+    return frozen_copy(model), example, {}
 
 
 def frozen_copy(

@@ -57,6 +57,10 @@ def read_onnx(path: str | os.PathLike[str], known: Collection[str]) -> OnnxGraph
             f"runtime.compile({Path(path).name}): reading ONNX needs the package onnx; run pip "
             "install 'probmask[onnx]'."
         ) from error
+    if Path(path).is_dir():
+        raise InputError(
+            f"runtime.compile({path}): this is a directory; pass the path of an ONNX file."
+        )
     if not Path(path).is_file():
         raise InputError(f"runtime.compile({path}): no such file.")
     try:

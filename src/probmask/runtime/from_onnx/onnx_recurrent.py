@@ -1,6 +1,7 @@
 """The operators LSTM, GRU and RNN of ONNX as recurrent modules of PyTorch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from probmask.runtime.from_onnx.onnx_file import OnnxGraph, Operation
-from probmask.runtime.from_onnx.onnx_operators import tensor, unsupported
+from probmask.runtime.from_onnx.onnx_values import tensor, unsupported
 
 # ONNX stacks the gates of an LSTM as i, o, f, c and those of a GRU as z, r, h. These are their
 # places in the order of PyTorch: i, f, c, o and r, z, h.
@@ -36,7 +37,6 @@ class RecurrentLayer(nn.Module):
         kind = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}[op.kind]
         self.layer = kind(features, units, bidirectional=directions == 2, **settings)
         self.is_reversed = op.attributes.get("direction", "forward") == "reverse"
-        self.has_zero_states = [_is_zero(name, graph) for name in _padded(op.inputs)[5:7]]
         _set_weights(self.layer, op.kind, weights)
 
     def forward(self, inputs: list[Any]) -> tuple[Tensor, ...]:
@@ -59,8 +59,8 @@ class RecurrentLayer(nn.Module):
         layer = self.layer
         batch = x.shape[0 if layer.batch_first else 1]
         made = []
-        for state, is_zero in zip(states, self.has_zero_states, strict=True):
-            if state is None or is_zero:
+        for state in states:
+            if state is None:
                 shape = (2 if layer.bidirectional else 1, batch, layer.hidden_size)
                 made.append(x.new_zeros(shape))
             else:
@@ -130,8 +130,25 @@ def _set_weights(layer: nn.RNNBase, kind: str, weights: list[Any]) -> None:
                 setattr(layer, f"{name}{suffix}", nn.Parameter(ordered, requires_grad=False))
 
 
+def without_zero_states(graph: OnnxGraph) -> OnnxGraph:
+    """Return the graph without the initial states that are always zero.
+
+    Kernels do not read them, and files often fix their batch size.
+    """
+    operations = [
+        _without_zero_states(op, graph) if op.kind in RECURRENT else op for op in graph.operations
+    ]
+    return replace(graph, operations=operations)
+
+
+def _without_zero_states(op: Operation, graph: OnnxGraph) -> Operation:
+    names = _padded(op.inputs)
+    states = ["" if _is_zero(name, graph) else name for name in names[5:7]]
+    return replace(op, inputs=(*names[:5], *states, names[7]))
+
+
 def _is_zero(name: str, graph: OnnxGraph) -> bool:
-    """Return whether a value is always zero: kernels do not read such initial states."""
+    """Return whether a value is always zero."""
     if not name:
         return True
     constant = graph.constants.get(name)

@@ -6,7 +6,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,24 @@ class Export:
     fixed_by: str = ""
 
 
+# For each input, the dimension that is the batch; None if the input has none.
+_Dims = list[int | None]
+# Takes the model, inputs with a batch of two or more, and its dimensions.
+Explain = Callable[[Any, tuple[Tensor, ...], _Dims], str]
+
+
 def export(
     model: nn.Module,
     examples: tuple[Tensor, ...],
     *,
     batch_dims: list[int | None] | None = None,
+    explain: Explain | None = None,
     caller: str = "runtime.compile",
 ) -> Export:
     """Export the model for any batch size, or for the examples' if the model fixes it.
 
     ``batch_dims`` are the dimensions of the inputs that are the batch, if they are known.
+    ``explain`` names what fixes the batch size in a model without code of its own.
     """
     examples = tuple(example.contiguous() for example in examples)
     possible = _possible_batches(model, examples, batch_dims)
@@ -65,7 +73,7 @@ def export(
             dims = possible[-1]
             wide = _at_least_two(examples, dims)
             varies = any(dim is not None for dim in dims)
-            fixed_by = _what_fixes_the_batch(model, wide, dims) if varies else ""
+            fixed_by = (explain or _what_fixes_the_batch)(model, wide, dims) if varies else ""
     if fixed_by and caller != "export_c":  # a C program has one batch size anyway
         _logger.warning(
             "%s(%s): forward fixes the batch size at %d (%s); compile an engine for each "
@@ -76,10 +84,6 @@ def export(
             fixed_by,
         )
     return Export(program, fixed_by)
-
-
-# For each input, the dimension that is the batch; None if the input has none.
-_Dims = list[int | None]
 
 
 def _possible_batches(
