@@ -53,27 +53,21 @@ def build_product(graph: Graph, node: fx.Node) -> Built:
     rank = probabilities.meta["val"].dim()
     if softmax["dim"] % rank != rank - 1 or softmax.get("dtype") is not None:
         return None
-    scores, mask, scale = _plain(softmax["self"]), None, 1.0
+    scores, mask = _plain(softmax["self"]), None
     if scores.target is _aten.add.Tensor and arguments_of(scores)["alpha"] == 1:
         scores, mask = _plain(scores.args[0]), scores.args[1]
-    if scores.target in (_aten.mul.Tensor, _aten.div.Tensor):
-        number = scores.args[1]
-        if not isinstance(number, int | float) or not number:
-            return None
-        scale = number if scores.target is _aten.mul.Tensor else 1 / number
-        scores = _plain(scores.args[0])
-    if scores.target is not _aten.matmul.default:
+    scores, scale = _unscaled(scores)
+    if scores.target not in (_aten.matmul.default, _aten.bmm.default):
         return None
-    query, transposed = scores.args
-    assert isinstance(query, fx.Node)
-    assert isinstance(transposed, fx.Node)
+    (query, of_query), (transposed, of_key) = map(_unscaled, scores.args)
+    scale *= of_query * of_key
     key = _transposed(transposed)
     if key is None or (mask is not None and not isinstance(mask, fx.Node)):
         return None
     found = _Operands.of(graph, query, key, value)
     if found is None or not found.query_heads == found.key_heads == found.value_heads:
         return None
-    return _attention(graph, node, found, mask, float(scale), causal=False)
+    return _attention(graph, node, found, mask, scale, causal=False)
 
 
 def _plain(node: Any) -> Any:
@@ -81,6 +75,16 @@ def _plain(node: Any) -> Any:
     while isinstance(node, fx.Node) and node.target in _NEUTRAL:
         node = node.args[0]
     return node
+
+
+def _unscaled(node: Any) -> tuple[Any, float]:
+    """Return the node that a product with a number, or a division by one, scales; and the scale."""
+    node = _plain(node)
+    if node.target in (_aten.mul.Tensor, _aten.div.Tensor):
+        number = node.args[1]
+        if isinstance(number, int | float) and number:
+            return _plain(node.args[0]), number if node.target is _aten.mul.Tensor else 1 / number
+    return node, 1.0
 
 
 def _transposed(node: fx.Node) -> fx.Node | None:

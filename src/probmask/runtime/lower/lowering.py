@@ -176,6 +176,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.rms_norm.default: build_rms_norm,
     _aten.scaled_dot_product_attention.default: build_attention,
     _aten.matmul.default: build_product,
+    _aten.bmm.default: build_product,
     _aten.embedding.default: build_embedding,
     _aten.expand.default: build_expansion,
     _aten.view.default: _first_of(build_reshape, build_move(reshape)),
@@ -239,13 +240,15 @@ def _add(graph: Graph, node: fx.Node) -> None:
 
 
 def _is_constant(graph: Graph, node: fx.Node) -> bool:
-    """Return whether the operation computes one tensor from constants, the same at each call."""
+    """Return whether the operation computes tensors from constants, the same at each call."""
     sources = [graph.resolve(argument.name) for argument in node.all_input_nodes]
     random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     known = all(name in graph.constants for name in sources)
     # An operation without inputs, such as arange, makes a constant; a branch has no such tag.
     known = known and (bool(sources) or isinstance(node.target, torch._ops.OpOverload))
-    return known and not random and isinstance(node.meta.get("val"), Tensor)
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return known and not random and all(isinstance(part, Tensor) for part in parts)
 
 
 def _reads_constants(graph: Graph, node: fx.Node) -> bool:
