@@ -2,25 +2,32 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+
+_EINSUM: Any = torch.ops.aten.einsum.default
 
 
-def einsum(equation: str, operands: Sequence[Tensor], *, path: Sequence[int] | None = None) -> Tensor:
-    """Compute `torch.einsum` of two tensors as one matrix product; all others as PyTorch does.
+def decompositions(program: torch.export.ExportedProgram) -> dict[Any, Any]:
+    """Return the table that replaces the einsums of a program, if all are products of matrices."""
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if node.target is _EINSUM]
+    every = all(_is_product(*_terms(str(node.args[0]))) for node in nodes)
+    return {_EINSUM: _einsum} if nodes and every else {}
+
+
+def _einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
+    """Compute the einsum of two tensors as one matrix product.
 
     Letters of both operands and of the result are batches of matrices, those of both operands only
     are summed over, and those of one operand are its rows or columns.
     """
-    terms, _, result = equation.replace(" ", "").partition("->")
-    names = terms.split(",")
-    if not _is_product(names, result):
-        return torch.ops.aten.einsum.default(equation, operands, path=path)
-    first, second = names
+    (first, second), result = _terms(equation)
     shared = [letter for letter in result if letter in first and letter in second]
     summed = [letter for letter in first if letter in second and letter not in result]
-    rows, columns = ([c for c in result if c in own and c not in shared] for own in names)
+    rows, columns = ([c for c in result if c in own and c not in shared] for own in (first, second))
     sizes = dict(zip(first + second, operands[0].shape + operands[1].shape, strict=True))
     left = _ordered(operands[0], first, (shared, rows, summed), sizes)
     right = _ordered(operands[1], second, (shared, columns, summed), sizes)
@@ -31,14 +38,27 @@ def einsum(equation: str, operands: Sequence[Tensor], *, path: Sequence[int] | N
     return _permuted(product, [order.index(letter) for letter in result])
 
 
-def _is_product(names: Sequence[str], result: str) -> bool:
-    """Return whether two operands without repeated letters are multiplied as matrices."""
+def _terms(equation: str) -> tuple[list[str], str]:
+    """Return the letters of the operands and those of the result."""
+    names, _, result = equation.replace(" ", "").partition("->")
+    return names.split(","), result
+
+
+def _is_product(names: list[str], result: str) -> bool:
+    """Return whether two operands without repeated letters are multiplied as batches of matrices.
+
+    A product of single matrices stays as it is: no attention is written so.
+    """
     if len(names) != 2 or "." in "".join(names) or not result:
         return False
     first, second = (set(own) for own in names)
     unique = all(len(set(own)) == len(own) for own in (*names, result))
     # A letter of one operand that the result lacks is summed over before the product.
-    return unique and first ^ second <= set(result) <= first | second
+    return (
+        unique
+        and first ^ second <= set(result) <= first | second
+        and bool(first & second & set(result))
+    )
 
 
 def _ordered(

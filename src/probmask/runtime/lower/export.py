@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from probmask.errors import InputError
 from probmask.messages import one_line
-from probmask.runtime.lower.einsum import einsum
+from probmask.runtime.lower.einsum import decompositions
 from probmask.runtime.lower.graph import arguments_of, size_of
 from probmask.runtime.lower.recurrent_nodes import CELLS
 
@@ -27,8 +27,6 @@ _logger = logging.getLogger("probmask")
 _USER_LINE = re.compile(r"(.+?)\s+# (.+):(\d+) in ")
 # Batch sizes at which the conditions of an export are checked.
 _SIZES = (*range(2, 130), 255, 256, 1000, 4096)
-# Operations that are replaced by those that have kernels.
-_DECOMPOSED: dict[Any, Any] = {torch.ops.aten.einsum.default: einsum}
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n[ \t]+([^\n]+))?')
 
 
@@ -64,7 +62,8 @@ def export(
         )
         program, fixed_by = next(attempts, None), ""
         if program is None:
-            program = _for_this_batch(model, examples, caller).run_decompositions(_DECOMPOSED)
+            fixed = _for_this_batch(model, examples, caller)
+            program = fixed.run_decompositions(decompositions(fixed))
             dims = possible[-1]
             wide = _at_least_two(examples, dims)
             varies = any(dim is not None for dim in dims)
@@ -151,7 +150,7 @@ def _for_any_batch(
             program = torch.export.export(
                 model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
             )
-            functional: torch.export.ExportedProgram = program.run_decompositions(_DECOMPOSED)
+            functional = program.run_decompositions(decompositions(program))
         except Exception:  # PyTorch raises many kinds
             program = None
         if program is not None and _has_dynamic_batch(functional) and not _narrowing(program):
