@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from probmask.runtime.lower.attention_masks import add_mask
 from probmask.runtime.lower.copy_nodes import heads
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
-from probmask.runtime.lower.nodes import AttendedKeys, Attention, Fallback, Form, unset_call
+from probmask.runtime.lower.nodes import Attention, Form, unset_call
 from probmask.runtime.lower.pytorch_calls import ViewCall, root_of
 from probmask.runtime.lower.view_nodes import add_result
 from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
@@ -18,11 +19,6 @@ from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
 _aten = torch.ops.aten
 # Operations between those of an attention that change nothing in evaluation.
 _NEUTRAL = (_aten.clone.default, _aten.contiguous.default, _aten.dropout.default)
-# Operations between a tensor of batch and keys, and a boolean mask of it.
-_TO_BOOLEAN = (
-    _aten._to_copy.default, _aten.to.dtype, _aten.slice.Tensor, _aten.unsqueeze.default,
-    _aten.expand.default, _aten.view.default, _aten.reshape.default,
-)  # fmt: skip
 
 
 def build_attention(graph: Graph, node: fx.Node) -> Built:
@@ -174,7 +170,7 @@ def _attention(
         scale=scale,
         causal=causal,
     )
-    if mask is not None and not _add_mask(graph, node, made, mask, found):
+    if mask is not None and not add_mask(graph, made, mask, found.query):
         return None
     made.call = _AttentionCall(made, result)
     return add_result(graph, node, made, result)
@@ -195,89 +191,6 @@ def _result(query: View, count: int, depth: int) -> View:
         dimensions.append(merged(factors[::-1]))
     own = (*dimensions[::-1], query.dimensions[-2], merged([Factor(depth, Axis.CHANNEL, 1)]))
     return replace(query.with_root(query.root, count * depth), dimensions=own)
-
-
-def _add_mask(
-    graph: Graph, node: fx.Node, made: Attention, mask: fx.Node, found: _Operands
-) -> bool:
-    """Let the attention add a mask; return False if no kernel can."""
-    value = mask.meta["val"]
-    dimensions = found.query.dimensions
-    if value.dtype not in (torch.bool, torch.float32) or len(dimensions) != 4:
-        return False
-    if [factor.axis for factor in dimensions[0]] not in ([Axis.BATCH], []):
-        return False
-    heads_, queries = len(made.heads), found.query.shape[-2]
-    shape = [1] * (4 - value.dim()) + [concrete(size) for size in value.shape]
-    if shape[1] not in (1, heads_) or shape[2] not in (1, queries) or shape[3] != made.keys:
-        return False
-    made.mask_heads = shape[1]
-    constant = graph.shared_constant(mask)
-    if constant is not None:
-        if constant.dim() == 4 and len(constant) != 1:
-            return False
-        array = _additive_rows(constant)[0].contiguous().numpy().copy()
-        made.mask = array if array.any() else None
-        return True
-    if str(value.shape[0]) != found.query.leading or value.dim() != 4:
-        return False
-    positions = shape[2]
-    made.inputs = (*made.inputs, _mask_node(graph, node, mask, shape))
-    form = Form(
-        made.input_forms[0].leading, shape[1] * made.keys, 1, positions, tokens=positions > 1
-    )
-    made.input_forms = (*made.input_forms, form)
-    return True
-
-
-def _mask_node(graph: Graph, node: fx.Node, mask: fx.Node, shape: list[int]) -> str:
-    """Return the name of a node that computes the additive mask, shared by all attentions."""
-    attended = _attended(mask) if shape[1:3] == [1, 1] else None
-    if attended is None:
-        name = f"{node.name}_mask"
-        call = _additive_rows
-        graph.nodes[name] = Fallback(name, (graph.source(mask),), call, f"{name} (mask)")
-        return name
-    source = graph.source(attended)
-    name = f"{source}_attended"
-    if name not in graph.nodes:
-        label = f"{source} (mask)"
-        graph.nodes[name] = AttendedKeys(name, (source,), _additive_keys, label, reason="a mask")
-    return name
-
-
-def _attended(mask: fx.Node) -> fx.Node | None:
-    """Return the tensor of batch × keys that a boolean mask has, with further dimensions of 1."""
-    if mask.meta["val"].dtype != torch.bool:
-        return None
-    node: Any = mask
-    while isinstance(node, fx.Node) and node.target in _TO_BOOLEAN:
-        before = node.args[0]
-        if not isinstance(before, fx.Node) or not isinstance(before.meta.get("val"), Tensor):
-            return None
-        sizes = [[n for n in map(str, v.meta["val"].shape) if n != "1"] for v in (before, node)]
-        if sizes[0] != sizes[1]:
-            return None  # a slice that takes a part, or an expansion
-        is_two = before.meta["val"].dim() == 2
-        if is_two and before.op == "placeholder":
-            return before
-        node = before
-    return None
-
-
-def _additive_keys(attended: Tensor) -> Tensor:
-    """Return 0 for keys that are attended, otherwise -∞."""
-    hidden = attended[:, None] == 0
-    return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
-
-
-def _additive_rows(mask: Tensor) -> Tensor:
-    """Return a mask as an additive one, of batch × queries × (heads · keys)."""
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, float("-inf"))
-    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
-    batch, own, queries, keys = mask.shape
-    return mask.permute(0, 2, 1, 3).reshape(batch, queries, own * keys)
 
 
 class _AttentionCall:

@@ -150,7 +150,9 @@ def _for_any_batch(
             program = torch.export.export(
                 model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
             )
-            functional = program.run_decompositions(decompositions(program))
+            functional: torch.export.ExportedProgram = program.run_decompositions(
+                decompositions(program)
+            )
         except Exception:  # PyTorch raises many kinds
             program = None
         if program is not None and _has_dynamic_batch(functional) and not _narrowing(program):

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
 from probmask.messages import one_line
+from probmask.runtime.lower.known import Known
 from probmask.runtime.lower.nodes import Fallback, Form, Node, Pair
 from probmask.runtime.lower.views import VARYING, Axis, Factor, View, concrete, merged
 
@@ -90,6 +91,10 @@ class Graph:
         self.values: dict[str, str] = {}
         # Constants that are repeated for each image, with a batch of one.
         self.shared: dict[str, Tensor] = {}
+        # Values that depend on the inputs by a comparison at most, and the inputs they are from.
+        self.known: dict[str, Known] = {}
+        # Sizes of inputs that have to be equal to another size.
+        self.equal_sizes: dict[str, str] = {}
         # The outputs of recurrent layers that are read: views of the layer's node, by their number.
         self.recurrent: dict[str, dict[int, View]] = {}
         self.fx_nodes = {node.name: node for node in program.graph.nodes}

@@ -41,6 +41,8 @@ from probmask.runtime.lower.elementwise_nodes import (
 )
 from probmask.runtime.lower.export import Export
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
+from probmask.runtime.lower.known import Known, per_image
+from probmask.runtime.lower.known_operations import is_input, known_value
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
     build_addmm,
@@ -226,7 +228,13 @@ def _add(graph: Graph, node: fx.Node) -> None:
     if _is_constant(graph, node):
         graph.constants[node.name] = graph.eager(node, "").call()
         return
-    build = BUILDERS.get(node.target)
+    known = known_value(graph, node)
+    if known is not None:
+        _note(graph, node, known)
+        if is_input(graph, known):
+            graph.aliases[node.name] = known.view.root
+            return
+    build = BUILDERS.get(node.target) if known is None else None
     if node.target not in _TAKE_CONSTANTS and _reads_constants(graph, node):
         build = None
     built = build(graph, node) if build is not None else None
@@ -237,6 +245,14 @@ def _add(graph: Graph, node: fx.Node) -> None:
         built.moved = graph.views.get(node.name)
     assert isinstance(built, Node)
     graph.nodes[built.name] = built
+
+
+def _note(graph: Graph, node: fx.Node, known: Known) -> None:
+    """Note what is known of a value. PyTorch computes it only if something else reads it."""
+    graph.known[node.name] = known
+    value = per_image(known)
+    if value is not None:
+        graph.shared[node.name] = value
 
 
 def _is_constant(graph: Graph, node: fx.Node) -> bool:
@@ -275,11 +291,16 @@ def _network(graph: Graph, batch_fixed_by: str) -> Network:
         outputs=names,
         pack_outputs=OutputPacker(outputs, signature.out_spec),
         changed_inputs=changed,
-        input_shapes=tuple(tuple(map(size_of, value.shape)) for value in inputs),
+        input_shapes=tuple(_shape(graph, value) for value in inputs),
         input_dtypes=tuple(value.dtype for value in inputs),
         batch_fixed_by=batch_fixed_by,
         returns_constants=any(isinstance(output, Constant) for output in outputs),
     )
+
+
+def _shape(graph: Graph, value: Tensor) -> tuple[int | str, ...]:
+    """Return the shape of an input, with one name for sizes that have to be equal."""
+    return tuple(graph.equal_sizes.get(str(size), size_of(size)) for size in value.shape)
 
 
 def _output(graph: Graph, output: Any) -> Constant | str:

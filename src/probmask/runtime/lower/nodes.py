@@ -99,10 +99,16 @@ class Embed(Node):
 @final
 @dataclass
 class AttendedKeys(Node):
-    """A mask of batch × 1 × keys for an attention: 0 where the input is not 0, otherwise -∞.
+    """A mask for an attention that depends on which elements of an input equal a number.
 
-    It runs before the kernels, in PyTorch or NumPy.
+    The input has batch × keys. Where an element equals ``number``, its key has the numbers
+    ``where_equal``, otherwise those ``elsewhere``. Both have queries × (heads · keys). It runs
+    before the kernels, in PyTorch or NumPy.
     """
+
+    number: int = 0
+    where_equal: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    elsewhere: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 @dataclass(frozen=True)
