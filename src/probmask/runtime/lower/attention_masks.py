@@ -6,7 +6,7 @@ from torch import Tensor, fx
 
 from probmask.runtime.lower.graph import Graph
 from probmask.runtime.lower.known import Known, compared
-from probmask.runtime.lower.nodes import AttendedKeys, Attention, Fallback, Floats, Form
+from probmask.runtime.lower.nodes import AttendedKeys, Attention, Fallback, Floats, Form, unset_call
 from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
 
 
@@ -55,12 +55,12 @@ def _compared_keys(graph: Graph, made: Attention, mask: fx.Node) -> tuple[str, i
         return None
     sides = [_additive(side) for side in known.sides]
     heads, queries = (sides[0] + sides[1]).shape[1:3]
-    rows = [
+    where_equal, elsewhere = (
         _additive_rows(side.expand(1, heads, queries, made.keys))[0].contiguous().numpy().copy()
         for side in sides
-    ]
-    source = graph.resolve(known.view.root)
-    return _attended(graph, source, known.number, rows), heads, queries
+    )
+    source, rows = graph.resolve(known.view.root), (where_equal, elsewhere)
+    return _attended(graph, source, known.number, rows, made.keys), heads, queries
 
 
 def _is_of_keys(known: Known, keys: int) -> bool:
@@ -72,26 +72,23 @@ def _is_of_keys(known: Known, keys: int) -> bool:
     return first and whole and still and known.view.channels == keys
 
 
-def _attended(graph: Graph, source: str, number: int, rows: list[Floats]) -> str:
+def _attended(
+    graph: Graph, source: str, number: int, sides: tuple[Floats, Floats], keys: int
+) -> str:
     """Return the name of a node that computes a mask, shared by the attentions that have it."""
-    same = [
-        node
-        for node in graph.nodes.values()
-        if isinstance(node, AttendedKeys)
-        and (node.inputs, node.number) == ((source,), number)
-        and np.array_equal(node.where_equal, rows[0])
-        and np.array_equal(node.elsewhere, rows[1])
-    ]
-    if same:
-        return same[0].name
-    count = sum(isinstance(node, AttendedKeys) for node in graph.nodes.values())
-    name = f"{source}_attended{count or ''}"
-    made = AttendedKeys(
-        name, (source,), _AttendedCall(number, *rows), f"{source} (mask)", reason="a mask",
-        number=number, where_equal=rows[0], elsewhere=rows[1],
-    )  # fmt: skip
-    graph.nodes[name] = made
-    return name
+    made = AttendedKeys("", (source,), unset_call, f"{source} (mask)", reason="a mask")
+    made.number = number
+    if not all(map(np.array_equal, sides, made.sides(keys))):
+        made.where_equal, made.elsewhere = sides
+    known = [node for node in graph.nodes.values() if isinstance(node, AttendedKeys)]
+    for node in known:
+        same = (node.inputs, node.number) == (made.inputs, number)
+        if same and all(map(np.array_equal, sides, node.sides(keys))):
+            return node.name
+    made.name = f"{source}_attended{len(known) or ''}"
+    made.call = _AttendedCall(made)
+    graph.nodes[made.name] = made
+    return made.name
 
 
 def _in_order(graph: Graph, mask: fx.Node, shape: list[int]) -> tuple[str, int, int] | None:
@@ -133,11 +130,11 @@ def _additive_rows(mask: Tensor) -> Tensor:
 class _AttendedCall:
     """A mask of keys in PyTorch."""
 
-    def __init__(self, number: int, where_equal: Floats, elsewhere: Floats) -> None:
-        self.number = number
-        self.sides = torch.from_numpy(where_equal), torch.from_numpy(elsewhere)
+    def __init__(self, node: AttendedKeys) -> None:
+        self.node = node
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        heads = self.sides[0].shape[1] // tokens.shape[1]
-        equal = (tokens == self.number).repeat(1, heads)
-        return torch.where(equal[:, None], *self.sides)
+        keys = tokens.shape[1]
+        where_equal, elsewhere = map(torch.from_numpy, self.node.sides(keys))
+        equal = (tokens == self.node.number).repeat(1, where_equal.shape[1] // keys)
+        return torch.where(equal[:, None], where_equal, elsewhere)
