@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +27,11 @@ _logger = logging.getLogger("probmask")
 _USER_LINE = re.compile(r"(.+?)\s+# (.+):(\d+) in ")
 # Batch sizes at which the conditions of an export are checked.
 _SIZES = (*range(2, 130), 255, 256, 1000, 4096)
+# Operations of attention, and how many of their arguments are sequences.
+_SEQUENCES: dict[Any, int] = {
+    torch.ops.aten.scaled_dot_product_attention.default: 3,
+    torch.ops.aten.bmm.default: 2,
+}
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n[ \t]+([^\n]+))?')
 
 
@@ -57,7 +62,7 @@ def export(
             program
             for dims in possible
             if (program := _for_any_batch(model, _at_least_two(examples, dims), dims)) is not None
-            and (dims is possible[-1] or _varies_in_recurrent_layers(program))
+            and (dims is possible[-1] or _varies_in_layers(program))
             and _holds_for_one(program, model, examples, dims)
         )
         program, fixed_by = next(attempts, None), ""
@@ -89,10 +94,13 @@ def _possible_batches(
 ) -> list[_Dims]:
     """Return which dimensions of the inputs may be the batch: their first, in general.
 
-    The states of recurrent layers have it second, and so have their inputs without `batch_first`.
-    The first input is not taken for a state, because a sequence may have the same sizes.
+    The states of recurrent layers have it second. So have the inputs of recurrent layers and of
+    attention without `batch_first`, but masks of keys have it first. The first input is not taken
+    for a state, because a sequence may have the same sizes.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    modules = list(model.modules())
+    layers = [module for module in modules if isinstance(module, nn.RNNBase)]
+    attention = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
     states = {
         (module.num_layers * (1 + module.bidirectional), size)
         for module in layers
@@ -104,7 +112,13 @@ def _possible_batches(
         for i, (x, dim) in enumerate(zip(examples, first, strict=True))
     ]
     second = [1 if x.dim() > 1 else dim for x, dim in zip(examples, first, strict=True)]
-    possible = [with_states] if all(m.batch_first for m in layers) else [second, with_states]
+    with_masks = [
+        0 if x.dim() == 2 and i else dim
+        for i, (x, dim) in enumerate(zip(examples, second, strict=True))
+    ]
+    possible = [with_states]
+    if not all(m.batch_first for m in (*layers, *attention)):
+        possible = [second, with_masks, with_states] if attention else [second, with_states]
     if known is not None and len(known) == len(examples) and any(d is not None for d in known):
         possible.insert(0, known)
     found = []
@@ -281,16 +295,25 @@ def _has_dynamic_batch(program: torch.export.ExportedProgram) -> bool:
     )
 
 
-def _varies_in_recurrent_layers(program: torch.export.ExportedProgram) -> bool:
-    """Return whether recurrent layers have a batch that may vary, and a fixed number of steps."""
-    for node in program.graph.nodes:
-        if node.target in CELLS:
-            batch, steps = node.args[0].meta["val"].shape[:2]
-            if not arguments_of(node)["batch_first"]:
-                batch, steps = steps, batch
-            if isinstance(size_of(batch), int) or not isinstance(size_of(steps), int):
-                return False
-    return True
+def _varies_in_layers(program: torch.export.ExportedProgram) -> bool:
+    """Return whether layers over sequences have a batch that may vary, and fixed numbers of steps.
+
+    These are recurrent layers and attention.
+    """
+    return all(
+        isinstance(size_of(batch), str) and isinstance(size_of(steps), int)
+        for node in program.graph.nodes
+        for batch, steps in _batch_and_steps(node)
+    )
+
+
+def _batch_and_steps(node: fx.Node) -> list[tuple[Any, Any]]:
+    """Return the batch and the number of steps of each sequence that a layer reads."""
+    count = 1 if node.target in CELLS else _SEQUENCES.get(node.target, 0)
+    shapes = [x.meta["val"].shape for x in node.args[:count] if isinstance(x, fx.Node)]
+    if node.target in CELLS and not arguments_of(node)["batch_first"]:
+        return [(batch, steps) for steps, batch, _ in shapes]
+    return [(shape[0], shape[-2]) for shape in shapes]
 
 
 def _at_least_two(examples: tuple[Tensor, ...], dims: _Dims) -> tuple[Tensor, ...]:

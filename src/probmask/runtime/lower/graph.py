@@ -146,9 +146,32 @@ class Graph:
         if source in self.constants or not isinstance(value, Tensor):
             return None
         form = self.form_of(source) or token_form(value)
-        if form is None or len(form.leading) != 1 or value.dtype != torch.float32:
+        if form is None:
+            return self._with_batch_first(source, value)
+        if len(form.leading) != 1 or value.dtype != torch.float32:
             return None
         return whole_view(source, form).reshaped([concrete(size) for size in value.shape])
+
+    def _with_batch_first(self, source: str, value: Tensor) -> View | None:
+        """Return how a tensor from PyTorch lies in planes whose batch is not its first dimension.
+
+        A node is added that moves the batch to the front.
+        """
+        sizes = [concrete(size) for size in value.shape]
+        if VARYING not in sizes[1:-1]:
+            return None
+        batch = sizes.index(VARYING)
+        order = [batch, *(dim for dim in range(len(sizes)) if dim != batch)]
+        form = token_form(value.permute(order))
+        if form is None:
+            return None
+        name = f"{source}_batch_first"
+        if name not in self.nodes:
+            self.nodes[name] = Fallback(
+                name, (source,), BatchFirst(order), f"{source} (order)", reason="a view"
+            )
+        moved = whole_view(name, form).reshaped([sizes[dim] for dim in order])
+        return moved.permuted([order.index(dim) for dim in range(len(sizes))]) if moved else None
 
     def form_of_root(self, view: View) -> Form:
         """Return the form of a view's root: that of its node, or of tokens from PyTorch."""
@@ -211,6 +234,17 @@ class Constant:
 @dataclass(frozen=True)
 class _Input:
     index: int
+
+
+@dataclass(frozen=True)
+class BatchFirst:
+    """Moves the batch to the front."""
+
+    order: list[int]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the tensor with its dimensions in another order."""
+        return x.permute(self.order)
 
 
 class _EagerCall:
