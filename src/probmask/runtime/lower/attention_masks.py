@@ -66,7 +66,7 @@ def _compared_keys(graph: Graph, made: Attention, mask: fx.Node) -> tuple[str, i
 def _is_of_keys(known: Known, keys: int) -> bool:
     """Return whether only the first dimension runs over the batch, and the last over the input."""
     batch, *others, last = known.view.dimensions
-    first = [factor.axis for factor in batch] == [Axis.BATCH]
+    first = [factor.axis for factor in batch] in ([Axis.BATCH], [])
     whole = last == merged([Factor(keys, Axis.CHANNEL, 1)]) and known.view.channel == 0
     still = not any(factor.step for dimension in others for factor in dimension)
     return first and whole and still and known.view.channels == keys

@@ -151,19 +151,36 @@ def _without_reports() -> Iterator[None]:
         logging.disable(disabled)
 
 
+@contextlib.contextmanager
+def _fused_layers(*, allowed: bool) -> Iterator[None]:
+    """Choose whether `nn.TransformerEncoderLayer` may be one operation, which has no kernel here.
+
+    Some layers can only be exported so: those of an encoder that compares its mask's values.
+    """
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled and allowed)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 def _for_any_batch(
     model: nn.Module, wide: tuple[Tensor, ...], dims: _Dims
 ) -> torch.export.ExportedProgram | None:
     """Export with a batch size that may vary; None if the model fixes it.
 
-    The second attempt reads the code of `forward`, because ``len(x)`` is a number when it runs.
+    The second attempt reads the code of `forward`, because ``len(x)`` is a number when it runs. The
+    third allows fused layers.
     """
     shapes = [{dim: torch.export.Dim.AUTO} if dim is not None else {} for dim in dims]
-    for strict in (False, True):
+    has_fused = any(isinstance(m, nn.TransformerEncoderLayer) for m in model.modules())
+    for strict, fused in ((False, False), (True, False), *[(True, True)] * has_fused):
         try:
-            program = torch.export.export(
-                model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
-            )
+            with _fused_layers(allowed=fused):
+                program = torch.export.export(
+                    model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
+                )
             functional: torch.export.ExportedProgram = program.run_decompositions(
                 decompositions(program)
             )
@@ -180,6 +197,8 @@ def _for_this_batch(
     model: nn.Module, examples: tuple[Tensor, ...], caller: str
 ) -> torch.export.ExportedProgram:
     try:
+        with contextlib.suppress(Exception), _fused_layers(allowed=False):
+            return torch.export.export(model, examples)
         return torch.export.export(model, examples)
     except InputError:  # of an ONNX operator
         raise

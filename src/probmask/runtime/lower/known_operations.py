@@ -40,7 +40,17 @@ def known_value(graph: Graph, node: fx.Node) -> Known | None:
     if known is None or known.view.shape != tuple(map(concrete, value.shape)):
         return None
     is_batch = (f.axis is Axis.BATCH for f in known.view.factors if f.size >= VARYING)
-    return known if all(is_batch) else None
+    return (
+        known
+        if all(is_batch) and all(_is_of_one(side, known.view) for side in known.sides)
+        else None
+    )
+
+
+def _is_of_one(side: Tensor, view: View) -> bool:
+    """Return whether a side has a batch of one, which a constant may not have."""
+    sizes = zip(side.shape, view.dimensions[len(view.dimensions) - side.dim() :], strict=True)
+    return all(n in (1, prod(f.count(1) for f in dimension)) for n, dimension in sizes)
 
 
 def is_input(graph: Graph, known: Known) -> bool:
@@ -64,7 +74,7 @@ def _operand(graph: Graph, node: fx.Node) -> Known | None:
         expected = tuple(1 if size == VARYING else size for size in shape)
         return Known(_plain_view(shape), (constant,)) if constant.shape == expected else None
     integers = node.op == "placeholder" and not value.is_floating_point()
-    if not integers or len(shape) != 2 or shape[0] != VARYING or shape[1] >= VARYING:
+    if not integers or len(shape) != 2 or shape[0] > VARYING or shape[1] >= VARYING:
         return None
     batch = merged([Factor(shape[0], Axis.BATCH, 1)])
     elements = merged([Factor(shape[1], Axis.CHANNEL, 1)])
