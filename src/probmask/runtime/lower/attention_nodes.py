@@ -212,7 +212,7 @@ class _AttentionCall:
         )
         mask = inputs[3] if len(inputs) > 3 else self.mask
         if mask is not None:
-            rows = mask.reshape(*mask.shape[:2], node.mask_heads, node.keys)
+            rows = mask.reshape(len(mask), -1, node.mask_heads, node.keys)
             mask = rows.permute(0, 2, 1, 3)
         out = nn.functional.scaled_dot_product_attention(
             query,
