@@ -123,6 +123,145 @@ class Masked(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, visible[:, None, None, :])
 
 
+class Padded(nn.Module):
+    """Sentences of which some tokens are padding, optionally causal, in an encoder."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(24, 3, 40, batch_first=True)
+        self.words, self.settings = nn.Embedding(30, 24), settings
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        return self.layers(self.words(tokens), src_key_padding_mask=tokens == 7, **self.settings)
+
+
+class Cross(nn.Module):
+    """A decoder over another sequence, in either order of the dimensions."""
+
+    def __init__(self, *, batch_first):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(24, 3, 40, batch_first=batch_first)
+        self.layers = nn.TransformerDecoder(layer, 2)
+
+    def forward(self, x, memory):
+        mask = nn.Transformer.generate_square_subsequent_mask(11)
+        return self.layers(x, memory, tgt_mask=mask, tgt_is_causal=True)
+
+
+class WithStates(nn.Module):
+    """Attention over states of another width, then a layer."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(24, 3, kdim=10, vdim=14, batch_first=True)
+        self.last, self.settings = nn.Linear(24, 6), settings
+
+    def forward(self, x, keys, values):
+        return self.last(x + self.attention(x, keys, values, **self.settings)[0])
+
+
+class SequenceFirst(nn.Module):
+    """An encoder whose batch is the second dimension, and the first of its mask."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(24, 3, 40)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x, padding):
+        return self.layers(x, src_key_padding_mask=padding)
+
+
+class Einsum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.last = nn.Linear(24, 72), nn.Linear(24, 6)
+
+    def forward(self, x):
+        q, k, v = self.mix(x).unflatten(-1, (3, 3, 8)).unbind(2)
+        weights = (torch.einsum("bqhd,bkhd->bhqk", q, k) / 8**0.5).softmax(-1)
+        return self.last(torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2))
+
+
+class Positions(nn.Module):
+    """Values that depend on the place in the batch, or on several inputs, are not constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(16, 48)
+
+    def forward(self, x, first, second):
+        q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.mix(x).chunk(3, -1))
+        number = torch.arange(len(x))[:, None]
+        visible = (first != 3) | (number < 3)
+        visible = visible & (second != 2) | (torch.ones_like(first).cumsum(0) > 4)
+        visible = visible | (torch.arange(9) == 0)
+        return functional.scaled_dot_product_attention(q, k, v, visible[:, None, None, :])
+
+
+def words(*shape):
+    """Return tokens, the last of which are padding in some sentences."""
+    tokens = torch.randint(0, 7, shape, generator=torch.Generator().manual_seed(len(shape)))
+    tokens[::2, shape[1] // 2 :] = 7
+    return tokens
+
+
+def hidden(*shape):
+    return words(*shape) == 7
+
+
+def causal(size):
+    return torch.ones(size, size, dtype=torch.bool).triu(1)
+
+
+# A network, its inputs for a number of sentences, and the operations in PyTorch.
+NETWORKS = {
+    "decoder": (lambda: Cross(batch_first=True), lambda n: (rand(n, 11, 24), rand(n, 5, 24)), 0),
+    "decoder, batch second": (
+        lambda: Cross(batch_first=False),
+        lambda n: (rand(11, n, 24), rand(5, n, 24)),
+        3,  # the order of the inputs and of the output
+    ),
+    "cross attention": (
+        lambda: WithStates(need_weights=False),
+        lambda n: (rand(n, 11, 24), rand(n, 5, 10), rand(n, 5, 14)),
+        0,
+    ),
+    "cross attention with weights": (
+        WithStates,
+        lambda n: (rand(n, 11, 24), rand(n, 5, 10), rand(n, 5, 14)),
+        0,
+    ),
+    "padding": (Padded, lambda n: (words(n, 11),), 2),  # the embedding and one mask
+    "causal padding": (
+        lambda: Padded(mask=causal(11), is_causal=True),
+        lambda n: (words(n, 11),),
+        2,
+    ),
+    "batch second": (SequenceFirst, lambda n: (rand(11, n, 24), hidden(n, 11)), 3),
+    "einsum": (Einsum, lambda n: (rand(n, 11, 24),), 0),
+    "mask of floats": (Masked, lambda n: (rand(n, 9, 16), rand(n, 9)), 1),  # its order
+    "other values": (Positions, lambda n: (rand(n, 9, 16), words(n, 9), words(n, 9) - 4), None),
+}
+
+
+def rand(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_common_transformers_run_on_the_kernels_for_any_batch_size(name):
+    torch.manual_seed(0)
+    build, inputs_of, in_pytorch = NETWORKS[name]
+    others = [inputs_of(n) for n in (1, 3, 18)]
+    engine = assert_same(masked(build(), 0.5), *inputs_of(2), others=others)
+    if in_pytorch is not None:
+        assert len(nodes_in_pytorch(engine)) == in_pytorch, nodes_in_pytorch(engine)
+    kinds = ("attention", "matmul", "bmm")
+    assert any(kind in node for node in engine.choices.sparse for kind in kinds)
+
+
 def test_masks_and_queries_that_see_nothing():
     """PyTorch computes the rows without any visible key, whatever it returns there."""
     torch.manual_seed(0)
@@ -153,24 +292,63 @@ def test_numbers_that_are_not_finite_come_out_as_in_pytorch():
     assert_same(model, x, others=[(huge,), (unknown,)])
 
 
-def test_a_bert_of_transformers():
+# Settings of small networks of the package transformers, and their operations in PyTorch: the
+# embedding of words, and the mask if the attended tokens are an input.
+HUGGING_FACE = {
+    "Bert": (
+        "BertModel",
+        {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+         "intermediate_size": 40, "max_position_embeddings": 32},
+    ),
+    "GPT2": (
+        "GPT2LMHeadModel",
+        {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 32, "use_cache": False},
+    ),
+    "Llama": (
+        "LlamaForCausalLM",
+        {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+         "num_key_value_heads": 1, "intermediate_size": 40, "max_position_embeddings": 32,
+         "use_cache": False},
+    ),
+}  # fmt: skip
+
+
+class FirstOutput(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, attended=None):
+        return self.model(tokens, attention_mask=attended)[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "with_mask"),
+    [("Bert", True), ("Bert", False), ("GPT2", False), ("Llama", True), ("Llama", False)],
+)
+def test_transformers_of_hugging_face(family, with_mask, tmp_path):
+    """Masks that depend on no input are constants; others are one node, also without PyTorch."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40,
-        vocab_size=50, max_position_embeddings=32,
-    )  # fmt: skip
-    model = masked(transformers.BertModel(config, add_pooling_layer=False), 0.6)
-    tokens = torch.randint(0, 50, (2, 18))
-    kept = torch.ones(2, 18, dtype=torch.int64)
-    kept[1, 11:] = 0
-    engine = probmask.runtime.compile(model, (tokens, kept), layers="sparse")
-    for n in (2, 1):
+    name, settings = HUGGING_FACE[family]
+    config = getattr(transformers, f"{family}Config")(vocab_size=50, **settings)
+    model = masked(FirstOutput(getattr(transformers, name)(config)), 0.6)
+
+    def inputs_of(n):
+        tokens, attended = torch.randint(0, 50, (n, 18)), torch.ones(n, 18, dtype=torch.int64)
+        attended[1::2, 11:] = 0
+        return (tokens, attended) if with_mask else (tokens,)
+
+    others = [inputs_of(n) for n in (1, 5)]
+    engine = assert_same(model, *inputs_of(2), others=others)
+    assert len(nodes_in_pytorch(engine)) == 1 + with_mask, nodes_in_pytorch(engine)
+    path = tmp_path / "model.safetensors"
+    probmask.save(model, path, graph=True, example=inputs_of(2))
+    loaded = probmask.runtime.load(path)
+    for given in others:
         with torch.no_grad():
-            expected = model(tokens[:n], kept[:n]).last_hidden_state
-        assert_close(engine(tokens[:n], kept[:n]).last_hidden_state, expected)
-    in_pytorch = nodes_in_pytorch(engine)
-    assert not any("linear" in label or "norm" in label for label in in_pytorch)
+            expected = model(*given)
+        assert_close(torch.from_numpy(loaded(*(x.numpy() for x in given))), expected)
 
 
 @pytest.mark.parametrize(

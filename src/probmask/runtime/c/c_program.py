@@ -132,8 +132,8 @@ class _Source:
         if isinstance(node, Embed):
             return (*self._shape(node.inputs[0]), node.table.shape[1])
         if isinstance(node, AttendedKeys):
-            batch, *keys = self._shape(node.inputs[0])
-            return (batch, 1, *keys)
+            batch, keys = self._shape(node.inputs[0])
+            return (batch, *node.sides(keys)[0].shape)
         view = _view(node)
         if view is not None:
             return tuple(view.sizes(self._shape(view.root)[0]))
@@ -199,7 +199,8 @@ class _Source:
         name, count = f"{target}_op", prod(self._shape(node.inputs[0]))
         self.tables.comment(node.label)
         if isinstance(node, AttendedKeys):
-            return f"pm_attended({source}, {target}, {count})"
+            self.tables.structure("pm_comparison", name, self._comparison(node, target))
+            return f"pm_compare(&{name}, {source}, {target})"
         if isinstance(node, Embed):
             rows, width = node.table.shape
             table = self.tables.array("float", f"{target}_table", node.table.reshape(-1))
@@ -211,6 +212,19 @@ class _Source:
         sizes, steps, start = view.strides(self._shape(view.root)[0])
         self.tables.structure("pm_rearrangement", name, _loops(sizes, steps))
         return f"pm_rearrange(&{name}, {source} + {start}, {target})"
+
+    def _comparison(self, node: AttendedKeys, target: str) -> dict[str, object]:
+        """Return the members of the structure of a mask."""
+        images, keys = self._shape(node.inputs[0])
+        sides = node.sides(keys)
+        names = "where_equal", "elsewhere"
+        tables = {
+            name: self.tables.array("float", f"{target}_{name}", side.reshape(-1))
+            for name, side in zip(names, sides, strict=True)
+        }
+        queries, width = sides[0].shape
+        sizes = {"images": images, "queries": queries, "heads": width // keys, "keys": keys}
+        return {**tables, "number": node.number, **sizes}
 
     def _pointer(self, name: str) -> str:
         """Return the C name of a tensor outside of the arenas; define its memory if it has none."""

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from probmask.runtime.lower.attention_masks import add_mask
 from probmask.runtime.lower.copy_nodes import heads
 from probmask.runtime.lower.graph import Built, Graph, arguments_of, label_of
-from probmask.runtime.lower.nodes import AttendedKeys, Attention, Fallback, Form, unset_call
+from probmask.runtime.lower.nodes import Attention, Form, unset_call
 from probmask.runtime.lower.pytorch_calls import ViewCall, root_of
 from probmask.runtime.lower.view_nodes import add_result
 from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
@@ -18,11 +19,6 @@ from probmask.runtime.lower.views import Axis, Factor, View, concrete, merged
 _aten = torch.ops.aten
 # Operations between those of an attention that change nothing in evaluation.
 _NEUTRAL = (_aten.clone.default, _aten.contiguous.default, _aten.dropout.default)
-# Operations between a tensor of batch and keys, and a boolean mask of it.
-_TO_BOOLEAN = (
-    _aten._to_copy.default, _aten.to.dtype, _aten.slice.Tensor, _aten.unsqueeze.default,
-    _aten.expand.default, _aten.view.default, _aten.reshape.default,
-)  # fmt: skip
 
 
 def build_attention(graph: Graph, node: fx.Node) -> Built:
@@ -53,27 +49,21 @@ def build_product(graph: Graph, node: fx.Node) -> Built:
     rank = probabilities.meta["val"].dim()
     if softmax["dim"] % rank != rank - 1 or softmax.get("dtype") is not None:
         return None
-    scores, mask, scale = _plain(softmax["self"]), None, 1.0
+    scores, mask = _plain(softmax["self"]), None
     if scores.target is _aten.add.Tensor and arguments_of(scores)["alpha"] == 1:
         scores, mask = _plain(scores.args[0]), scores.args[1]
-    if scores.target in (_aten.mul.Tensor, _aten.div.Tensor):
-        number = scores.args[1]
-        if not isinstance(number, int | float) or not number:
-            return None
-        scale = number if scores.target is _aten.mul.Tensor else 1 / number
-        scores = _plain(scores.args[0])
-    if scores.target is not _aten.matmul.default:
+    scores, scale = _unscaled(scores)
+    if scores.target not in (_aten.matmul.default, _aten.bmm.default):
         return None
-    query, transposed = scores.args
-    assert isinstance(query, fx.Node)
-    assert isinstance(transposed, fx.Node)
+    (query, of_query), (transposed, of_key) = map(_unscaled, scores.args)
+    scale *= of_query * of_key
     key = _transposed(transposed)
     if key is None or (mask is not None and not isinstance(mask, fx.Node)):
         return None
     found = _Operands.of(graph, query, key, value)
     if found is None or not found.query_heads == found.key_heads == found.value_heads:
         return None
-    return _attention(graph, node, found, mask, float(scale), causal=False)
+    return _attention(graph, node, found, mask, scale, causal=False)
 
 
 def _plain(node: Any) -> Any:
@@ -81,6 +71,16 @@ def _plain(node: Any) -> Any:
     while isinstance(node, fx.Node) and node.target in _NEUTRAL:
         node = node.args[0]
     return node
+
+
+def _unscaled(node: Any) -> tuple[Any, float]:
+    """Return the node that a product with a number, or a division by one, scales; and the scale."""
+    node = _plain(node)
+    if node.target in (_aten.mul.Tensor, _aten.div.Tensor):
+        number = node.args[1]
+        if isinstance(number, int | float) and number:
+            return _plain(node.args[0]), number if node.target is _aten.mul.Tensor else 1 / number
+    return node, 1.0
 
 
 def _transposed(node: fx.Node) -> fx.Node | None:
@@ -170,7 +170,7 @@ def _attention(
         scale=scale,
         causal=causal,
     )
-    if mask is not None and not _add_mask(graph, node, made, mask, found):
+    if mask is not None and not add_mask(graph, made, mask, found.query):
         return None
     made.call = _AttentionCall(made, result)
     return add_result(graph, node, made, result)
@@ -193,89 +193,6 @@ def _result(query: View, count: int, depth: int) -> View:
     return replace(query.with_root(query.root, count * depth), dimensions=own)
 
 
-def _add_mask(
-    graph: Graph, node: fx.Node, made: Attention, mask: fx.Node, found: _Operands
-) -> bool:
-    """Let the attention add a mask; return False if no kernel can."""
-    value = mask.meta["val"]
-    dimensions = found.query.dimensions
-    if value.dtype not in (torch.bool, torch.float32) or len(dimensions) != 4:
-        return False
-    if [factor.axis for factor in dimensions[0]] not in ([Axis.BATCH], []):
-        return False
-    heads_, queries = len(made.heads), found.query.shape[-2]
-    shape = [1] * (4 - value.dim()) + [concrete(size) for size in value.shape]
-    if shape[1] not in (1, heads_) or shape[2] not in (1, queries) or shape[3] != made.keys:
-        return False
-    made.mask_heads = shape[1]
-    constant = graph.shared_constant(mask)
-    if constant is not None:
-        if constant.dim() == 4 and len(constant) != 1:
-            return False
-        array = _additive_rows(constant)[0].contiguous().numpy().copy()
-        made.mask = array if array.any() else None
-        return True
-    if str(value.shape[0]) != found.query.leading or value.dim() != 4:
-        return False
-    positions = shape[2]
-    made.inputs = (*made.inputs, _mask_node(graph, node, mask, shape))
-    form = Form(
-        made.input_forms[0].leading, shape[1] * made.keys, 1, positions, tokens=positions > 1
-    )
-    made.input_forms = (*made.input_forms, form)
-    return True
-
-
-def _mask_node(graph: Graph, node: fx.Node, mask: fx.Node, shape: list[int]) -> str:
-    """Return the name of a node that computes the additive mask, shared by all attentions."""
-    attended = _attended(mask) if shape[1:3] == [1, 1] else None
-    if attended is None:
-        name = f"{node.name}_mask"
-        call = _additive_rows
-        graph.nodes[name] = Fallback(name, (graph.source(mask),), call, f"{name} (mask)")
-        return name
-    source = graph.source(attended)
-    name = f"{source}_attended"
-    if name not in graph.nodes:
-        label = f"{source} (mask)"
-        graph.nodes[name] = AttendedKeys(name, (source,), _additive_keys, label, reason="a mask")
-    return name
-
-
-def _attended(mask: fx.Node) -> fx.Node | None:
-    """Return the tensor of batch × keys that a boolean mask has, with further dimensions of 1."""
-    if mask.meta["val"].dtype != torch.bool:
-        return None
-    node: Any = mask
-    while isinstance(node, fx.Node) and node.target in _TO_BOOLEAN:
-        before = node.args[0]
-        if not isinstance(before, fx.Node) or not isinstance(before.meta.get("val"), Tensor):
-            return None
-        sizes = [[n for n in map(str, v.meta["val"].shape) if n != "1"] for v in (before, node)]
-        if sizes[0] != sizes[1]:
-            return None  # a slice that takes a part, or an expansion
-        is_two = before.meta["val"].dim() == 2
-        if is_two and before.op == "placeholder":
-            return before
-        node = before
-    return None
-
-
-def _additive_keys(attended: Tensor) -> Tensor:
-    """Return 0 for keys that are attended, otherwise -∞."""
-    hidden = attended[:, None] == 0
-    return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
-
-
-def _additive_rows(mask: Tensor) -> Tensor:
-    """Return a mask as an additive one, of batch × queries × (heads · keys)."""
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, float("-inf"))
-    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
-    batch, own, queries, keys = mask.shape
-    return mask.permute(0, 2, 1, 3).reshape(batch, queries, own * keys)
-
-
 class _AttentionCall:
     """Attention in PyTorch."""
 
@@ -295,7 +212,7 @@ class _AttentionCall:
         )
         mask = inputs[3] if len(inputs) > 3 else self.mask
         if mask is not None:
-            rows = mask.reshape(*mask.shape[:2], node.mask_heads, node.keys)
+            rows = mask.reshape(len(mask), -1, node.mask_heads, node.keys)
             mask = rows.permute(0, 2, 1, 3)
         out = nn.functional.scaled_dot_product_attention(
             query,

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from probmask.errors import InputError
 from probmask.messages import one_line
+from probmask.runtime.lower.einsum import decompositions
 from probmask.runtime.lower.graph import arguments_of, size_of
 from probmask.runtime.lower.recurrent_nodes import CELLS
 
@@ -26,6 +27,11 @@ _logger = logging.getLogger("probmask")
 _USER_LINE = re.compile(r"(.+?)\s+# (.+):(\d+) in ")
 # Batch sizes at which the conditions of an export are checked.
 _SIZES = (*range(2, 130), 255, 256, 1000, 4096)
+# Operations of attention, and how many of their arguments are sequences.
+_SEQUENCES: dict[Any, int] = {
+    torch.ops.aten.scaled_dot_product_attention.default: 3,
+    torch.ops.aten.bmm.default: 2,
+}
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n[ \t]+([^\n]+))?')
 
 
@@ -64,12 +70,13 @@ def export(
             program
             for dims in possible
             if (program := _for_any_batch(model, _at_least_two(examples, dims), dims)) is not None
-            and (dims is possible[-1] or _varies_in_recurrent_layers(program))
+            and (dims is possible[-1] or _varies_in_layers(program))
             and _holds_for_one(program, model, examples, dims)
         )
         program, fixed_by = next(attempts, None), ""
         if program is None:
-            program = _for_this_batch(model, examples, caller).run_decompositions({})
+            fixed = _for_this_batch(model, examples, caller)
+            program = fixed.run_decompositions(decompositions(fixed))
             dims = possible[-1]
             wide = _at_least_two(examples, dims)
             varies = any(dim is not None for dim in dims)
@@ -91,10 +98,13 @@ def _possible_batches(
 ) -> list[_Dims]:
     """Return which dimensions of the inputs may be the batch: their first, in general.
 
-    The states of recurrent layers have it second, and so have their inputs without `batch_first`.
-    The first input is not taken for a state, because a sequence may have the same sizes.
+    The states of recurrent layers have it second. So have the inputs of recurrent layers and of
+    attention without `batch_first`, but masks of keys have it first. The first input is not taken
+    for a state, because a sequence may have the same sizes.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    modules = list(model.modules())
+    layers = [module for module in modules if isinstance(module, nn.RNNBase)]
+    attention = [module for module in modules if isinstance(module, nn.MultiheadAttention)]
     states = {
         (module.num_layers * (1 + module.bidirectional), size)
         for module in layers
@@ -106,7 +116,13 @@ def _possible_batches(
         for i, (x, dim) in enumerate(zip(examples, first, strict=True))
     ]
     second = [1 if x.dim() > 1 else dim for x, dim in zip(examples, first, strict=True)]
-    possible = [with_states] if all(m.batch_first for m in layers) else [second, with_states]
+    with_masks = [
+        0 if x.dim() == 2 and i else dim
+        for i, (x, dim) in enumerate(zip(examples, second, strict=True))
+    ]
+    possible = [with_states]
+    if not all(m.batch_first for m in (*layers, *attention)):
+        possible = [second, with_masks, with_states] if attention else [second, with_states]
     if known is not None and len(known) == len(examples) and any(d is not None for d in known):
         possible.insert(0, known)
     found = []
@@ -139,20 +155,39 @@ def _without_reports() -> Iterator[None]:
         logging.disable(disabled)
 
 
+@contextlib.contextmanager
+def _fused_layers(*, allowed: bool) -> Iterator[None]:
+    """Choose whether `nn.TransformerEncoderLayer` may be one operation, which has no kernel here.
+
+    Some layers can only be exported so: those of an encoder that compares its mask's values.
+    """
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled and allowed)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 def _for_any_batch(
     model: nn.Module, wide: tuple[Tensor, ...], dims: _Dims
 ) -> torch.export.ExportedProgram | None:
     """Export with a batch size that may vary; None if the model fixes it.
 
-    The second attempt reads the code of `forward`, because ``len(x)`` is a number when it runs.
+    The second attempt reads the code of `forward`, because ``len(x)`` is a number when it runs. The
+    third allows fused layers.
     """
     shapes = [{dim: torch.export.Dim.AUTO} if dim is not None else {} for dim in dims]
-    for strict in (False, True):
+    has_fused = any(isinstance(m, nn.TransformerEncoderLayer) for m in model.modules())
+    for strict, fused in ((False, False), (True, False), *[(True, True)] * has_fused):
         try:
-            program = torch.export.export(
-                model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
+            with _fused_layers(allowed=fused):
+                program = torch.export.export(
+                    model, wide, dynamic_shapes=_match_forward(model, shapes), strict=strict
+                )
+            functional: torch.export.ExportedProgram = program.run_decompositions(
+                decompositions(program)
             )
-            functional: torch.export.ExportedProgram = program.run_decompositions({})
         except Exception:  # PyTorch raises many kinds
             program = None
         if program is not None and _has_dynamic_batch(functional) and not _narrowing(program):
@@ -166,6 +201,8 @@ def _for_this_batch(
     model: nn.Module, examples: tuple[Tensor, ...], caller: str
 ) -> torch.export.ExportedProgram:
     try:
+        with contextlib.suppress(Exception), _fused_layers(allowed=False):
+            return torch.export.export(model, examples)
         return torch.export.export(model, examples)
     except InputError:  # of an ONNX operator
         raise
@@ -281,16 +318,25 @@ def _has_dynamic_batch(program: torch.export.ExportedProgram) -> bool:
     )
 
 
-def _varies_in_recurrent_layers(program: torch.export.ExportedProgram) -> bool:
-    """Return whether recurrent layers have a batch that may vary, and a fixed number of steps."""
-    for node in program.graph.nodes:
-        if node.target in CELLS:
-            batch, steps = node.args[0].meta["val"].shape[:2]
-            if not arguments_of(node)["batch_first"]:
-                batch, steps = steps, batch
-            if isinstance(size_of(batch), int) or not isinstance(size_of(steps), int):
-                return False
-    return True
+def _varies_in_layers(program: torch.export.ExportedProgram) -> bool:
+    """Return whether layers over sequences have a batch that may vary, and fixed numbers of steps.
+
+    These are recurrent layers and attention.
+    """
+    return all(
+        isinstance(size_of(batch), str) and isinstance(size_of(steps), int)
+        for node in program.graph.nodes
+        for batch, steps in _batch_and_steps(node)
+    )
+
+
+def _batch_and_steps(node: fx.Node) -> list[tuple[Any, Any]]:
+    """Return the batch and the number of steps of each sequence that a layer reads."""
+    count = 1 if node.target in CELLS else _SEQUENCES.get(node.target, 0)
+    shapes = [x.meta["val"].shape for x in node.args[:count] if isinstance(x, fx.Node)]
+    if node.target in CELLS and not arguments_of(node)["batch_first"]:
+        return [(batch, steps) for steps, batch, _ in shapes]
+    return [(shape[0], shape[-2]) for shape in shapes]
 
 
 def _at_least_two(examples: tuple[Tensor, ...], dims: _Dims) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from probmask.errors import InputError
 from probmask.messages import one_line
+from probmask.runtime.lower.known import Known
 from probmask.runtime.lower.nodes import Fallback, Form, Node, Pair
 from probmask.runtime.lower.views import VARYING, Axis, Factor, View, concrete, merged
 
@@ -90,6 +91,10 @@ class Graph:
         self.values: dict[str, str] = {}
         # Constants that are repeated for each image, with a batch of one.
         self.shared: dict[str, Tensor] = {}
+        # Values that depend on the inputs by a comparison at most, and the inputs they are from.
+        self.known: dict[str, Known] = {}
+        # Sizes of inputs that have to be equal to another size.
+        self.equal_sizes: dict[str, str] = {}
         # The outputs of recurrent layers that are read: views of the layer's node, by their number.
         self.recurrent: dict[str, dict[int, View]] = {}
         self.fx_nodes = {node.name: node for node in program.graph.nodes}
@@ -141,9 +146,32 @@ class Graph:
         if source in self.constants or not isinstance(value, Tensor):
             return None
         form = self.form_of(source) or token_form(value)
-        if form is None or len(form.leading) != 1 or value.dtype != torch.float32:
+        if form is None:
+            return self._with_batch_first(source, value)
+        if len(form.leading) != 1 or value.dtype != torch.float32:
             return None
         return whole_view(source, form).reshaped([concrete(size) for size in value.shape])
+
+    def _with_batch_first(self, source: str, value: Tensor) -> View | None:
+        """Return how a tensor from PyTorch lies in planes whose batch is not its first dimension.
+
+        A node is added that moves the batch to the front.
+        """
+        sizes = [concrete(size) for size in value.shape]
+        if VARYING not in sizes[1:-1]:
+            return None
+        batch = sizes.index(VARYING)
+        order = [batch, *(dim for dim in range(len(sizes)) if dim != batch)]
+        form = token_form(value.permute(order))
+        if form is None:
+            return None
+        name = f"{source}_batch_first"
+        if name not in self.nodes:
+            self.nodes[name] = Fallback(
+                name, (source,), BatchFirst(order), f"{source} (order)", reason="a view"
+            )
+        moved = whole_view(name, form).reshaped([sizes[dim] for dim in order])
+        return moved.permuted([order.index(dim) for dim in range(len(sizes))]) if moved else None
 
     def form_of_root(self, view: View) -> Form:
         """Return the form of a view's root: that of its node, or that of a tensor from PyTorch."""
@@ -207,6 +235,17 @@ class Constant:
 @dataclass(frozen=True)
 class _Input:
     index: int
+
+
+@dataclass(frozen=True)
+class BatchFirst:
+    """Moves the batch to the front."""
+
+    order: list[int]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the tensor with its dimensions in another order."""
+        return x.permute(self.order)
 
 
 class _EagerCall:

@@ -42,6 +42,8 @@ from probmask.runtime.lower.export import Export
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
 from probmask.runtime.lower.image_inputs import PADDINGS
 from probmask.runtime.lower.joined_nodes import build_concatenated_rows
+from probmask.runtime.lower.known import Known, per_image
+from probmask.runtime.lower.known_operations import is_input, known_value
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
     build_addmm,
@@ -184,6 +186,7 @@ BUILDERS: dict[Any, Builder] = {
     _aten.rms_norm.default: build_rms_norm,
     _aten.scaled_dot_product_attention.default: build_attention,
     _aten.matmul.default: build_product,
+    _aten.bmm.default: build_product,
     _aten.embedding.default: build_embedding,
     _aten.expand.default: build_expansion,
     _aten.view.default: _first_of(build_reshape, build_move(reshape)),
@@ -236,7 +239,13 @@ def _add(graph: Graph, node: fx.Node) -> None:
     if _is_constant(graph, node):
         graph.constants[node.name] = graph.eager(node, "").call()
         return
-    build = BUILDERS.get(node.target)
+    known = known_value(graph, node)
+    if known is not None:
+        _note(graph, node, known)
+        if is_input(graph, known):
+            graph.aliases[node.name] = known.view.root
+            return
+    build = BUILDERS.get(node.target) if known is None else None
     if node.target not in _TAKE_CONSTANTS and _reads_constants(graph, node):
         build = None
     built = build(graph, node) if build is not None else None
@@ -249,14 +258,24 @@ def _add(graph: Graph, node: fx.Node) -> None:
     graph.nodes[built.name] = built
 
 
+def _note(graph: Graph, node: fx.Node, known: Known) -> None:
+    """Note what is known of a value. PyTorch computes it only if something else reads it."""
+    graph.known[node.name] = known
+    value = per_image(known)
+    if value is not None:
+        graph.shared[node.name] = value
+
+
 def _is_constant(graph: Graph, node: fx.Node) -> bool:
-    """Return whether the operation computes one tensor from constants, the same at each call."""
+    """Return whether the operation computes tensors from constants, the same at each call."""
     sources = [graph.resolve(argument.name) for argument in node.all_input_nodes]
     random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     known = all(name in graph.constants for name in sources)
     # An operation without inputs, such as arange, makes a constant; a branch has no such tag.
     known = known and (bool(sources) or isinstance(node.target, torch._ops.OpOverload))
-    return known and not random and isinstance(node.meta.get("val"), Tensor)
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return known and not random and all(isinstance(part, Tensor) for part in parts)
 
 
 def _reads_constants(graph: Graph, node: fx.Node) -> bool:
@@ -287,11 +306,16 @@ def _network(graph: Graph, batch_fixed_by: str) -> Network:
         outputs=names,
         pack_outputs=OutputPacker(outputs, signature.out_spec),
         changed_inputs=changed,
-        input_shapes=tuple(tuple(map(size_of, value.shape)) for value in inputs),
+        input_shapes=tuple(_shape(graph, value) for value in inputs),
         input_dtypes=tuple(value.dtype for value in inputs),
         batch_fixed_by=batch_fixed_by,
         returns_constants=any(isinstance(output, Constant) for output in outputs),
     )
+
+
+def _shape(graph: Graph, value: Tensor) -> tuple[int | str, ...]:
+    """Return the shape of an input, with one name for sizes that have to be equal."""
+    return tuple(graph.equal_sizes.get(str(size), size_of(size)) for size in value.shape)
 
 
 def _output(graph: Graph, output: Any) -> Constant | str:

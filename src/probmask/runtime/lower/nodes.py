@@ -99,10 +99,23 @@ class Embed(Node):
 @final
 @dataclass
 class AttendedKeys(Node):
-    """A mask of batch × 1 × keys for an attention: 0 where the input is not 0, otherwise -∞.
+    """A mask for an attention that depends on which elements of an input equal a number.
 
-    It runs before the kernels, in PyTorch or NumPy.
+    The input has batch × keys. Where an element equals ``number``, its key has the numbers
+    ``where_equal``, otherwise those ``elsewhere``: both have queries × (heads · keys). If they are
+    None, these are -∞ and 0. It runs before the kernels, in PyTorch or NumPy.
     """
+
+    number: int = 0
+    where_equal: Floats | None = None
+    elsewhere: Floats | None = None
+
+    def sides(self, keys: int) -> tuple[Floats, Floats]:
+        """Return the numbers where an element equals ``number``, and those elsewhere."""
+        if self.where_equal is None or self.elsewhere is None:
+            hidden = np.full((1, keys), -np.inf, np.float32)
+            return hidden, np.zeros_like(hidden)
+        return self.where_equal, self.elsewhere
 
 
 @dataclass(frozen=True)

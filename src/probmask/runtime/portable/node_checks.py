@@ -586,7 +586,15 @@ def _check_embed(node: Any, sources: list[Value], where: str) -> Value:
 def _check_attended(node: Any, sources: list[Value], where: str) -> Value:
     source = _check_outside(node, sources, where)
     require(len(source.trailing) == 1, f"{where}: its input has not two dimensions")
-    return Value(source.leading, (1, *source.trailing))
+    (keys,) = source.trailing
+    both = (node.where_equal is None) == (node.elsewhere is None)
+    require(both, f"{where}: it has only one of its sides")
+    shape = node.sides(keys)[0].shape
+    fits = len(shape) == 2 and min(shape) > 0 and shape[1] % keys == 0
+    require(fits, f"{where}: its sides do not fit its input")
+    for side in node.sides(keys):
+        _check_array(side, shape, "sides", where)
+    return Value(source.leading, shape)
 
 
 CHECKS: Mapping[type[Node], Callable[[Any, list[Value], str], Value]] = {

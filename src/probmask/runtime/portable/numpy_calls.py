@@ -18,7 +18,7 @@ def numpy_call(node: Node) -> Callable[..., Any] | None:
         return _MoveCall(node)
     if isinstance(node, Embed):
         return _EmbedCall(node)
-    return _attended if isinstance(node, AttendedKeys) else None
+    return _AttendedCall(node) if isinstance(node, AttendedKeys) else None
 
 
 class _MoveCall:
@@ -50,5 +50,12 @@ class _EmbedCall:
         return table[indices]
 
 
-def _attended(mask: Array) -> Array:
-    return np.where(mask[:, None] == 0, np.float32(-np.inf), np.float32(0))
+class _AttendedCall:
+    def __init__(self, node: AttendedKeys) -> None:
+        self.node = node
+
+    def __call__(self, tokens: Array) -> Array:
+        keys = tokens.shape[1]
+        sides = self.node.sides(keys)
+        equal = np.tile(tokens == self.node.number, (1, sides[0].shape[1] // keys))
+        return np.where(equal[:, None], *sides)

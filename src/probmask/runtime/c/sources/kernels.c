@@ -205,8 +205,11 @@ void pm_embed(const struct pm_embedding *op, const int32_t *indices, float *targ
     }
 }
 
-void pm_attended(const int32_t *numbers, float *target, int count) {
-    for (int i = 0; i < count; ++i) target[i] = numbers[i] ? 0.0f : -PM_INFINITY;
+void pm_compare(const struct pm_comparison *op, const int32_t *tokens, float *target) {
+    for (int image = 0; image < op->images; ++image, tokens += op->keys)
+        for (int row = 0, i = 0; row < op->queries * op->heads; ++row)
+            for (int key = 0; key < op->keys; ++key, ++i)
+                *target++ = tokens[key] == op->number ? op->where_equal[i] : op->elsewhere[i];
 }
 
 /* The third loop reads neighbors and the fourth writes neighbors, or the other way round. Blocks of

@@ -79,8 +79,12 @@ struct pm_embedding {
 /* Rows of a table. An index outside of the table gives zeros. */
 void pm_embed(const struct pm_embedding *op, const int32_t *indices, float *target);
 
-/* A mask for an attention: 0 where a number is not 0, otherwise minus infinity. */
-void pm_attended(const int32_t *numbers, float *target, int count);
+struct pm_comparison {
+    const float *where_equal, *elsewhere; /* queries x (heads * keys) each */
+    int number, images, queries, heads, keys;
+};
+/* A mask for an attention: one of two numbers, by whether a token equals a number. */
+void pm_compare(const struct pm_comparison *op, const int32_t *tokens, float *target);
 
 struct pm_rearrangement {
     int sizes[4], source_steps[4], target_steps[4]; /* of four nested loops */
