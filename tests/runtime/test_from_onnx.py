@@ -249,6 +249,12 @@ def test_files_that_cannot_be_used_raise_one_error(tmp_path):
     intact = path.read_bytes()
     with pytest.raises(InputError, match="no such file"):
         runtime.compile(tmp_path / "nothing.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(InputError, match="is a directory, not a file"):
+        runtime.compile(tmp_path / "folder.onnx")
+    rows = torch.from_numpy(ROWS)
+    with pytest.raises(InputError, match=r"takes 1 input \(x\), not 2"):
+        runtime.compile(path, (rows, rows))
     for content in (b"", b"\x00" * 50, b"no protocol buffer", intact[: len(intact) // 2]):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"m\.onnx\): ") as caught:

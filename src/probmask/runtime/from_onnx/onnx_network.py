@@ -63,6 +63,12 @@ class OnnxNetwork(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Run the network."""
+        if len(inputs) != len(self.input_names):
+            count, names = len(self.input_names), ", ".join(self.input_names)
+            raise InputError(
+                f"the ONNX network takes {count} input{'s' * (count != 1)} ({names}), not "
+                f"{len(inputs)}."
+            )
         values: dict[str, Any] = dict(self.arrays)
         values |= {name: getattr(self, key) for name, key in self.parameter_names.items()}
         values |= dict(zip(self.input_names, inputs, strict=True))

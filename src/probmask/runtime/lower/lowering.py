@@ -58,9 +58,7 @@ from probmask.runtime.lower.pool_nodes import (
 )
 from probmask.runtime.lower.recurrent_nodes import (
     CELLS,
-    PACKED,
     SINGLE_STEPS,
-    build_packed,
     build_recurrent,
     build_recurrent_result,
     build_single_step,
@@ -199,7 +197,6 @@ BUILDERS: dict[Any, Builder] = {
     **dict.fromkeys(FILLS, build_filled),
     **dict.fromkeys(CELLS, build_recurrent),
     **dict.fromkeys(SINGLE_STEPS, build_single_step),
-    **dict.fromkeys(PACKED, build_packed),
 }
 # Operations whose first argument may be constant.
 _TAKE_CONSTANTS = (
