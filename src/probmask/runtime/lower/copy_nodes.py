@@ -32,14 +32,14 @@ from probmask.runtime.lower.views import (
 def planes(graph: Graph, argument: Any) -> View | None:
     """Return a value as a range of channels at all positions, by a copy if it is not one."""
     view = graph.view_of(argument)
-    if view is None or not view.has_batch() or _is_ambiguous(graph, view):
+    if view is None or not view.has_batch() or is_ambiguous(graph, view):
         return None
     if view.is_whole():
         return view
     return copied(graph, argument, view, lambda factor, _: factor.axis)
 
 
-def _is_ambiguous(graph: Graph, view: View) -> bool:
+def is_ambiguous(graph: Graph, view: View) -> bool:
     """Return whether a tensor from PyTorch may as well be an image: it has not three dimensions."""
     return graph.form_of(view.root) is None and len(view.dimensions) != 3
 
@@ -232,7 +232,7 @@ def _joined(
     shape = [concrete(size) for size in node.meta["val"].shape]
     if not known or any(not view.has_batch() for view in known):
         return None
-    if all(_is_ambiguous(graph, view) for view in known):
+    if all(is_ambiguous(graph, view) for view in known):
         return None
     batches = {i for view in known for i, d in enumerate(view.dimensions) if _has_batch(d)}
     joined_dims = {d for piece in pieces for d in piece.starts} | {dim}

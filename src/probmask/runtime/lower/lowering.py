@@ -40,6 +40,7 @@ from probmask.runtime.lower.elementwise_nodes import (
     leaky_relu,
 )
 from probmask.runtime.lower.export import Export
+from probmask.runtime.lower.fallback_reasons import fallback_reason
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
 from probmask.runtime.lower.layer_nodes import (
     BATCH_NORM,
@@ -229,7 +230,7 @@ def _add(graph: Graph, node: fx.Node) -> None:
     if built is True:  # it became part of another node
         return
     if built is None:
-        built = graph.eager(node, "no kernel" if build is None else "no kernel for this form")
+        built = graph.eager(node, fallback_reason(graph, node, has_kernel=build is not None))
         built.moved = graph.views.get(node.name)
     assert isinstance(built, Node)
     graph.nodes[built.name] = built
