@@ -77,10 +77,11 @@ def sparse(model):
 
 
 def tokens(sentences, length=7):
-    """Return sentences and their mask, the second half of some sentences padding."""
+    """Return sentences and their mask; some end in padding, one is all padding."""
     ids = torch.randint(0, 50, (sentences, length), generator=torch.Generator().manual_seed(1))
     attended = torch.ones_like(ids)
     attended[1::2, 4:] = 0
+    attended[3:4] = 0
     return ids, attended
 
 

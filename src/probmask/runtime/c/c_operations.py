@@ -430,6 +430,7 @@ def _attend(op: Operation) -> str:
         "target_plane": op[Field.TARGET_PLANE],
         "run": op.run,
         "scale": op.limits[0],
+        "zeros": int(np.isfinite(op.limits[1])),
         "positions": op.positions(),
     }
     return f"pm_attend({op.define('pm_attention', members)})"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.attention import scratch_size
+from probmask.runtime.kernels.attention import LEAST_SCORE, scratch_size
 from probmask.runtime.kernels.operation_table import COLUMNS, Curve, Field, Kind, Place
 from probmask.runtime.kernels.vectors import WIDTH
 from probmask.runtime.lower.nodes import (
@@ -67,7 +67,8 @@ class Program:
     """Input of the driver. `operation_table` describes the table and what it refers to."""
 
     table: Longs
-    # Lower and upper clamp of each operation; epsilon of NORMALIZE, scale of ATTEND.
+    # Lower and upper clamp of each operation; epsilon of NORMALIZE, scale and least
+    # largest score of ATTEND.
     limits: npt.NDArray[np.float32]
     # Number of operations that run for one image at a time.
     ungrouped: int
@@ -609,7 +610,7 @@ class _Builder:
             Field.POSITION_BITS: self._position_bits(target.layout),
             Field.SCRATCH: self.arena.allocate_workspace(self.threads * scratch_size(node.keys)),
         }
-        self._emit(node.name, fields, (node.scale, INFINITY))
+        self._emit(node.name, fields, (node.scale, -INFINITY if node.written_out else LEAST_SCORE))
 
     def _rearrange(self, node: Rearrange, lanes: int) -> None:
         assert node.form is not None
