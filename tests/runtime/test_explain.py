@@ -135,3 +135,44 @@ def test_the_rows_add_up_if_the_model_itself_runs(capsys):
     rows, call = explained(engine, capsys)
     assert [place for _, place, _ in rows] == ["model", ""]
     assert sum(taken for _, _, taken in rows) == pytest.approx(call, abs=0.01 * len(rows))
+
+
+REASONS = {
+    "sorted": (
+        lambda x: x.sort(1).values.relu().flatten(0, 1) * x.shape[0],
+        {
+            "sort": "no kernel",
+            "getitem": "a part of what PyTorch computes",
+            "relu.default": "its input does not come from a kernel",
+            "sym_size.int": "a size",
+        },
+    ),
+    "product": (
+        lambda x: x @ x.transpose(2, 3),
+        {"matmul.default": "no kernel for this form", "transpose.int": "a view"},
+    ),
+    "integers": (
+        lambda x: x.argmax(-1) + 1,
+        {"add.Tensor": "kernels compute in float32, not in int64"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_table_says_why_pytorch_runs_an_operation(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return function(self.linear(x))
+
+    function, reasons = REASONS[name]
+    x = torch.randn(2, 4, 9, 8)
+    engine = probmask.runtime.compile(Model().eval(), x, threads=1, layers="sparse")
+    rows = engine.describe()
+    assert not any("_empty_nn_module" in row["layer"] for row in rows)
+    for operation, reason in reasons.items():
+        found = {row["why"] for row in rows if f"({operation}" in row["layer"]}
+        assert found == {reason}, rows

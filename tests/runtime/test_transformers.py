@@ -114,13 +114,16 @@ def test_a_vision_transformer():
 
 
 class Masked(nn.Module):
-    def __init__(self):
+    def __init__(self, *, written_out=False):
         super().__init__()
-        self.mix = nn.Linear(16, 48)
+        self.mix, self.written_out = nn.Linear(16, 48), written_out
 
-    def forward(self, x, visible):
+    def forward(self, x, mask):
         q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.mix(x).chunk(3, -1))
-        return functional.scaled_dot_product_attention(q, k, v, visible[:, None, None, :])
+        mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
+        if self.written_out:
+            return (q @ k.transpose(-1, -2) / 8**0.5 + mask).softmax(-1) @ v
+        return functional.scaled_dot_product_attention(q, k, v, mask)
 
 
 class Padded(nn.Module):
@@ -262,16 +265,44 @@ def test_common_transformers_run_on_the_kernels_for_any_batch_size(name):
     assert any(kind in node for node in engine.choices.sparse for kind in kinds)
 
 
-def test_masks_and_queries_that_see_nothing():
-    """PyTorch computes the rows without any visible key, whatever it returns there."""
-    torch.manual_seed(0)
-    visible = torch.rand(3, 21) < 0.6
-    visible[:, 0] = True
-    x = torch.randn(3, 21, 16)
+def masks(kind, by_query):
+    """Return a mask, and one that hides all keys from some queries."""
+    visible = torch.rand(3, 21, 21) < 0.6 if by_query else torch.rand(3, 21) < 0.6
+    visible[..., 0] = True
     nothing = visible.clone()
-    nothing[1] = False
-    engine = assert_same(masked(Masked(), 0.3), x, visible, others=[(x, nothing)])
-    assert any("attention" in name for name in engine.choices.sparse)
+    nothing[1, 7:11] = False
+    if not by_query:
+        nothing[1] = False
+    if kind == "boolean":
+        return visible, nothing
+    hidden = {"infinite": -torch.inf, "lowest": torch.finfo(torch.float32).min}[kind]
+    return tuple(torch.zeros(m.shape).masked_fill(~m, hidden) for m in (visible, nothing))
+
+
+@pytest.mark.parametrize("by_query", [False, True])
+@pytest.mark.parametrize(
+    ("written_out", "kind"),
+    [
+        (False, "boolean"),
+        (False, "infinite"),
+        (False, "lowest"),
+        (True, "infinite"),
+        (True, "lowest"),
+    ],
+)
+def test_masks_and_queries_that_see_nothing(written_out, kind, by_query):
+    """Such a query gives zeros; NaN, in PyTorch, where the softmax is written out."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 21, 16)
+    visible, nothing = masks(kind, by_query)
+    model = masked(Masked(written_out=written_out), 0.3)
+    engine = assert_same(model, x, visible, others=[(x, nothing)])
+    assert any("matmul" in name or "attention" in name for name in engine.choices.sparse)
+    with torch.no_grad():
+        values = dict(zip(engine.network.inputs, (x, nothing), strict=True))
+        on_kernels = engine._schedule.run(values)[1]
+        assert on_kernels == bool(model(x, nothing).isfinite().all())
+        assert on_kernels == (kind != "infinite" or not written_out)
 
 
 @pytest.mark.parametrize("tokens", [3, 8, 9, 16, 20, 40, 61])

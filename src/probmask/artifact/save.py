@@ -132,7 +132,7 @@ def save(
         if measure is not None:
             rounding |= _measure_change(model, measure, stored)
     entries, parts = _encode(tensors, stored, values if values in INTEGERS else None)
-    stored_graph, graph_parts = _graph(model, example, tensors) if graph else (None, [])
+    stored_graph, graph_parts = _graph(model, example, stored) if graph else (None, [])
     packed = pack([*parts, *graph_parts])
     crc32 = {key: checksum(packed[key].words) for key in sorted(packed)}
     header = Header(entries, aliases, crc32, checked, rounding, stored_graph)
@@ -142,12 +142,12 @@ def save(
 
 
 def _graph(
-    model: nn.Module, example: Any, tensors: Mapping[str, Tensor]
+    model: nn.Module, example: Any, stored: Mapping[str, Tensor]
 ) -> tuple[StoredGraph, list[tuple[Part, Bits]]]:
-    """Return the graph of the model, and the parts of the tensors that only it needs."""
+    """Return the graph of the model as stored, and the parts of the tensors that only it needs."""
     from probmask.runtime.portable.writing import graph_of  # imports Numba
 
-    made = graph_of(model, example, tensors)
+    made = graph_of(model, example, stored)
     entries, parts = _encode(made.tensors, made.tensors, None)
     return StoredGraph(made.network, entries), parts
 

@@ -243,6 +243,16 @@ def _masks_of_zeros(
     return [(site, FrozenWeight(site, site.weight.detach() != 0)) for site in sites]
 
 
+def check_not_rounding(caller: str, model: nn.Module) -> None:
+    """Raise if the model, under `quantize`, rounds a weight in each call."""
+    for masked, site in _frozen(model):
+        if masked.bits is not None:
+            raise InputError(
+                f"{caller}(model): {site.name} is still trained as integers (probmask.quantize); "
+                "call finalize() first."
+            )
+
+
 def _freeze(pairs: Sequence[tuple[Site, FrozenWeight]]) -> None:
     for site, masked in pairs:
         mask_site(site, masked)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from probmask.artifact import load
-from probmask.checks import check_choice, check_count
+from probmask.checks import check_choice
 from probmask.errors import InputError
 from probmask.runtime.lower.frozen_model import frozen
 
@@ -66,11 +66,11 @@ def compile(  # noqa: A001
     from probmask.runtime.plan.partition import read_choices
     from probmask.runtime.run.engine import Engine
     from probmask.runtime.run.inputs import example_tensors
-    from probmask.runtime.run.threads import Threads
+    from probmask.runtime.run.threads import Threads, check_threads
 
     started = time.perf_counter()
     threads = torch.get_num_threads() if threads is None else threads
-    check_count("runtime.compile", "threads", threads, least=1, meaning="a number of threads")
+    check_threads("runtime.compile", threads)
     check_choice("runtime.compile", "layers", layers, ("measured", "sparse", "dense"))
     copied, example, known = _model_and_example(model, example)
     examples = example_tensors(example)

@@ -1,5 +1,7 @@
 """The operations over tokens as calls of the C kernels: copies, LayerNorm and attention."""
 
+import numpy as np
+
 from probmask.runtime.c.c_operation import Operation
 from probmask.runtime.kernels.operation_table import Field, Place
 
@@ -65,6 +67,7 @@ def attend(op: Operation) -> str:
         "target_plane": op[Field.TARGET_PLANE],
         "run": op.run,
         "scale": op.limits[0],
+        "zeros": int(np.isfinite(op.limits[1])),
         "positions": op.positions(),
     }
     return f"pm_attend({op.define('pm_attention', members)})"

@@ -62,7 +62,8 @@ def read_onnx(path: str | os.PathLike[str], known: Collection[str]) -> OnnxGraph
             f"runtime.compile({path}): this is a directory; pass the path of an ONNX file."
         )
     if not Path(path).is_file():
-        raise InputError(f"runtime.compile({path}): no such file.")
+        wrong = "is a directory, not a file" if Path(path).is_dir() else "no such file"
+        raise InputError(f"runtime.compile({path}): {wrong}.")
     try:
         model = onnx.load(os.fspath(path))
         graph = _graph(model, onnx)

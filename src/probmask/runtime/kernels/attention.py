@@ -9,6 +9,7 @@ keys of each query, and an output is a sum over keys of (value, broadcast) · (p
 from itertools import product
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit
 from numba.core import types
@@ -61,8 +62,9 @@ from probmask.runtime.kernels.vectors import (
 # Vectors of queries in a block, and rows that are summed at once: their sums stay in registers.
 MAX_QUERY_VECTORS = 4 if WIDTH == 16 else 3
 ROWS_AT_ONCE = 4
-# A query whose scores are all below this has nothing to attend to: PyTorch decides what comes out.
-_LEAST_SCORE = -1e37
+# The softmax takes no smaller number as the largest score, so that a query whose scores are all -∞
+# gives zeros.
+LEAST_SCORE = -float(np.finfo(np.float32).max)
 # Arguments of a tile's function, in order. Addresses and strides are in bytes.
 _ARGUMENTS = (
     "count",  # number of products per sum
@@ -174,13 +176,15 @@ def softmax_column(
     bits: Any,
     reciprocal: Any,
     nonfinite: Any,
+    least: Any,
 ) -> Any:
     """Replace a vector of scores per key by exp(score - largest), and store 1 / sum.
 
     The mask is added first, if its address is not 0. It has a vector or one number per key. The
-    reciprocal of the sum is 0 in the padding, so that outputs are, too.
+    reciprocal of the sum is 0 in the padding, so that outputs are, too. If all scores are -∞, the
+    result is not finite if ``least`` is -∞, and zeros if it is `LEAST_SCORE`.
     """
-    signature = types.void(*[types.int64] * 9)
+    signature = types.void(*[types.int64] * 9, types.float32)
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, given: Any) -> Any:
         _emit_softmax(builder, given)
@@ -190,7 +194,7 @@ def softmax_column(
 
 
 def _emit_softmax(builder: ir.IRBuilder, given: Any) -> None:
-    scores, row, keys, mask, mask_row, mask_is_vector, bits, reciprocal, nonfinite = given
+    scores, row, keys, mask, mask_row, mask_is_vector, bits, reciprocal, nonfinite, least = given
     zero = ir.Constant(LONG, 0)
 
     def place(index: ir.Value) -> ir.Value:
@@ -219,7 +223,7 @@ def _emit_softmax(builder: ir.IRBuilder, given: Any) -> None:
                 add_mask(lambda at: load(builder, at, 0, VECTOR))
             with one:
                 add_mask(lambda at: splat(builder, item(builder, at, zero, FLOAT)))
-    (top,) = loop(builder, zero, keys, 1, (number(float("-inf")),), largest)
+    (top,) = loop(builder, zero, keys, 1, (splat(builder, least),), largest)
 
     def exponential(index: ir.Value, carried: tuple[ir.Value, ...]) -> tuple[ir.Value, ...]:
         score = load(builder, place(index), 0, VECTOR)
@@ -228,13 +232,13 @@ def _emit_softmax(builder: ir.IRBuilder, given: Any) -> None:
         return (builder.fadd(carried[0], value),)
 
     (summed,) = loop(builder, zero, keys, 1, (ZERO,), exponential)
-    inverse = builder.fdiv(number(1.0), summed)
+    # The largest score adds 1 to the sum, unless all are -∞.
+    visible = builder.fcmp_ordered(">", summed, number(0.5))
+    inverse = builder.select(visible, builder.fdiv(number(1.0), summed), ZERO)
     padded = load(builder, bits, 0, BITS)
     kept = builder.and_(builder.bitcast(inverse, BITS), padded)
     store(builder, builder.bitcast(kept, VECTOR), reciprocal, 0)
-    # NaN where all keys are masked; infinity · 0 where a score overflows.
-    visible = builder.fcmp_ordered(">", top, number(_LEAST_SCORE))
-    alarm = builder.select(visible, builder.fmul(top, ZERO), number(float("nan")))
+    alarm = builder.fmul(top, ZERO)  # NaN for ∞ and -∞
     store(builder, builder.fadd(load(builder, nonfinite, 0, VECTOR), alarm), nonfinite, 0)
 
 
@@ -264,7 +268,7 @@ def _dense_rows(
 
 
 @njit(error_model="numpy")
-def attend(op, arena, longs, consts, position_bits, scale, nonfinite, first, last, thread):
+def attend(op, arena, longs, consts, position_bits, scale, least, nonfinite, first, last, thread):
     """Compute attention for the items ``first`` to ``last``: pairs of a head and a query block.
 
     The table holds, per head, the offsets of its queries, keys, values and outputs in their
@@ -304,7 +308,7 @@ def attend(op, arena, longs, consts, position_bits, scale, nonfinite, first, las
                 scores + 4 * WIDTH * j, row, seen, mask + 4 * WIDTH * j * is_vector if mask else 0,
                 mask_row, is_vector, position_bits.ctypes.data
                 + 4 * op[POSITION_BITS] + skipped + 4 * WIDTH * j,
-                reciprocals + 4 * WIDTH * j, nonfinite.ctypes.data,
+                reciprocals + 4 * WIDTH * j, nonfinite.ctypes.data, least,
             )  # fmt: skip
         _dense_rows(
             depth, width, half, seen, value, 4, 4 * op[VALUES_PLANE], scores, row, target,

@@ -200,7 +200,7 @@ def _execute(
         place = op[SCRATCH] + thread * op[SCRATCH_SIZE]
         resize(op, arena, longs, consts, arena[place:], first, last)
     elif kind == _ATTEND:
-        attend(op, arena, longs, consts, position_bits, low, nonfinite, first, last, thread)
+        attend(op, arena, longs, consts, position_bits, low, high, nonfinite, first, last, thread)
     elif kind == _RECUR:
         recur(
             op, arena, longs, offsets, values, consts, position_bits, nonfinite, first, last, thread

@@ -269,7 +269,7 @@ def softmax(op, arena, position_bits, scratch, nonfinite, first, last):
         softmax_column(
             arena.ctypes.data + 4 * target, 4 * op[TARGET_PLANE], channels, 0, 0, 0,
             position_bits.ctypes.data + 4 * (op[POSITION_BITS] + skipped),
-            scratch.ctypes.data, nonfinite.ctypes.data,
+            scratch.ctypes.data, nonfinite.ctypes.data, np.float32(-np.inf),
         )  # fmt: skip
         for c in range(channels):
             place = target + c * op[TARGET_PLANE]

@@ -143,7 +143,7 @@ class Field(IntEnum):
     FINAL_CELL = 61
     OTHER_LEAD = 62
     ORDER = 63  # offset in the longs: output channel of each row
-    FETCHED = 64  # number of input planes of which the next tile is fetched ahead; 0 if none
+    FETCHED = 64  # number of input planes to prefetch for the next tile; 0 if none
     FURTHEST = 65  # floats from a position to the last input that it needs in a plane
     TOGETHER = 66  # number of phases that are copied together; their entries follow each other
 

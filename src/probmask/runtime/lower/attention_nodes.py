@@ -63,7 +63,7 @@ def build_product(graph: Graph, node: fx.Node) -> Built:
     found = _Operands.of(graph, query, key, value)
     if found is None or not found.query_heads == found.key_heads == found.value_heads:
         return None
-    return _attention(graph, node, found, mask, scale, causal=False)
+    return _attention(graph, node, found, mask, scale, causal=False, written_out=True)
 
 
 def _plain(node: Any) -> Any:
@@ -144,7 +144,14 @@ def _head_channels(view: View) -> list[int]:
 
 
 def _attention(
-    graph: Graph, node: fx.Node, found: _Operands, mask: Any, scale: float, *, causal: bool
+    graph: Graph,
+    node: fx.Node,
+    found: _Operands,
+    mask: Any,
+    scale: float,
+    *,
+    causal: bool,
+    written_out: bool = False,
 ) -> Built:
     query, key, _ = found.views
     channels = [_head_channels(view) for view in found.views]
@@ -169,6 +176,7 @@ def _attention(
         keys=keys,
         scale=scale,
         causal=causal,
+        written_out=written_out,
     )
     if mask is not None and not add_mask(graph, made, mask, found.query):
         return None
@@ -223,6 +231,9 @@ class _AttentionCall:
             scale=node.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
+        if mask is not None and node.written_out:
+            hidden = (mask == float("-inf")).all(-1, keepdim=True)
+            out = out.masked_fill(hidden, float("nan"))
         shape = [*tensors[0].shape[:-1], out.shape[-1]]
         rows = root_of(self.result, out.reshape(shape))
         return rows.reshape(batch, *node.trailing)

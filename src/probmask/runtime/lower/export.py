@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from probmask.errors import InputError
 from probmask.messages import one_line
 from probmask.runtime.lower.einsum import decompositions
+from probmask.runtime.lower.export_errors import place_of, reason_in_eager_mode, reason_of
 from probmask.runtime.lower.graph import arguments_of, size_of
 from probmask.runtime.lower.recurrent_nodes import CELLS
 
@@ -32,7 +33,6 @@ _SEQUENCES: dict[Any, int] = {
     torch.ops.aten.scaled_dot_product_attention.default: 3,
     torch.ops.aten.bmm.default: 2,
 }
-_PLACE = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n[ \t]+([^\n]+))?')
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def export(
         )
         program, fixed_by = next(attempts, None), ""
         if program is None:
-            fixed = _for_this_batch(model, examples, caller)
-            program = fixed.run_decompositions(decompositions(fixed))
+            program = _for_this_batch(model, examples, caller)
             dims = possible[-1]
             wide = _at_least_two(examples, dims)
             varies = any(dim is not None for dim in dims)
             fixed_by = (explain or _what_fixes_the_batch)(model, wide, dims) if varies else ""
+        _check_that_it_runs(model, examples, caller)
     if fixed_by and caller != "export_c":  # a C program has one batch size anyway
         _logger.warning(
             "%s(%s): forward fixes the batch size at %d (%s); compile an engine for each "
@@ -201,33 +201,48 @@ def _for_this_batch(
     model: nn.Module, examples: tuple[Tensor, ...], caller: str
 ) -> torch.export.ExportedProgram:
     try:
-        with contextlib.suppress(Exception), _fused_layers(allowed=False):
-            return torch.export.export(model, examples)
-        return torch.export.export(model, examples)
+        program = _exported_for_this_batch(model, examples)
+        functional: torch.export.ExportedProgram = program.run_decompositions(
+            decompositions(program)
+        )
+        return functional
     except InputError:  # of an ONNX operator
         raise
     except Exception as error:
-        name = type(model).__name__
-        place = _place(error)
-        if "data-dependent" in str(error).lower():
-            raise InputError(
-                f"{caller}({name}): torch.export cannot export it: which operations forward "
-                f"runs depends on the values of a tensor{f' ({place})' if place else ''}. Use "
-                "torch.where or torch.cond."
-            ) from None
-        reason = one_line(error)[:300]
-        raise InputError(f"{caller}({name}): torch.export cannot export it: {reason}") from error
+        _check_that_it_runs(model, examples, caller)
+        raise InputError(f"{caller}({type(model).__name__}): {reason_of(error)}") from error
+
+
+def _exported_for_this_batch(
+    model: nn.Module, examples: tuple[Tensor, ...]
+) -> torch.export.ExportedProgram:
+    with contextlib.suppress(Exception), _fused_layers(allowed=False):
+        return torch.export.export(model, examples)
+    return torch.export.export(model, examples)
+
+
+def _check_that_it_runs(model: nn.Module, examples: tuple[Tensor, ...], caller: str) -> None:
+    """Raise if PyTorch cannot compute the examples: it can export operations that it cannot run."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model(*(example.clone() for example in examples))
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{caller}({type(model).__name__}): {reason_in_eager_mode(error)}"
+        ) from error
 
 
 def _what_fixes_the_batch(model: nn.Module, wide: tuple[Tensor, ...], dims: _Dims) -> str:
-    """Return the line of code that needs one batch size, as far as PyTorch says it."""
+    """Return the line of code that needs one batch size, if PyTorch reports it."""
     shapes = [{dim: torch.export.Dim.DYNAMIC} if dim is not None else {} for dim in dims]
     try:
         program = torch.export.export(
             model, wide, dynamic_shapes=_match_forward(model, shapes), strict=True
         )
     except Exception as error:
-        return _place(error) or one_line(error)[:120]
+        return place_of(error) or one_line(error)[:120]
     found = [_USER_LINE.match(str(guard.sloc.maybe_user_loc)) for guard in _narrowing(program)]
     places = [f"{Path(m[2]).name}, line {m[3]}: {m[1][:100]}" for m in found if m is not None]
     return places[0] if places else "a branch that torch.export does not name"
@@ -259,19 +274,16 @@ def _holds_for_one(
         x if dim is None else x.narrow(dim, 0, min(1, x.shape[dim])).contiguous()
         for x, dim in zip(examples, dims, strict=True)
     )
-    state = torch.get_rng_state()
     try:
-        expected = model(*one)
+        with torch.random.fork_rng(devices=[]):
+            expected = model(*one)
     except Exception:  # such as a BatchNorm that needs several values: then any batch of one fails
         return True
-    finally:
-        torch.set_rng_state(state)
     try:
-        found = program.module()(*one)
+        with torch.random.fork_rng(devices=[]):
+            found = program.module()(*one)
     except Exception:
         return False
-    finally:
-        torch.set_rng_state(state)
     pairs = zip(tree_leaves(found), tree_leaves(expected), strict=False)
     return all(_close(a, b) for a, b in pairs if isinstance(b, Tensor))
 
@@ -289,16 +301,6 @@ def _close(found: Any, expected: Tensor) -> bool:
 def _fails(condition: Any, size: int) -> bool:
     """Return whether a condition does not hold if all sizes that vary have this value."""
     return bool(condition.subs(dict.fromkeys(condition.free_symbols, size)) == False)  # noqa: E712
-
-
-def _place(error: Exception) -> str:
-    """Return the last place in code outside of PyTorch that a message names."""
-    own = str(Path(torch.__file__).parent)
-    places = [found for found in _PLACE.findall(str(error)) if not found[0].startswith(own)]
-    if not places:
-        return ""
-    path, line, code = places[-1]
-    return f"{Path(path).name}, line {line}{f': {code.strip()[:100]}' if code else ''}"
 
 
 def _match_forward(model: nn.Module, items: list[Any]) -> tuple[Any, ...]:

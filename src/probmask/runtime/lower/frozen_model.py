@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from probmask.errors import InputError
+from probmask.masking.freeze_masks import check_not_rounding
 from probmask.masking.sites import check_not_pruned_by_torch
 from probmask.masking.zeros import warn_if_filled
 from probmask.messages import one_line
@@ -14,6 +15,7 @@ from probmask.messages import one_line
 def frozen(model: nn.Module, caller: str) -> nn.Module:
     """Return a copy of the model in evaluation mode, without gradients, on the CPU."""
     check_not_pruned_by_torch(caller, model)
+    check_not_rounding(caller, model)
     warn_if_filled(caller, model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:

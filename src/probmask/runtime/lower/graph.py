@@ -458,8 +458,17 @@ def padding_of(value: Any, kernel: Triple, dilation: Triple, rank: int) -> tuple
 def label_of(node: fx.Node) -> str:
     """Return a human-readable name of an operation."""
     name = getattr(node.target, "__name__", str(node.target))
+    if computes_size(node):  # PyTorch names no module for these, or one of its own
+        return f"sizes ({name})"
     module = _module_name(node)
     return f"{module} ({name})" if module else f"{node.name} ({name})"
+
+
+def computes_size(node: fx.Node) -> bool:
+    """Return whether the result of an operation is a number, such as a size that may vary."""
+    return isinstance(
+        node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+    )
 
 
 def _module_name(node: fx.Node) -> str:

@@ -39,6 +39,7 @@ from probmask.runtime.lower.elementwise_nodes import (
     leaky_relu,
 )
 from probmask.runtime.lower.export import Export
+from probmask.runtime.lower.fallback_reasons import fallback_reason
 from probmask.runtime.lower.graph import Builder, Built, Constant, Graph, size_of
 from probmask.runtime.lower.image_inputs import PADDINGS
 from probmask.runtime.lower.joined_nodes import build_concatenated_rows
@@ -63,9 +64,7 @@ from probmask.runtime.lower.pool_nodes import (
 )
 from probmask.runtime.lower.recurrent_nodes import (
     CELLS,
-    PACKED,
     SINGLE_STEPS,
-    build_packed,
     build_recurrent,
     build_recurrent_result,
     build_single_step,
@@ -213,7 +212,6 @@ BUILDERS: dict[Any, Builder] = {
     **dict.fromkeys(FILLS, build_filled),
     **dict.fromkeys(CELLS, build_recurrent),
     **dict.fromkeys(SINGLE_STEPS, build_single_step),
-    **dict.fromkeys(PACKED, build_packed),
 }
 # Operations whose first argument may be constant.
 _TAKE_CONSTANTS = (
@@ -252,7 +250,7 @@ def _add(graph: Graph, node: fx.Node) -> None:
     if built is True:  # it became part of another node
         return
     if built is None:
-        built = graph.eager(node, "no kernel" if build is None else "no kernel for this form")
+        built = graph.eager(node, fallback_reason(graph, node, has_kernel=build is not None))
         built.moved = graph.views.get(node.name)
     assert isinstance(built, Node)
     graph.nodes[built.name] = built

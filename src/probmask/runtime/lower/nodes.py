@@ -325,7 +325,9 @@ class Attention(Node):
     """Attention of queries, keys and values, and optionally a mask that is added to the scores.
 
     ``heads`` has the first channels of each head's queries, keys and values. A mask, constant or
-    the fourth input, has queries as positions and heads · keys as channels.
+    the fourth input, has queries as positions and heads · keys as channels. A query whose mask is
+    -∞ for all keys gives zeros, as in `scaled_dot_product_attention`, or NaN, as the softmax that
+    is written out (``written_out``).
     """
 
     heads: tuple[tuple[int, int, int], ...] = ()
@@ -335,6 +337,7 @@ class Attention(Node):
     causal: bool = False
     mask_heads: int = 1
     mask: Floats | None = None
+    written_out: bool = False
 
     takes_groups: ClassVar[bool] = False
 

@@ -39,18 +39,12 @@ SINGLE_STEPS = (
     _aten.rnn_tanh_cell.default,
     _aten.rnn_relu_cell.default,
 )
-PACKED = (_aten.lstm.data, _aten.gru.data, _aten.rnn_tanh.data, _aten.rnn_relu.data)
 _ZEROS = (_aten.zeros.default, _aten.new_zeros.default, _aten.zeros_like.default)
 
 
 def build_single_step(graph: Graph, node: fx.Node) -> Built:
     """Leave a cell to PyTorch, with the reason."""
     return graph.eager(node, "a single step has no kernel; nn.LSTM, nn.GRU and nn.RNN have")
-
-
-def build_packed(graph: Graph, node: fx.Node) -> Built:
-    """Leave a packed sequence to PyTorch, with the reason."""
-    return graph.eager(node, "packed sequences have no kernel")
 
 
 def build_recurrent(graph: Graph, node: fx.Node) -> Built:

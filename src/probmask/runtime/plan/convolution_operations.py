@@ -19,8 +19,8 @@ from probmask.runtime.plan.weights import (
 )
 
 # Tensors of more bytes are assumed not to fit into the second-level cache. If the input is larger,
-# each tile of it is fetched ahead. If the output is larger, it is written in the order of its
-# planes, because regular distances are faster.
+# the input of the next tile is prefetched. If the output is larger, it is written in the order of
+# its planes, because regular distances are faster.
 _CACHED_BYTES = 1 << 20
 
 

@@ -55,7 +55,8 @@ class Program:
     """Input of the driver. `operation_table` describes the table and what it refers to."""
 
     table: Longs
-    # Lower and upper clamp of each operation; epsilon of NORMALIZE, scale of ATTEND.
+    # Lower and upper clamp of each operation; epsilon of NORMALIZE, scale and least
+    # largest score of ATTEND.
     limits: npt.NDArray[np.float32]
     # Number of operations that run for one image at a time.
     ungrouped: int

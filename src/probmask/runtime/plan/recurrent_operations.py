@@ -209,12 +209,14 @@ def _padded(array: Floats, gates: int) -> Floats:
 def windows_of(weight: Floats) -> tuple[Longs, Longs, Floats]:
     """Divide the weights of groups of sixteen rows into windows of inputs.
 
-    The next window of a group starts at the first weight that is left. Each row whose next weight
-    lies in the window contributes it. All groups are processed at the same time.
+    The next window of a group starts at the first weight that is not yet in a window. Each row
+    whose next weight lies in the window contributes it. All groups are processed at the same time.
 
     Returns:
-        The first window of each group; where each window starts in bytes and the places of its
-        rows' inputs in it, as bytes; the weights of each window.
+        first: The first window of each group.
+        windows: Where each window starts, in bytes, and the places of its rows' inputs in it, as
+            bytes.
+        values: The weights of each window.
     """
     rows, columns = weight.shape
     order = np.argsort(weight == 0, axis=1, kind="stable")  # non-zero weights first

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probmask.runtime.kernels.attention import MAX_QUERY_VECTORS, scratch_size
+from probmask.runtime.kernels.attention import LEAST_SCORE, MAX_QUERY_VECTORS, scratch_size
 from probmask.runtime.kernels.operation_table import Field, Kind, Place
 from probmask.runtime.lower.copy_loops import loops_of
 from probmask.runtime.lower.nodes import INFINITY, Attention, Part, Rearrange
@@ -30,7 +30,7 @@ def add_attention(ops: Operations, node: Attention, lanes: int) -> None:
         Field.POSITION_BITS: ops.bits_of(target.layout),
         Field.SCRATCH: ops.arena.allocate_workspace(ops.threads * scratch_size(node.keys)),
     }
-    ops.emit(node.name, fields, (node.scale, INFINITY))
+    ops.emit(node.name, fields, (node.scale, -INFINITY if node.written_out else LEAST_SCORE))
 
 
 def add_rearrangement(ops: Operations, node: Rearrange, lanes: int) -> None:

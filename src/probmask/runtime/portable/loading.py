@@ -3,10 +3,10 @@
 import os
 import time
 
-from probmask.checks import check_count
 from probmask.errors import ArtifactError
 from probmask.runtime.portable.network_json import read_network
 from probmask.runtime.portable.numpy_engine import NumPyEngine
+from probmask.runtime.run.threads import check_threads
 from probmask.storage.reader import check_dense_size, open_artifact
 
 
@@ -46,7 +46,7 @@ def load(
     """
     started = time.perf_counter()
     count = os.cpu_count() or 1 if threads is None else threads
-    check_count("runtime.load", "threads", count, least=1, meaning="a number of threads")
+    check_threads("runtime.load", count)
     with open_artifact(path) as artifact:
         check_dense_size(artifact.info, max_bytes)
         network = read_network(artifact)

@@ -35,12 +35,17 @@ class Graph:
 
 
 def graph_of(model: nn.Module, example: Any, state: Mapping[str, Tensor]) -> Graph:
-    """Lower a model to a graph that refers to the tensors of its ``state`` by name.
+    """Lower a model with the tensors of ``state`` to a graph that refers to them by name.
+
+    The artifact stores ``state``, whose weights may be rounded. What is computed from them, such as
+    a weight with a folded BatchNorm, has to be computed from these values too.
 
     Raise `InputError` if an operation has no kernel.
     """
     examples = example_tensors(example, caller="save")
-    network = _portable(lower(export(frozen(model, "save"), examples, caller="save")))
+    stored = frozen(model, "save")
+    stored.load_state_dict(dict(state), strict=False)  # tied weights are in it once
+    network = _portable(lower(export(stored, examples, caller="save")))
     try:
         check_network(replace(network, input_dtypes=_dtypes(network)))
     except ArtifactError as error:

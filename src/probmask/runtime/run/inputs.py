@@ -45,7 +45,7 @@ class LastInputs:
     def resemble(self, inputs: Sequence[Any]) -> bool:
         """Return whether the inputs are plain tensors with the shapes and types of the last."""
         accepted = self._accepted  # read once: other threads may replace it
-        if len(accepted) != len(inputs) or _tracing_state() is not None:
+        if not accepted or len(accepted) != len(inputs) or _tracing_state() is not None:
             return False
         for x, (shape, dtype) in zip(inputs, accepted):  # noqa: B905, it is slower
             if not (

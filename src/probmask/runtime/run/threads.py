@@ -7,6 +7,17 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from probmask.checks import check_count, check_within
+
+# More than any processor has. Much larger numbers are mistakes, which the system refuses late.
+_MOST_THREADS = 1024
+
+
+def check_threads(caller: str, count: object) -> None:
+    """Raise an `InputError` for anything but a number of threads that can be started."""
+    check_count(caller, "threads", count, least=1, meaning="a number of threads")
+    check_within(caller, "threads", count, 1, _MOST_THREADS, meaning="a number of threads")
+
 
 class Threads:
     """A pool of threads. One call at a time can share its layers among them."""

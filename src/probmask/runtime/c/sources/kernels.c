@@ -724,8 +724,9 @@ static void multiply_matrix(const struct product *p, int rows, int width) {
     }
 }
 
-/* Replace a vector of scores per key by exp(score - largest), and store 1 / sum. */
-static void softmax(float *scores, int row, int keys, const float *mask, int mask_plane,
+/* Replace a vector of scores per key by exp(score - largest), and store 1 / sum.
+ * Scores that are all -infinity give zeros or NaN. */
+static void softmax(float *scores, int row, int keys, const float *mask, int mask_plane, int zeros,
                     float *reciprocal) {
     if (mask)
         for (int k = 0; k < keys; ++k) {
@@ -735,12 +736,16 @@ static void softmax(float *scores, int row, int keys, const float *mask, int mas
         }
     vec top = load(scores), sum = splat(0.0f);
     for (int k = 1; k < keys; ++k) top = larger(load(scores + k * row), top);
+    const vec undefined = subtract(top, top);        /* NaN for an infinity, otherwise 0 */
+    if (zeros) top = larger(splat(-3.4028234e38f), top); /* the lowest number */
     for (int k = 0; k < keys; ++k) {
         const vec e = exponential(subtract(load(scores + k * row), top));
         store(scores + k * row, e);
         sum = add(sum, e);
     }
-    store(reciprocal, divide(splat(1.0f), sum));
+    /* The largest score adds 1 to the sum, unless all are -infinity. */
+    const vec inverse = divide(splat(1.0f), larger(sum, splat(0.5f)));
+    store(reciprocal, zeros ? inverse : add(inverse, undefined));
 }
 
 void pm_softmax(const struct pm_norm *op) {
@@ -792,7 +797,7 @@ static void attend_block(const struct pm_attention *op, int head, int first, int
     }
     for (int j = 0; j < width; ++j)
         softmax(op->scratch + WIDTH * j, row, keys, mask && by_query ? mask + WIDTH * j : mask,
-                op->mask_plane, factors + WIDTH * j);
+                op->mask_plane, op->zeros, factors + WIDTH * j);
     const struct product outputs = {
         keys, op->values + at[2], 1, op->value_plane, op->scratch, row,
         op->target + at[3] + skipped, op->target_plane, factors,

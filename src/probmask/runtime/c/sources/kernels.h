@@ -202,6 +202,7 @@ struct pm_attention {
     int head_count, key_count, depth, causal;
     int query_plane, key_plane, value_plane, target_plane, run;
     float scale;
+    int zeros; /* whether a query whose scores are all -infinity gives zeros, or NaN */
     const signed char *positions;
 };
 void pm_attend(const struct pm_attention *op);
