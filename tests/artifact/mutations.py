@@ -50,7 +50,7 @@ def sample_model() -> nn.Module:
 
 
 class GraphSample(nn.Module):
-    """A small network whose graph has most kinds of nodes: images, then tokens, then views."""
+    """A small network whose graph has most kinds of nodes: images, then tokens, then a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,8 @@ class GraphSample(nn.Module):
         heads = self.heads(x).unflatten(2, (3, 2, 4)).transpose(1, 3).unbind(2)
         mixed = nn.functional.scaled_dot_product_attention(*heads)
         x = self.norm(x + mixed.transpose(1, 2).flatten(2))
-        return {"logits": self.classifier(nn.functional.gelu(x[:, 0])), "states": x.transpose(1, 2)}
+        logits = self.classifier(nn.functional.gelu(x[:, 0]))
+        return {"logits": logits, "states": x.transpose(0, 1)}
 
     @staticmethod
     def inputs(images: int) -> tuple[torch.Tensor, torch.Tensor]:

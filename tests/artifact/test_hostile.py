@@ -1,5 +1,6 @@
 """A truncated, damaged or malicious file raises ArtifactError; no crash, no hang, no gigabytes."""
 
+import copy
 import json
 import os
 import random
@@ -477,6 +478,14 @@ def longer(change):
     return mutate
 
 
+def read_steps_first(file):
+    """Let a layer read a tensor whose batch is not its first dimension."""
+    nodes = file.table["graph"]["network"]["nodes"]
+    moved = next(node for node in nodes if node["kind"] == "Move")
+    reader = copy.deepcopy(next(node for node in nodes if node["kind"] == "Normalize"))
+    nodes.append(reader | {"name": "reader", "inputs": [moved["name"]]})
+
+
 GRAPH_MUTATIONS = {
     "a file of format 2 has a graph": lambda f: setattr(f, "format", "2"),
     "the graph has version 2, but only 1 is known": lambda f: f.table["graph"].update(version=2),
@@ -528,6 +537,7 @@ GRAPH_MUTATIONS = {
     "its keys leave their tensor": node("Attention", keys=99),
     "its table has no rows": node("Embed", table={"tensor": "norm.weight", "shape": [8]}),
     "is 1099511627777": node("Pool", trailing=[2**40 + 1]),
+    "an input has another form": read_steps_first,
 }
 
 
