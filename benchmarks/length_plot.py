@@ -25,7 +25,10 @@ _BELOW_BEST = 6.0  # points below the best method of the shortest training that 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Draw the plots and write them to a file."""
-    panels = sorted({(run.model, run.data, run.sparsity) for run in runs if run.sparsity > 0})
+    lengths = defaultdict(set)
+    for run in runs:
+        lengths[run.model, run.data, run.sparsity].add(run.record["updates"])
+    panels = sorted(key for key, found in lengths.items() if key[2] > 0 and len(found) > 1)
     figure = Figure(figsize=(7 * len(panels), 5.6), dpi=130, layout="constrained")
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (model, data, level) in zip(row, panels, strict=True):

@@ -50,7 +50,7 @@ SIZES = {
     "probabilities": Sizes(2, 1),
     "short_budget": Sizes(3 * 5 + 2 * 15 + 2 * 2 * 4, None),
     "short_budget_adamw": Sizes(3 * (5 * 2 + 1), None),
-    "long_budget": Sizes(2 * 15 + 2 * 5 + 7 + 2 * 2, None),
+    "long_budget": Sizes(2 * 15 + 2 * 5 + 7 + 2 * 2 + 4, None),
     "paper_claims": Sizes(9 * 5 + 4 + 2 * 4 + 4 + 2 + 2 + 2, None),
     "training_length": Sizes(2 * 3 * 6 * (2 * 10 + 1), None),
     "leaderboard": Sizes(18 * 5 * 3 + 3, None),

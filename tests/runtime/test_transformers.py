@@ -244,7 +244,7 @@ NETWORKS = {
     ),
     "batch second": (SequenceFirst, lambda n: (rand(11, n, 24), hidden(n, 11)), 3),
     "einsum": (Einsum, lambda n: (rand(n, 11, 24),), 0),
-    "mask of floats": (Masked, lambda n: (rand(n, 9, 16), rand(n, 9)), 1),  # its order
+    "mask of floats": (Masked, lambda n: (rand(n, 9, 16), rand(n, 9)), 0),
     "other values": (Positions, lambda n: (rand(n, 9, 16), words(n, 9), words(n, 9) - 4), None),
 }
 

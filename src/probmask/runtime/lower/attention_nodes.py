@@ -219,6 +219,8 @@ class _AttentionCall:
             for view, x in zip(node.views, tensors, strict=True)
         )
         mask = inputs[3] if len(inputs) > 3 else self.mask
+        if batch == 0:
+            mask = None  # its sizes cannot be inferred
         if mask is not None:
             rows = mask.reshape(len(mask), -1, node.mask_heads, node.keys)
             mask = rows.permute(0, 2, 1, 3)
