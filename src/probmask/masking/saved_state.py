@@ -38,21 +38,23 @@ class ReinitializedWeights:
     """The weights of a method that zeroes or reinitializes weights when it is attached.
 
     If a checkpoint is loaded into the model before that, the loaded weights are lost. The sums of
-    the weights show it.
+    the weights show it. Weights that nothing trains, as those of a supermask, are not compared:
+    the same seed gives them the same values again.
 
     Args:
         weights: The masked weights, before the method begins.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._weights = [rows_of(weight) for weight in weights]
+        self._weights = [weight for weight in weights if weight.requires_grad]
         self._before = self._sums()
         self._after = self._before
         self._suspected = False
 
     def have_begun(self) -> None:
         """Record the weights that the method has begun with."""
-        self._after = self._sums()
+        trained = all(weight.requires_grad for weight in self._weights)
+        self._after = self._sums() if trained else self._before
 
     def have_state(self, step: int) -> None:
         """Record that the state of the masks after this many updates was loaded."""
@@ -69,7 +71,8 @@ class ReinitializedWeights:
             )
 
     def _sums(self) -> list[float]:
-        return [float(weight.detach().sum(dtype=torch.float64)) for weight in self._weights]
+        rows = (rows_of(weight).detach() for weight in self._weights)
+        return [float(each.sum(dtype=torch.float64)) for each in rows]
 
 
 def _check_same_training(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
