@@ -89,7 +89,7 @@ def compile(  # noqa: A001
 def _model_and_example(
     model: nn.Module | str | os.PathLike[str], example: Any
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """Return the model for inference, the example, and what `export` is told about its batch.
+    """Return the model for inference, the example, and what `export` needs to know about its batch.
 
     An ONNX file has the shapes of its inputs.
     """
